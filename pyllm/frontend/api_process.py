@@ -1,6 +1,6 @@
 """An API process: tokenizer, engine client and HTTP server on a socket that its parent bound. Knows no other process.
 
-The heavy imports are inside the functions, so that the parent hears of this process before they begin.
+Heavy imports are inside the functions, so that this process reports to its parent before they begin.
 """
 
 import asyncio
@@ -36,32 +36,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A token makes no cycles: collecting seldom, and never what was made at start, halves the longest pause. A request is
-# one, of some 80 objects; who runs while the youngest are collected is found only with the older ones, 2,500 requests
-# later. With 20 in place of 4, 6 MB of them gathered.
+# A token creates no reference cycles: rare collections that skip the objects of start-up halve the longest pause. A
+# request is a cycle of some 80 objects. One that runs while the youngest generation is collected is freed only with the
+# next older one, 2,500 requests later. With 20 in place of 4, 6 MB of such requests gathered.
 GC_THRESHOLDS = (50_000, 4, 20)
-# Seconds that a thread keeps the interpreter from one that wants it. A token's way takes it several times anew, and
-# each time would wait for 5 ms where a long conversation is being rendered meanwhile.
+# Seconds for which a thread may hold the GIL while another waits. Delivering a token acquires the GIL several times,
+# and would each time wait for Python's default of 5 ms while another thread renders a long conversation.
 SWITCH_INTERVAL = 0.001
 
 
 def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> int:
     """Serve until SIGTERM or SIGINT, let running requests finish, and give the exit code.
 
-    `connection` leads to the parent: stages, heartbeats and the word that the server is ready go up, and its end ends
-    this process. `listener` is bound.
+    `connection` leads to the parent: this process sends stages, heartbeats and the server's start on it, and ends when
+    the parent closes it. `listener` is bound.
     """
     title = f"pyllm::api-{config.index}"
     parent = attach(connection, title)
     log.configure_child(title, config.log)
-    # Its warnings are about what clients send, a line each: they would fill any log, and a full pipe stops the server.
+    # uvicorn logs a warning for each malformed request: these would fill any log, and a full pipe stops the server.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return parent.run(lambda: uvloop.run(_serve(config, listener, parent)))
 
 
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
     parent.enter("importing the frontend")
-    gc.disable()  # Imports leave almost no garbage: to look for it again and again takes a tenth of their time.
+    gc.disable()  # Imports leave almost no garbage, and collections would take a tenth of their time.
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.requests.server_cores import ServerCores
     from pyllm.frontend.requests.server_state import ServerState
@@ -101,7 +101,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     works = (tending, following, cores.follow(), state.history.follow())
     beside = [asyncio.ensure_future(work) for work in works]
     death = asyncio.ensure_future(client.death())
-    # One process speaks for all of them.
+    # One API process logs for all of them.
     speaks = config.index == 0 and not config.server.disable_log_stats
     telling = asyncio.ensure_future(_log_stats(client, shared, state.metrics)) if speaks else None
     try:
@@ -122,21 +122,21 @@ async def _watch(
     death: asyncio.Future[PyllmError],
     stop: Callable[[], None],
 ) -> None:
-    """Until the server has ended; raises why it had to: no core will come, or what has to go on beside it did not."""
+    """Wait until the server has ended; raises the error that ended it: a background task's, or that no core is left."""
     any_of_them: set[asyncio.Future[Any]] = {serving, *beside, death}
     await asyncio.wait(any_of_them, return_when=asyncio.FIRST_COMPLETED)
     for ended in beside:
         if ended.done():
-            ended.result()  # The parent hears of the error now, and not of silence a little later.
+            ended.result()  # Report the error to the parent now, before it misses heartbeats.
     if not serving.done():
-        stop()  # The streams have ended with this error, and the parent must hear of it.
+        stop()  # The streams have ended with this error, and the parent must get it.
         await serving
         raise death.result()
     serving.result()
 
 
 async def _shared_state(config: ApiConfig, parent: ParentLink) -> "Shared":
-    """The state that API processes share: elsewhere, or here if this is the only one."""
+    """The state that API processes share: in another process, or in this one if it is the only API process."""
     from pyllm.frontend.shared.local_state import LocalState
     from pyllm.frontend.shared.remote_state import RemoteState
     from pyllm.frontend.shared.shared_state import SharedState
@@ -159,7 +159,7 @@ async def _follow(parent: ParentLink, replace: Callable[[Credentials], None]) ->
 async def _tend(
     parent: ParentLink, client: "EngineClient", shared: "Shared", metrics: "Metrics", pressure: "MemoryPressure"
 ) -> None:
-    """Twice a second: tell parent and shared state that this process lives, and look for what is given up."""
+    """Twice a second, send heartbeats to parent and shared state, and check for degradations and a given-up engine."""
     shedding = BurstLogger("the queue is full: requests are refused with a 503")
     while True:
         parent.pulse()
@@ -179,7 +179,7 @@ async def _log_stats(client: "EngineClient", shared: "Shared", metrics: "Metrics
         try:
             stats = await client.stats()
             sums = metrics.summed(await shared.totals(metrics.counted()))
-        except (PyllmError, TimeoutError):  # The next line tells of this time, too.
+        except (PyllmError, TimeoutError):  # The next line covers this interval, too.
             continue
         now = time.monotonic()
         line = lines.line(stats, sums.prompt_tokens, sums.generation_tokens, now - before)

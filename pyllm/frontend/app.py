@@ -64,12 +64,12 @@ def create_app(state: ServerState) -> ASGIApp:
         cores = await figures_of_cores(state.client)
         totals = await state.shared.totals(state.metrics.counted())
         samples = await asyncio.to_thread(state.sampler.sample)
-        # Sums are everybody's; names that requests have chosen are for admins, where keys tell users apart.
+        # Everybody may see sums. Where keys tell users apart, only admins may see names that requests chose.
         shows_fields = not state.keys or context_in(request.scope).role == "admin"
         text = state.metrics.expose(cores, totals, state.condition(), samples.processes, shows_fields=shows_fields)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
-    # By the field that only its bodies have.
+    # Each route by the field that only its bodies have.
     by_field = {"messages": chat_route(state), "prompt": completions_route(state), "input": embeddings_route(state)}
 
     @get("/metrics/history", sync_to_thread=False, summary="The last ten minutes of the metrics that the page draws")

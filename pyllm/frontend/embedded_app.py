@@ -1,6 +1,6 @@
-"""The application inside another program's process, such as a replica of Ray Serve: its state, and what goes on beside.
+"""The application inside another program's process, such as a replica of Ray Serve: its state and background tasks.
 
-Opens no port and has no supervisor; `frontend/api_process.py` is the process of a server of our own.
+Opens no port and has no supervisor; `frontend/api_process.py` is the process of pyllm's own server.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 
 
 class EmbeddedApp:
-    """Made by `start`. `app` is the ASGI application, which also answers a server's lifespan events.
+    """The ASGI application `app` with its state, created by `start`. It also answers a server's lifespan events.
 
-    `cores` are those that it uses. Run `tend` beside it. Limits and records are this application's own.
+    Its requests go to `cores`. Run `tend` beside it. Limits and records are this application's own.
     """
 
     def __init__(self, state: ServerState, shared: LocalState) -> None:
@@ -52,11 +52,11 @@ class EmbeddedApp:
 
     @property
     def fingerprint(self) -> str:
-        """Of the cores, see `Ready`."""
+        """The cores' fingerprint; see `Ready`."""
         return self._state.client.fingerprint
 
     async def tend(self) -> None:
-        """Follow the list of cores and the metrics, and look after memory and counts."""
+        """Follow the list of cores, keep the metrics' history, release memory under pressure, and report counts."""
         following = asyncio.gather(self.cores.follow(), self._state.history.follow())
         try:
             await self._tend(following)
@@ -71,7 +71,7 @@ class EmbeddedApp:
             self._state.tracer.close()
 
     async def _tend(self, following: "asyncio.Future[Any]") -> None:
-        """Twice a second: tell the shared state that this process lives, and give memory back where it is short."""
+        """Twice a second, send a heartbeat to the shared state, and release memory where it is short."""
         state = self._state
         pressure = MemoryPressure([state.prompts.resize_cache, self._shared.resize])
         while not following.done():
@@ -92,7 +92,7 @@ def _with_lifespan(app: ASGIApp) -> ASGIApp:
 
 
 async def _live(receive: Any, send: Any) -> None:
-    """Say that there is nothing to start, and nothing to end."""
+    """Confirm lifespan events at once: there is nothing to start or end."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

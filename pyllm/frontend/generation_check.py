@@ -16,7 +16,7 @@ from pyllm.sampling_params import SamplingParams
 PATIENCE = 20.0
 # Seconds for which a result holds, counted from the beginning of its check.
 VALIDITY = 1.0
-# Seconds between two looks at what the engine has computed.
+# Seconds between two looks at the number of tokens that the engine has computed.
 PAUSE = 0.2
 
 _PROMPT = (0,)
@@ -70,7 +70,7 @@ class GenerationCheck:
         return "the engine ended a request without a token"
 
     async def _tokens_of_others(self) -> str:
-        """The check's own request may wait behind others, for which the engine works."""
+        """Wait for tokens of other requests, which may be ahead of the check's own in the queue."""
         before = await self._num_computed_tokens()
         while (now := await self._num_computed_tokens()) <= before:
             before = now  # It is lower once a core is lost.

@@ -10,7 +10,7 @@ from pyllm.frontend.requests.server_state import ServerState
 
 
 class Health(Struct):
-    """`reason` says why a server is not ready, or stalled. Of its `num_cores` so many are ready; one is enough."""
+    """The condition of a server. `reason` says why it is not ready, or stalled. One ready core is enough."""
 
     status: str
     reason: str | None = None
@@ -36,7 +36,7 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
     def health() -> Response[bytes]:
         return empty()
 
-    # SageMaker's name of `/health`: one operation of two methods, which a document cannot have.
+    # SageMaker's name of `/health`. An OpenAPI document cannot have one operation of two methods.
     @route("/ping", http_method=["GET", "POST"], status_code=200, sync_to_thread=False, include_in_schema=False)
     def ping() -> Response[bytes]:
         return empty()

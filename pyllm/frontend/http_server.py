@@ -22,15 +22,15 @@ from pyllm.frontend.observability.http_counts import NO_ROUTE
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.wire.listeners import listen
 
-# Seconds that the first line and the headers of a request get to come.
+# Seconds within which the first line and the headers of a request must arrive.
 HEAD_PATIENCE = 60.0
-# Bytes of its first line and headers together, and of what may follow a body.
+# Most bytes of the first line and the headers together, trailers after the body included.
 MAX_HEAD_BYTES = 64 << 10
-# Seconds that the last bytes of finished answers get to leave.
+# Seconds for the last bytes of finished answers to be sent.
 CLOSE_GRACE = 5
 BACKLOG = 4096
-# Turns of the event loop in which it takes from the port whoever waits there, and seconds for their requests to come
-# and be refused: to close the port, or a connection with an unread request, is a reset without a word for the client.
+# Event-loop turns in which a stopping server still accepts waiting connections, and seconds for their requests to
+# arrive and be refused. Closing the port, or a connection with an unread request, would reset them without an answer.
 LAST_TURNS = 3
 LAST_ANSWERS = 0.1
 
@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 
 
 class OpenProtocol(HttpToolsProtocol):
-    """uvicorn's, which lets answers that are pushed write to the socket: its own `send` costs more than the rest.
+    """uvicorn's protocol, except that pushed answers write to the socket: its `send` costs more than the rest.
 
-    It also closes a connection whose request's headers do not come, or do not end.
+    It also closes a connection whose request headers do not arrive, or do not end.
     """
 
     head_patience = HEAD_PATIENCE
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
-    _num_unfinished_bytes = 0  # of what came while the head was not complete
+    _num_unfinished_bytes = 0  # received while the head was not complete
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class OpenProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called when it has ended."""
+        """Called when the connection has ended."""
         self._stop_awaiting_head()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Called for each piece that comes."""
+        """Called for each piece of data that arrives."""
         super().data_received(data)
         if self._head_timer is None:
             return
@@ -108,7 +108,7 @@ class OpenProtocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Answer data that is not HTTP."""
         self._refuse(Failure(400, msg), b"Bad Request")
 
     def _refuse_head(self) -> None:
@@ -155,7 +155,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # A header must not make a client one of this machine.
+                proxy_headers=False,  # A header must not make a client look local.
                 ssl_context_factory=None
                 if tls is None
                 else lambda config, default: cast("SSLContext", state.credentials.tls),
@@ -180,13 +180,13 @@ class HttpServer(uvicorn.Server):
             ConfigError: another process listens on the address.
         """
         for listener in sockets or ():
-            listen(listener, BACKLOG)  # uvloop, which does so again, would not say that it failed.
+            listen(listener, BACKLOG)  # uvloop listens again, and would not report a failure.
         self._listeners = sockets or []
         await self._accept()
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, then the connections. Who had connected before is answered, if only with a refusal."""
+        """Close the port, then the connections. Clients that connected before get an answer, if only a refusal."""
         for _ in range(LAST_TURNS):
             await asyncio.sleep(0)
         for server in self.servers:
@@ -206,13 +206,14 @@ class HttpServer(uvicorn.Server):
         self._accepting = asyncio.create_task(self._accept())
 
     async def _accept(self) -> None:
-        # Copies, so that the end of what accepts does not close the port.
+        # Duplicates, so that closing an asyncio server does not close the port.
         await super().startup([listener.dup() for listener in self._listeners])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called for a signal, between any two instructions of the main thread; the parent gives one, and then kills.
+        """Drain after the first signal. Called between any two instructions of the main thread.
 
-        Others change nothing: service managers signal all processes of a service, and the parent this one again.
+        Later signals change nothing: service managers signal all processes of a service, and the parent this one again.
+        A process that does not end is killed by the parent.
         """
         del frame
         if not self._is_signalled:
@@ -228,7 +229,7 @@ class HttpServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     def _count_refused(self, status: int) -> None:
-        """Count, and log where requests are logged, what never became a request."""
+        """Count data that never became a request; log it where requests are logged."""
         self._state.metrics.http.observe("", NO_ROUTE, status, 0.0)
         if self._state.server.access_log:
             logger.info("what came on a connection was no request: answered with %d", status)

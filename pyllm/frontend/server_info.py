@@ -1,6 +1,6 @@
 """Routes for routers in front of several servers: what this server serves, and its load.
 
-Names are SGLang's, whose gateway asks most; vLLM's router asks for the load. Nothing here says where files are.
+Field names are SGLang's, whose gateway reads most of them; vLLM's router reads the load. No field tells a file's path.
 """
 
 from litestar import get
@@ -22,9 +22,9 @@ SHOWN_PARAMETERS = (
 
 
 class ServerInfo(Struct, kw_only=True):
-    """`GET /server_info`. Sizes are in tokens, of each of `dp_size` cores; `max_total_tokens` is its KV cache's.
+    """`GET /server_info`. Sizes are in tokens, per core of `dp_size`; `max_total_tokens` is the size of its KV cache.
 
-    `model_hash` is that in the ids of events: servers that have the same one go on with each other's streams.
+    `model_hash` is part of event ids: servers with the same hash can continue each other's streams.
     """
 
     model_path: str
@@ -45,7 +45,7 @@ class ServerInfo(Struct, kw_only=True):
 
 
 class ModelDescription(Struct, kw_only=True):
-    """`GET /model_info`. It generates text, and reads nothing else.
+    """`GET /model_info`. The model reads and generates text only.
 
     Without `has_chat_template` the routes for conversations answer 400, unless a request brings a template.
     `preferred_sampling_params` are what a request gets for the parameters that it leaves out; without `max_tokens` an
@@ -65,10 +65,10 @@ class ModelDescription(Struct, kw_only=True):
 
 
 class ServerLoad(Struct):
-    """`GET /load`: sequences that are computed or wait, under vLLM's name and under that of its router.
+    """`GET /load`: the number of running and waiting sequences, by its name in vLLM's server and in vLLM's router.
 
-    SGLang's gateway wants a list of `/get_load`, in the same request. Where it finds none, its policy by load chooses
-    at random, and its others go on.
+    SGLang's gateway expects a list from `/get_load`. Without one its load-based policy chooses at random; its other
+    policies work.
     """
 
     server_load: int
@@ -143,10 +143,10 @@ def _sampling_defaults(state: ServerState) -> dict[str, float]:
 
 
 async def _load(state: ServerState) -> ServerLoad:
-    """What the core has to do now.
+    """The number of sequences that the cores run or queue now.
 
     Raises:
-        EngineDeadError: it does not say.
+        EngineDeadError: the cores do not answer.
     """
     try:
         stats = await state.client.stats()

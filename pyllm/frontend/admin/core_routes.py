@@ -1,4 +1,4 @@
-"""`/admin/cores`: which cores the server uses; one is added, or leaves. Knows no client and no other process."""
+"""`/admin/cores`: lists the cores that the server uses, adds one, or removes one. Knows no client or other process."""
 
 import re
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ class CoreStatusList(msgspec.Struct):
 
 
 class NewCore(msgspec.Struct, forbid_unknown_fields=True):
-    """`address` is what a `pyllm core` is bound to: `tcp://HOST:PORT`, with the server's --curve-keys, or `ipc://PATH`."""
+    """The `address` of a `pyllm core`: `tcp://HOST:PORT`, with the server's --curve-keys, or `ipc://PATH`."""
 
     address: str
 
 
 def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[HTTPRouteHandler]:
-    """The routes, for one server; `errors` are those that a route below /admin may answer without a body."""
+    """The routes, for one server; `errors` are the errors of a route below /admin whose requests have no body."""
     cores = state.cores
 
     @get("/cores", sync_to_thread=False, summary="The cores that take requests", responses=errors)
@@ -66,7 +66,7 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
     return [_tell_methods, list_cores, add_core, remove_core]
 
 
-# Litestar's own would tell the methods of whichever handler of this path came first.
+# Litestar's own answer would list the methods of only one handler of this path.
 @route("/cores", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
 def _tell_methods() -> Response[None]:
     return Response(None, status_code=204, headers={"Allow": "GET, OPTIONS, POST"})

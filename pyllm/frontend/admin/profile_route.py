@@ -1,4 +1,4 @@
-"""`POST /admin/profile`: where the time of the next steps goes, by op, as a table or as a Chrome trace.
+"""`POST /admin/profile`: the time of the next steps by op, as a table or as a Chrome trace.
 
 Knows neither how steps are recorded nor why only one profile runs at a time.
 """
@@ -17,7 +17,7 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome, RankTimes
 
-# The index of the core that is meant, as `GET /admin/cores` has it.
+# The index of a core, as `GET /admin/cores` lists it.
 CoreIndex = Annotated[int | None, QueryParameter(name="core", ge=0)]
 FILE_NAME = "pyllm-profile.trace.json.gz"
 
@@ -25,7 +25,7 @@ _GZIP = 16 + zlib.MAX_WBITS  # as zlib calls its format
 
 
 class ProfileRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Ends after `num_steps`, or earlier after `seconds` with the steps so far. `seconds` alone: up to 100 steps.
+    """A profile of `num_steps`, or of the steps within `seconds` if those are fewer. `seconds` alone: up to 100 steps.
 
     Without `ranks`, every rank is recorded.
     """

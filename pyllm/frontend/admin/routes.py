@@ -37,13 +37,13 @@ _LOOKUP_ERRORS: dict[int, ResponseSpec] = {**LOOKUP_ERROR_RESPONSES, **_ADMIN_ER
 
 
 class RequestList(msgspec.Struct):
-    """`GET /admin/requests`: those that live, in the order in which they came, then those that have ended."""
+    """`GET /admin/requests`: the live requests in order of arrival, then those that have ended."""
 
     data: list[RequestReport]
 
 
 class BlockReport(msgspec.Struct):
-    """`GET /admin/blocks`. `cached` of the blocks, in use or free, have contents that the prefix cache knows."""
+    """`GET /admin/blocks`. `cached` counts the blocks, in use or free, that are in the prefix cache."""
 
     num_blocks: int
     block_size: int
@@ -64,19 +64,19 @@ class CrashList(msgspec.Struct):
 
 
 class TenantList(msgspec.Struct):
-    """`GET /admin/tenants`: what each has had under the policy `fair`."""
+    """`GET /admin/tenants`: each tenant's use of the engine so far under the policy `fair`."""
 
     data: list[TenantReport]
 
 
 class DecisionList(msgspec.Struct):
-    """`GET /admin/decisions`: what the last steps decided, oldest first."""
+    """`GET /admin/decisions`: the decisions of the last steps, oldest first."""
 
     data: list[Decision]
 
 
 class Reloaded(msgspec.Struct):
-    """`POST /admin/reload`: how many API keys are taken from now on, and whether a certificate was read, too."""
+    """`POST /admin/reload`: the number of API keys that are valid now, and whether a certificate was read, too."""
 
     num_keys: int
     has_tls: bool
@@ -203,7 +203,7 @@ def admin_routes(state: ServerState) -> Router:
     return Router("/", guards=[admins_only], route_handlers=[below_admin, reset_prefix_cache])
 
 
-# Litestar's own would tell the methods of whichever handler of this path came first.
+# Litestar's own answer would list the methods of only one handler of this path.
 @route("/config", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
 def _tell_methods() -> Response[None]:
     return Response(None, status_code=204, headers={"Allow": "GET, OPTIONS, PATCH"})
@@ -217,10 +217,10 @@ def _refusal(has_admin: bool) -> str:
 
 
 async def _in_time(answer: Awaitable[T]) -> T:
-    """What the core says.
+    """The core's answer.
 
     Raises:
-        EngineDeadError: it does not say, in time or at all.
+        EngineDeadError: the core does not answer, in time or at all.
     """
     try:
         return await answer

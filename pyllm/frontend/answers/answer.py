@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 def respond(
     generation: Generation, answer_format: AnswerFormat, streamed: bool, context: RequestContext
 ) -> PushedResponse:
-    """The response that runs a generation, in the body that was asked for.
+    """The response that runs a generation, streamed or as a whole.
 
     Raises:
         RequestError: the request resumes a stream that this one cannot be.
@@ -43,7 +43,7 @@ def _answer(generation: Generation, answer_format: AnswerFormat, streamed: bool,
 
 
 class StreamedAnswer(EventStream):
-    """Server-sent events, written as text comes. With several choices what comes in one turn is written at once."""
+    """Server-sent events, written as text comes. The texts of several choices are one write per event-loop turn."""
 
     __slots__ = ("_around", "_gathers")
 
@@ -94,7 +94,7 @@ class WholeAnswer:
         """The whole answer is one write; nothing is left to do."""
 
     def end(self) -> None:
-        """Abort what still runs."""
+        """Abort the generation if it still runs."""
         self._generation.abort()
 
     def delta(self, index: int, delta: TextDelta) -> None:
@@ -112,7 +112,7 @@ class WholeAnswer:
                 send_json(self._channel, 200, whole)
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Add those of a choice's prompt."""
+        """Add log-probabilities of a choice's prompt."""
         self._prompt_logprobs[index].extend(logprobs)
 
     def error(self, error: PyllmError) -> None:

@@ -1,4 +1,4 @@
-"""The format of an answer: one route's JSON, and how errors and whole objects are sent in it. Knows no route."""
+"""The format of an answer: one route's JSON, and functions that send errors and whole objects. Knows no route."""
 
 from typing import Protocol
 
@@ -19,10 +19,10 @@ class AnswerFormat(Protocol):
     """One route's JSON, of one answer."""
 
     def text(self, choice: int, delta: TextDelta) -> bytes:
-        """The events of a choice's new text; none where there is nothing to show yet."""
+        """The events of a choice's new text; empty where there is nothing to show yet."""
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:
-        """What surrounds text, as JSON, in the event of a choice that goes on; None where that is not all of it."""
+        """The JSON before and after the text in each event of a running choice; None where it differs by event."""
 
     def end(self, counts: TokenCounts) -> bytes:
         """The events after all choices."""
@@ -34,7 +34,7 @@ class AnswerFormat(Protocol):
         """The answer that is not streamed. `prompts` has, for each choice, the log-probabilities of its prompt."""
 
     def error(self, failure: Failure) -> Struct:
-        """The answer where nothing was sent before."""
+        """The whole answer if the request fails before anything was sent."""
 
 
 def start_events(channel: Channel) -> None:
@@ -50,7 +50,7 @@ def send_error(channel: Channel, answer_format: AnswerFormat, error: PyllmError)
 
 
 def send_failure(channel: Channel, failure: Failure, body: Struct) -> None:
-    """Answer with what went wrong, in a route's shape: its status, and the headers that go with that."""
+    """Answer with a failure: its status, the headers for that status, and a body in the route's shape."""
     send_json(channel, failure.status, body, *failure_headers(failure))
 
 

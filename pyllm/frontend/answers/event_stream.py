@@ -17,9 +17,9 @@ from pyllm.frontend.text.detokenizer import TextDelta
 
 
 class EventStream(ABC):
-    """Headers go out with the first event, so that an early error has a status.
+    """A stream whose headers go out with the first event, so that an early error has a status.
 
-    What gathers merges per choice, so that at most the answer itself is held.
+    Waiting text is merged per choice, so that the stream holds at most the answer itself.
     """
 
     __slots__ = ("_answer_format", "_channel", "_failure", "_flush_scheduled", "_generation", "_over", "_pending")
@@ -40,11 +40,11 @@ class EventStream(ABC):
         self._generation.keep_alive.add(self)
 
     def drained(self) -> None:
-        """Write what has gathered meanwhile."""
+        """Write the text that gathered meanwhile."""
         self._flush()
 
     def end(self) -> None:
-        """Abort what still runs."""
+        """Abort the generation if it still runs."""
         self._over = True
         self._generation.keep_alive.remove(self)
         self._generation.abort()
@@ -63,7 +63,7 @@ class EventStream(ABC):
         """Take a choice's new text."""
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Never asked for in a stream."""
+        """Ignore log-probabilities of the prompt: no stream asks for them."""
         del index, logprobs
 
     def error(self, error: PyllmError) -> None:
@@ -86,7 +86,7 @@ class EventStream(ABC):
             self._pending[choice] = delta
 
     def _flush_soon(self) -> None:
-        """Write what gathers in this turn of the event loop, unless the reader is slow: then `drained` does."""
+        """Write the text of this event-loop turn at its end, unless the reader is slow: then `drained` does."""
         if not self._channel.blocked and not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -97,7 +97,7 @@ class EventStream(ABC):
             self._write(self._take())
 
     def _take(self) -> bytes:
-        """The events of what has gathered."""
+        """The events of the gathered text."""
         events = b"".join([self._show(choice, delta) for choice, delta in self._pending.items()])
         self._pending.clear()
         return events

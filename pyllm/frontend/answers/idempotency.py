@@ -122,7 +122,7 @@ class Idempotency:
                 if exchange.is_started:
                     await self._go_on(exchange, error)
                     return
-                if not may_repeat:  # Else all records are gone, and the first who repeats a request runs it again.
+                if not may_repeat:  # The first time, all records are gone: the first repeat runs the request again.
                     raise
 
     async def _serve(self, exchange: _Exchange, key: str, digest: bytes, origin: str) -> None:
@@ -182,7 +182,7 @@ class Idempotency:
             reading.cancel()
 
     def _run(self, exchange: _Exchange, claim: Run | Attached | Full) -> None:
-        """Run a request if it is this process's turn. It outlives the exchange that asked for it."""
+        """Run a request if the claim gives it to this process. The run outlives the exchange that started it."""
         if isinstance(claim, Run):
             task = asyncio.create_task(self._record(exchange, claim))
             self._runs.add(task)

@@ -1,7 +1,7 @@
 """A stream whose events have ids, and which can go on where an earlier stream broke off.
 
-It generates the answer again from the same seed, and hides the part that was sent before. Knows nothing of who sent
-that part: this process, another one, or another server with the same model.
+It generates the answer again from the same seed, and hides the part that was sent before. Does not know which process
+sent that part: this one, another one, or one of another server with the same model.
 """
 
 from pyllm.errors import RequestError

@@ -1,6 +1,6 @@
 """Anthropic's Messages API.
 
-The engine's side is `requests` and `answers`.
+Its routes use the engine through `requests` and `answers`.
 """
 
 import lazy_loader

@@ -52,8 +52,8 @@ class MessageFormat:
         self._parser = parser
         self._call_name = call_name
         self._started = False
-        self._block: Content | None = None  # the one that is open, which is the last of the message
-        self._parts: list[str] = []  # what it has so far
+        self._block: Content | None = None  # the open block, the last of the message
+        self._parts: list[str] = []  # its text so far
 
     def text(self, choice: int, delta: NewText) -> bytes:
         """The events of new text."""
@@ -61,12 +61,12 @@ class MessageFormat:
         return b"".join(map(_event, self._events(delta)))
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:
-        """What surrounds text that passes as it is, while a text block is open."""
+        """The JSON before and after the text of an open text block; None where the text is parsed."""
         del choice
         return _TEXT_DELTA if self._parser is None and self._block is not None else None
 
     def end(self, counts: TokenCounts) -> bytes:
-        """The usage, why it ended, and the last event."""
+        """The usage, the stop reason, and the last event."""
         message = self._message
         assert message.stop_reason is not None
         message.usage = _usage(counts)
@@ -171,4 +171,4 @@ def _event(event: Event) -> bytes:
 
 
 _BEFORE, _, _AFTER = _event(BlockDelta(0, TextDelta("\0"))).rpartition(_encode("\0"))
-_TEXT_DELTA = (_BEFORE, _AFTER)  # Text that passes as it is is all in the first block.
+_TEXT_DELTA = (_BEFORE, _AFTER)  # Text without a parser is all in the first block.

@@ -12,17 +12,17 @@ from pyllm.frontend.http.ignored_fields import ignore_server_tool
 from pyllm.frontend.text.json_schemas import Ignore
 
 _BILLING = "x-anthropic-billing-header"
-# How the types of blocks end that tools on a server left. The model sees neither these tools nor their calls.
+# Suffixes of the block types of tools that run on a server. The model sees neither these tools nor their calls.
 _OF_SERVERS = ("_tool_use", "_tool_result")
-# Blocks of the conversation's own that are in their role only.
+# Blocks that are allowed in one role only.
 _PLACED = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
-# Blocks of the user's that have a text.
+# The user's blocks that have a text.
 _READABLE = frozenset({"search_result", "compaction"})
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def conversation_of(request: CountTokensRequest, ignore: Ignore) -> Conversation:
-    """The conversation of a request. A last message of the assistant's is what the answer goes on with.
+    """The conversation of a request. The answer continues a last message of the assistant.
 
     Raises:
         RequestError: a field is not honoured, or a block is not for this role.
@@ -51,7 +51,7 @@ def conversation_of(request: CountTokensRequest, ignore: Ignore) -> Conversation
 
 
 def thinking_budget(thinking: ThinkingParam | None, chat: ChatPreprocessor, ignore: Ignore) -> int | None:
-    """The most tokens of thinking. Notes a budget that cannot be held.
+    """The maximum number of thinking tokens. Notes a budget that cannot be enforced.
 
     Raises:
         RequestError: the server is strict.
@@ -66,7 +66,7 @@ def thinking_budget(thinking: ThinkingParam | None, chat: ChatPreprocessor, igno
 
 
 def check_thinking(thinking: ThinkingParam | None, chat: ChatPreprocessor, ignore: Ignore) -> None:
-    """Note thinking that the model can neither do nor leave.
+    """Note a setting of thinking that the model cannot follow.
 
     Raises:
         RequestError: the server is strict.
@@ -125,7 +125,7 @@ def _assistant_message(blocks: Iterable[tuple[Block, str]]) -> dict[str, Any]:
             case "thinking":
                 thoughts.append(part_text(block))
             case "redacted_thinking":
-                pass  # Nobody here can read it.
+                pass  # The server cannot read it.
             case "tool_use":
                 if block.name is None:
                     raise RequestError(f"{path}: a block of type tool_use needs name", f"{path}.name")
@@ -151,7 +151,7 @@ def _misplaced(block: Block, role: str, where: str) -> RequestError:
 
 
 def _tool_message(block: Block) -> dict[str, Any]:
-    """Templates have no path for the mark of an error, so the text has it."""
+    """The message of a tool's result. Templates read no flag for errors, so the text names them."""
     content = block.content
     if isinstance(content, list):
         content = [_reference(part) or part for part in content]
@@ -167,7 +167,7 @@ def _reference(part: Any) -> str:
 
 
 def _users_text(block: Block, where: str) -> str:
-    """The text of a block that is no answer: what has none would be lost."""
+    """The text of a user's or system's block. A block without text is refused, as it would be lost."""
     if block.type == "document":
         text = document_text(block)
     else:
@@ -180,7 +180,7 @@ def _users_text(block: Block, where: str) -> str:
 def _system(content: str | list[Block], ignore: Ignore) -> str:
     """The system prompt, without the line that Claude Code puts first for Anthropic's accounts.
 
-    It differs between conversations, which would have no cached beginning in common.
+    The line differs between conversations, which would then share no cached prefix.
     """
     if isinstance(content, str):
         return content

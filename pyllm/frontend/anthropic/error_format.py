@@ -19,13 +19,13 @@ _TYPES = {
 
 
 class ErrorDetails(Struct):
-    """A word for programs."""
+    """The error's code, for programs."""
 
     error_code: str
 
 
 class AnthropicErrorBody(Struct, omit_defaults=True):
-    """What went wrong."""
+    """An error: its type and its text."""
 
     type: str
     message: str
@@ -42,12 +42,12 @@ class AnthropicError(Struct):
 
 _ERROR = ResponseSpec(AnthropicError, generate_examples=False)
 
-# What `/openapi.json` says that a route may answer besides its own.
+# The error answers of each route in `/openapi.json`.
 ERROR_RESPONSES = dict.fromkeys((400, 401, 403, 404, 408, 413, 415, 429, 500, 503), _ERROR)
 
 
 def error_response(failure: Failure, request_id: str = "") -> AnthropicError:
-    """The body."""
+    """The body of an error."""
     kind = _TYPES.get(failure.status) or ("invalid_request_error" if failure.status < 500 else "api_error")
     # Programs look for these two: the text tells them by how much to shorten a prompt, the code to send all of it.
     too_long = f"prompt is too long: {failure.num_tokens} tokens > {failure.limit} maximum"

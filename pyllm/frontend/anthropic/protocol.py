@@ -18,10 +18,10 @@ UseLastMessage = unsupported_field("a last message of the role assistant, which 
 
 
 class Block(HistoryPart, kw_only=True):
-    """A block of a message, of any type: what a type needs is read where messages are made of it.
+    """A block of a message, of any type; `chat_conversation.py` reads the fields of each type.
 
-    `id`, `name` and `input` are a `tool_use`'s; `tool_use_id`, `content` and `is_error` a `tool_result`'s. Nobody here
-    reads the `data` of a `redacted_thinking`, or a signature.
+    `id`, `name` and `input` are a `tool_use`'s; `tool_use_id`, `content` and `is_error` a `tool_result`'s. The server
+    does not read the `data` of a `redacted_thinking`, or a signature.
     """
 
     id: str | None = None
@@ -70,7 +70,7 @@ class ToolChoiceParam(Struct, kw_only=True):
 
 
 class ThinkingParam(Struct, kw_only=True):
-    """Whether the model thinks before it answers, and after how many tokens of that its answer begins at the latest."""
+    """Whether the model thinks before it answers, and the most tokens of its thinking."""
 
     type: Literal["enabled", "disabled", "adaptive"]
 
@@ -93,13 +93,13 @@ class OutputConfig(Struct, kw_only=True):
 
 
 class Metadata(Struct, kw_only=True):
-    """On whose behalf the request is made."""
+    """The user that a request is made for."""
 
     user_id: str | None = None
 
 
 class CountTokensRequest(PeerFields, kw_only=True):
-    """`POST /v1/messages/count_tokens`: what the prompt of a request is made of."""
+    """`POST /v1/messages/count_tokens`: the fields of a request that make its prompt."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
     model: str | None = None
@@ -149,7 +149,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     request_id: str | None = None
     vllm_xargs: dict[str, Any] | None = None
 
-    # Of the other APIs here.
+    # Fields of the other APIs here.
     n: Unsupported[int] = 1
     stop: Annotated[Any, unsupported_field("stop_sequences")] = None
     max_completion_tokens: Annotated[int | None, unsupported_field("max_tokens")] = None
@@ -180,7 +180,7 @@ class TokenCount(Struct):
 class MessageUsage(Struct):
     """Tokens of the prompt that were not in the prefix cache, those that were, and those of the answer.
 
-    `finish_reason` is there where a deadline has ended the answer, which has no stop reason of its own.
+    `finish_reason` is set where a deadline ended the answer, as Anthropic has no stop reason for it.
     """
 
     input_tokens: int
@@ -204,7 +204,7 @@ class ThinkingContent(Struct, tag="thinking", tag_field="type"):
 
 
 class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
-    """A tool that it calls. An input that was cut off, and is no JSON object therefore, is empty."""
+    """A call of a tool. An input that was cut off, and so is no JSON object, is empty."""
 
     id: str
     name: str
@@ -234,7 +234,7 @@ class MessageStart(Struct, tag="message_start", tag_field="type"):
 
 
 class Ping(Struct, tag="ping", tag_field="type"):
-    """Means nothing."""
+    """An event without a meaning."""
 
 
 class BlockStart(Struct, tag="content_block_start", tag_field="type"):

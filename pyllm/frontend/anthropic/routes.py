@@ -33,7 +33,7 @@ from pyllm.frontend.requests.serving import begin, generate_chat
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams
 
-# Ours of what the engine and OpenAI's API call otherwise.
+# This API's names of fields, by their names in the engine and in OpenAI's API.
 FIELD_NAMES = {
     "chat_template_kwargs.enable_thinking": "thinking",
     "prompt": "messages",
@@ -106,7 +106,7 @@ def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
 
 
 def _user(metadata: Metadata | None) -> str | None:
-    """Who a request is made for. Claude Code's id is JSON, of which the session is no part of who it is."""
+    """The user that a request is made for. Claude Code's id is JSON: its session is not part of the user's name."""
     user = None if metadata is None else metadata.user_id
     try:
         parts = msgspec.json.decode(user or "", type=_ClaudeCodeUser)

@@ -1,4 +1,4 @@
-"""Conversations with tools, independent of the API: what the engine is asked for, and how its answer is read.
+"""Conversations with tools, independent of the API: the request that each becomes, and the parsing of its answer.
 
 Knows no API's fields and no HTTP.
 """

@@ -18,11 +18,11 @@ from pyllm.frontend.text.templates import Message
 from pyllm.frontend.text.truncation import Truncation
 from pyllm.sampling_params import SamplingParams
 
-# The key of arguments that are no JSON object, as Anthropic's documents of streamed tool input have it.
+# The key for arguments that are no JSON object, as in Anthropic's documents of streamed tool input.
 INVALID_JSON = "INVALID_JSON"
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
-# What a custom tool is to a template, and the arguments of its calls before their format.
+# The parameters of a custom tool in a template, which are also the arguments of its calls.
 _INPUT: dict[str, Any] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -111,9 +111,9 @@ class Conversation(Struct, frozen=True, kw_only=True):
 
 
 def call_arguments(given: Any) -> dict[str, Any]:
-    """The arguments of a call in the history, as templates want them, whatever a model wrote: a JSON text or an object.
+    """The arguments of a call in the history as an object, for templates; given as a JSON text or an object.
 
-    What is no JSON object is kept under the key that Anthropic's clients have for it; without anything there are none.
+    Text that is no JSON object is kept under the key of Anthropic's clients; empty arguments become an empty object.
     """
     if isinstance(given, dict):
         return given
@@ -121,7 +121,7 @@ def call_arguments(given: Any) -> dict[str, Any]:
         return {}
     text = given if isinstance(given, str) else compact_json(given)
     try:
-        # Strictly: what this lets through can be written to the prompt.
+        # Strictly, so that the result can be written to the prompt.
         arguments = msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError):
         arguments = None
@@ -129,10 +129,10 @@ def call_arguments(given: Any) -> dict[str, Any]:
 
 
 def with_call_ids(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with an id for each call, and with its call's for each result.
+    """The messages with an id for each call, and with its call's id for each result.
 
-    A result without one is that of the first call before it that has none yet, of the tool that it names, if it names
-    one. Where there is no such call it stays without.
+    A result without an id gets that of the first unanswered call before it, of the tool that it names, if any. Without
+    such a call it gets none.
     """
     if all(map(_has_ids, messages)):
         return messages
@@ -185,7 +185,7 @@ class Prepared(Struct, frozen=True):
 
 
 def check_tools(conversation: Conversation) -> None:
-    """Refuse tools with equal names or unusable parameters, and a choice of a tool that is not there.
+    """Refuse tools with equal names or unusable parameters, and a choice of a tool that is not among them.
 
     Raises:
         RequestError: names the field.

@@ -63,10 +63,10 @@ def input_grammar(definition: str) -> str:
 
 
 def input_regex_grammar(definition: str) -> str:
-    """The same for a regex, which matches the whole text. Its classes are ASCII's, as in structured outputs.
+    """The Lark expression for `{"input": ...}` whose whole text matches a regex, with ASCII classes.
 
     Raises:
-        RequestError: the definition uses what cannot be rewritten.
+        RequestError: the definition uses a feature that cannot be rewritten.
     """
     whole = definition.removeprefix("^")
     if re.search(r"(?<!\\)(?:\\\\)*\$\Z", whole):

@@ -41,7 +41,7 @@ def escaped_regex(regex: str, flags: str) -> str:
 
 
 def check_rewritten(size: int) -> None:
-    """Limit what has been written so far, so that rewriting stops early.
+    """Limit the size of the text written so far, so that rewriting stops early.
 
     Raises:
         RequestError: it is longer than any grammar may be.

@@ -1,4 +1,4 @@
-"""Parts of Lark grammars that several need: markers, texts up to one, schemas, a grammar within another."""
+"""Parts that several Lark grammars share: markers, texts up to a marker, schemas, a grammar within another."""
 
 import json
 import re

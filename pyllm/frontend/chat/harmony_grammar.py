@@ -18,7 +18,7 @@ _INNER = "pyllm_content"
 def harmony_answer(tools: Iterable[ToolSchema], content: str | None, must_call: bool, token_id: TokenId) -> str:
     """An answer that ends with a call that follows its schema, or unless it `must_call` with the final message.
 
-    That follows the grammar of `content`, or is any text.
+    The final message follows the grammar of `content`, or is any text.
 
     Raises:
         RequestError: a schema cannot be sent, or the content's grammar is nested too deeply.

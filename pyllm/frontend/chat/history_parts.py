@@ -1,4 +1,4 @@
-"""What the model reads of a history's parts and tools' results that are not plain text, in any of the APIs.
+"""The model's text for parts of a history and tools' results that are not plain text, in all APIs.
 
 A refusal would end the conversation, as every later request has the part in its history. So nothing is refused here.
 """
@@ -22,7 +22,7 @@ _NOTES = {
     )
     for kind in kinds
 }
-# The fields that hold text or parts, and those that say where that is from.
+# The fields that hold text or parts, and the fields that name its origin.
 _TEXTS = ("text", "refusal", "transcript", "thinking", "reasoning", "summary", "content", "resource", "audio")
 _ORIGINS = ("title", "source")
 _MARKS = ("type", "cache_control")
@@ -48,7 +48,7 @@ class HistoryPart(Struct, kw_only=True, omit_defaults=True):
 
 
 def part_text(part: HistoryPart | Mapping[str, Any], depth: int = _MAX_DEPTH) -> str:
-    """The text of a part; without any a note that it was here, or what it has as JSON."""
+    """The text of a part; without a text, a note that it was here, or its fields as JSON."""
     given = msgspec.to_builtins(part) if isinstance(part, HistoryPart) else part
     kind = str(given["type"])
     if kind in TEXT_PARTS:

@@ -1,7 +1,7 @@
-"""Puts a conversation into the nearest form that a chat template renders whole, by what `template_traits.py` found.
+"""Puts a conversation into the nearest form that a chat template renders whole, by the template's traits.
 
-One small function for each trait that a template lacks. A message becomes the same whatever follows its turn, so a
-conversation that goes on keeps its cached beginning. Renders nothing.
+One small function for each trait that a template lacks. A message's form does not depend on later turns, so a continued
+conversation keeps its cached prefix. Renders nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +79,7 @@ def plainest(
     traits: TemplateTraits,
     tool_call_parser: str = "hermes",
 ) -> Shaped:
-    """The same conversation as users and assistants in turns, texts alone, beside tools that the template shows.
+    """The conversation as alternating texts of users and assistants, beside tools that the template shows.
 
     Raises:
         RequestError: a tool or arguments cannot be written as JSON.
@@ -90,7 +90,7 @@ def plainest(
 
 
 def _late_system(messages: Messages) -> Messages:
-    """Before the first answer it joins the first system message; later it stays where it is, as a user's."""
+    """Join system messages before the first answer to the first one; turn later ones into user messages."""
     begin = end_of(messages, 0, *_SYSTEM)
     answered = end_of(messages, begin, "user", *_SYSTEM)
     head, asked = messages[:begin], messages[begin:answered]
@@ -106,13 +106,13 @@ def _two_systems(messages: Messages) -> Messages:
 
 
 def _system(messages: Messages) -> Messages:
-    """It stands before the first user's text."""
+    """Turn the system messages at the beginning into user messages."""
     end = end_of(messages, 0, *_SYSTEM)
     return [*_as_users(messages[:end]), *messages[end:]]
 
 
 def _system_before_result(messages: Messages) -> Messages:
-    """It stands before the last user's text, where Mistral's template has it as long as nothing follows that."""
+    """Put the system message before the last user's text, as Mistral's template does where nothing follows that."""
     users = [index for index, message in enumerate(messages) if message["role"] == "user"]
     if messages[0]["role"] not in _SYSTEM or not users or users[-1] == len(messages) - 1:
         return messages
@@ -132,7 +132,7 @@ def _no_user(messages: Messages) -> Messages:
 
 
 def _opened_by_user(messages: Messages) -> Messages:
-    """An empty message of the user's opens the conversation."""
+    """Open the conversation with an empty user message."""
     begin = end_of(messages, 0, *_SYSTEM)
     return [*messages[:begin], EMPTY_USER, *messages[begin:]]
 
@@ -160,7 +160,7 @@ def _as_system(message: Message) -> Message:
 
 
 def _with_open_tags(message: Message) -> Message:
-    """Harmony's tag of a channel is a word like others."""
+    """Rewrite Harmony's channel tag in an answer to plain text."""
     if message["role"] != "assistant":
         return message
     tagged = {
@@ -193,8 +193,8 @@ def _each(change: Callable[[Message], Message]) -> Callable[[Messages], Messages
 
 _CALL = "call"  # beside the roles: a message with calls
 
-# Each change, with the roles of which a conversation must have one for it. A change without a trait of its name is
-# always made. The order matters: a later change works on what an earlier one gave.
+# Each change by its trait, with the roles of which a conversation must have one. A change without a trait of its name
+# is always made. The order matters: a change works on the result of the earlier ones.
 _SHAPES: dict[str, tuple[frozenset[str], Callable[..., Messages]]] = {
     name: (frozenset(needed), change)
     for name, needed, change in (
@@ -226,7 +226,7 @@ _SHAPES: dict[str, tuple[frozenset[str], Callable[..., Messages]]] = {
         ("text_content", [*_SYSTEM, "user", "assistant", "tool"], _each(in_parts)),
     )
 }
-# They write calls as the model does.
+# Changes that write calls as the model does.
 _IN_WORDS = ("tool_calls", "unanswered_call")
 
 

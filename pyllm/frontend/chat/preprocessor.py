@@ -29,7 +29,7 @@ from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 
-# More tokens than the end of a prompt has after the opening of reasoning: it is the last there is, but for whitespace.
+# Tokens at the end of a prompt in which to look for the opening of reasoning: only whitespace may follow it.
 _TAIL_TOKENS = 16
 
 
@@ -64,12 +64,12 @@ class ChatPreprocessor:
         return self._parsers.tool_call != "none"
 
     def tool_call_id(self, request_id: str, choice: int, index: int) -> str:
-        """A name for one call, the same whenever its request is run again; Mistral's templates want nine letters."""
+        """The id of one call, the same whenever its request runs again; Mistral's templates want nine characters."""
         digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()
         return digest[:9] if self._parsers.tool_call == "mistral" else f"call_{digest[:24]}"
 
     def template_reads(self, variable: str) -> bool:
-        """Whether the model's template looks at a variable."""
+        """Whether the model's template reads a variable."""
         template = self._renderer.template
         return template is not None and variable in template.variables
 
@@ -83,11 +83,11 @@ class ChatPreprocessor:
         return (await self._encode(conversation, await self._template_of(conversation), None, ignore))[0]
 
     async def prepare(self, conversation: Conversation, params: SamplingParams, ignore: Ignore) -> Prepared:
-        """The prompt, the parameters with what tools ask of them, texts resolved, and the parser of the answer.
+        """The prompt, the parameters with resolved texts and the tools' constraint, and the parser of the answer.
 
         `ignore` is called with each field that has no effect on this model.
 
-        Where a parser runs, the text keeps special tokens, since markers may be some.
+        Where a parser runs, the text keeps special tokens, since markers may be special tokens.
 
         Raises:
             RequestError: a field is not honoured, the template refuses the conversation, or a constraint is invalid.
@@ -133,7 +133,7 @@ class ChatPreprocessor:
     async def _encode(
         self, conversation: Conversation, template: ChatTemplate | None, too_long: RefusePrompt | None, ignore: Ignore
     ) -> tuple[Sequence[int], tuple[str, ...]]:
-        """The prompt, and what was adjusted for it."""
+        """The prompt, and the traits for which messages were adjusted."""
         # A model that may call nothing is shown no tools.
         tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
         known = frozenset[str]() if template is None else template.for_tools(tools).variables
@@ -166,7 +166,7 @@ class ChatPreprocessor:
         return msgspec.structs.replace(params, structured_outputs=ResolvedConstraint(grammar=grammar))
 
     def _in_harmony(self, params: SamplingParams, conversation: Conversation, has_grammar: bool) -> SamplingParams:
-        """A format is that of the final message; a turn ends with a call, whatever ends the model's texts."""
+        """Apply a format to the final message only, and also stop at the tokens that end a turn in Harmony."""
         token_ids = [token for stop in HARMONY_STOPS if (token := self._tokenizer.added_token_id(stop)) is not None]
         if not params.ignore_eos:
             stops = dict.fromkeys([*(params.stop_token_ids or ()), *token_ids])
@@ -179,7 +179,7 @@ class ChatPreprocessor:
         return msgspec.structs.replace(params, structured_outputs=ResolvedConstraint(grammar=grammar))
 
     def _opens_reasoning(self, conversation: Conversation, prompt: Sequence[int]) -> bool:
-        """Whether the model goes on within reasoning: it is not looked for in what others wrote."""
+        """Whether the prompt ends within reasoning. Markers in earlier messages do not count."""
         openings, closings = self._form.openings, self._form.closings
         if conversation.continue_final_message:
             last = conversation.messages[-1]["content"]
@@ -196,9 +196,9 @@ def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams
 
 
 def _variables(conversation: Conversation, known: Set[str], has_reasoning: bool, ignore: Ignore) -> dict[str, Any]:
-    """Variables for a template that looks at the `known` ones.
+    """Variables for a template that reads the `known` ones.
 
-    Documents that it does not look at are refused, as the answer would know nothing of them; other variables are hints.
+    Documents that it does not read are refused, as the answer would know nothing of them; other variables are hints.
     """
     fields = {"reasoning_effort": conversation.reasoning_effort, "documents": conversation.documents or None}
     variables: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
@@ -207,7 +207,7 @@ def _variables(conversation: Conversation, known: Set[str], has_reasoning: bool,
             del variables["reasoning_effort"]
             variables["enable_thinking"] = False
         elif not has_reasoning:
-            del variables["reasoning_effort"]  # There is none to be left out.
+            del variables["reasoning_effort"]  # There is no reasoning to turn off.
     for name in [name for name in variables if name not in known]:
         text = f"{name} has no effect: the model's chat template does not use it"
         if name == "documents":
@@ -220,6 +220,6 @@ def _variables(conversation: Conversation, known: Set[str], has_reasoning: bool,
             raise RequestError(f"{field} is set by the server or by a field of its own; leave it out", field)
         if name in known:
             variables[name] = value
-        elif name != "enable_thinking" or value is not has_reasoning:  # Else the model does as it is asked anyway.
+        elif name != "enable_thinking" or value is not has_reasoning:  # Otherwise the model does so anyway.
             ignore(field, f"{field} has no effect: the model's chat template does not use it")
     return variables

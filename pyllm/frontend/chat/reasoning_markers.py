@@ -1,4 +1,4 @@
-"""The markers of a model's reasoning as token ids, for a bound on it. Knows no request but its sampling parameters."""
+"""The markers of a model's reasoning as token ids, to bound its length. Knows only a request's sampling parameters."""
 
 from functools import cached_property
 from typing import Self
@@ -15,12 +15,12 @@ from pyllm.sampling_params import SamplingParams
 
 Sequences = list[tuple[int, ...]]
 
-# What may stand around a marker and share a token with it; what stands before one is in `token_forms`.
+# Whitespace that may share a token with a marker; `token_forms` has further texts before one.
 _SPACES = ("", "\n", "\n\n", " ")
 
 
 class ReasoningMarkers:
-    """Those of one model; `form` is None where it has no reasoning parser."""
+    """The markers of one model; `form` is None where it has no reasoning parser."""
 
     def __init__(self, tokenizer: Tokenizer, form: ReasoningForm | None) -> None:
         self._tokenizer = tokenizer
@@ -34,7 +34,7 @@ class ReasoningMarkers:
 
     @property
     def missing(self) -> str:
-        """Why reasoning cannot be bounded; empty if it can."""
+        """The reason why reasoning cannot be bounded; empty if it can."""
         if self._form is None:
             return "there is no reasoning parser, so nothing says where the model's reasoning ends"
         if self._form.in_channels:
@@ -55,10 +55,10 @@ class ReasoningMarkers:
         return msgspec.structs.replace(params, reasoning_start_token_ids=starts, reasoning_end_token_ids=self._ends)
 
     def resolve_plain(self, params: SamplingParams) -> SamplingParams:
-        """The same for a prompt that is no conversation: a constraint holds from its first token, and is refused.
+        """The parameters for a prompt that is no conversation, whose constraint would leave no room for reasoning.
 
         Raises:
-            RequestError: the reasoning cannot be bounded.
+            RequestError: the reasoning cannot be bounded, or there is a constraint.
         """
         resolved = self.resolve(params)
         if resolved is not params and params.structured_outputs is not None:
@@ -85,11 +85,11 @@ class ReasoningMarkers:
     def _ends(self) -> Sequences:
         assert self._form is not None
         forms = _forms([text + after for after in _SPACES for text in self._form.closings], self._tokenizer)
-        return [form for form in forms if _parts(form).isdisjoint(forms)]  # A longer one comes too late.
+        return [form for form in forms if _parts(form).isdisjoint(forms)]  # A longer form matches too late.
 
 
 def _parts(form: tuple[int, ...]) -> set[tuple[int, ...]]:
-    """What it begins or ends with."""
+    """All proper prefixes and suffixes of a form."""
     return {part for at in range(1, len(form)) for part in (form[:at], form[at:])}
 
 

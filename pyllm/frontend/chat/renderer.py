@@ -31,7 +31,7 @@ class Rendered(NamedTuple):
 class ChatRenderer:
     """Renders conversations for one model; `template` is None for a model that has none.
 
-    `parsers` are the names of the parsers for its answers. Takes some 0.1 s, in which it tries the template.
+    `parsers` are the names of the parsers for its answers. The constructor probes the template for some 0.1 s.
 
     Raises:
         ConfigError: there is no such parser, or it cannot be loaded.
@@ -67,13 +67,13 @@ class ChatRenderer:
             raise RequestError(str(error), "chat_template") from None
 
     def traits(self, template: ChatTemplate | None, with_tools: bool) -> TemplateTraits:
-        """What a template renders of conversations for which this model is given tools, or none."""
+        """The traits of a template for this model's conversations, with or without tools."""
         if template is None:
             return TemplateTraits()
         template = template.for_tools(with_tools)
         if not self.parsers.explains_tools:
             return template_traits(template, with_tools)
-        # In the template's own words the model would call in a form that nobody here reads.
+        # Told by the template itself, the model would write calls in a form that no parser reads.
         without = template_traits(template, False)
         return msgspec.structs.replace(without, tools=False, tool_calls=False, tool_results=False)
 
@@ -120,7 +120,7 @@ class ChatRenderer:
         traits: TemplateTraits,
         variables: Mapping[str, Any],
     ) -> Iterator[tuple[Shaped, Mapping[str, Any]]]:
-        """Forms and variables to try in turn: a template may know other efforts, and a shape that no probe has."""
+        """Forms and variables to try in turn: a template may refuse an effort, or a shape that no probe covers."""
         conversation = messages, tools, traits, self.parsers.tool_call
         shape = shaped(*conversation)
         yield shape, variables
@@ -130,7 +130,7 @@ class ChatRenderer:
 
 
 def program_messages(messages: Sequence[Message]) -> list[Message]:
-    """A program's messages in OpenAI's form, as templates want them: each with a content, and with its arguments read.
+    """A program's messages in OpenAI's form, as templates want them: each with a content and decoded arguments.
 
     Raises:
         RequestError: a call is not in OpenAI's form.
@@ -147,14 +147,14 @@ def _read(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _probed(source: str, model: ChatTemplate | None) -> ChatTemplate:
-    """The template of a request, whose traits are known then."""
+    """The template of a request, with its traits already found."""
     template = ChatTemplate.of_request(source, model)
     _probe(template)
     return template
 
 
 def _probe(template: ChatTemplate) -> None:
-    """Find its traits now, so that no request waits for it."""
+    """Find a template's traits now, so that no request waits for them."""
     for rendered in (template, template.for_tools(True)):
         for with_tools in (False, True):
             template_traits(rendered, with_tools)

@@ -1,4 +1,4 @@
-"""Rules for tool calls in tags. Strings stand there unescaped, so of their schema only `enum` and `const` hold."""
+"""Rules for tool calls in tags. Strings are not escaped there, so only `enum` and `const` of their schema hold."""
 
 import json
 from collections.abc import Iterable

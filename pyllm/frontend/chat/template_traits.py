@@ -1,4 +1,4 @@
-"""What a chat template can render, as short probe conversations show. Changes no message, and knows no template."""
+"""The traits of a chat template, found by rendering short probe conversations. Changes no message."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -32,10 +32,10 @@ _BARE_TOOL: dict[str, Any] = {"type": "function", "function": {"name": _NAME, "p
 
 
 class TemplateTraits(Struct, frozen=True):
-    """Each is True where the template renders every word of such a conversation, in its order.
+    """The abilities of a template; each is True where it renders every word of such a conversation, in order.
 
-    `message_shapes.py` has the form that a conversation gets instead. Two are not about messages: the template shows
-    its `tools`, and it renders without a list of tools.
+    `message_shapes.py` has the forms for lacking traits. Two are not about messages: with `tools` the template shows
+    its tools, and with `no_tools` it renders without a list of tools.
     """
 
     tools: bool = True
@@ -70,12 +70,12 @@ class TemplateTraits(Struct, frozen=True):
 
 @lru_cache(maxsize=_MAX_TEMPLATES)
 def template_traits(template: ChatTemplate, with_tools: bool) -> TemplateTraits:
-    """What a template renders of conversations for which it is given tools, or none. Takes some 30 renders, once."""
+    """The traits of a template for conversations with or without tools. Takes some 30 renders, once."""
     return _Probes(template, [_TOOL] if with_tools else None).traits()
 
 
 class _Probes:
-    """The probe conversations of one template. Every text in them is another one."""
+    """The probe conversations of one template. All texts in them differ."""
 
     def __init__(self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None) -> None:
         self._template = template
@@ -84,7 +84,7 @@ class _Probes:
         self._as_text = False  # arguments
 
     def traits(self) -> TemplateTraits:
-        """All of them, each where those before it are respected."""
+        """All traits; each probe respects the traits found before it."""
         no_tools = self._choose_rendering()
         tools = self._shows(_TOOL)
         self._tools = self._tools if tools else None if no_tools else []
@@ -138,7 +138,7 @@ class _Probes:
         )
 
     def _choose_rendering(self) -> bool:
-        """Find what the template wants of any conversation: content in parts or not, and whether it may lack tools."""
+        """Choose content in parts or as text, and an empty list of tools if needed; return whether it is not needed."""
         for tools, self._in_parts in ((None, False), (None, True), ([], False), ([], True)):
             if self._shows_user(self._tools or tools):
                 break
@@ -185,7 +185,7 @@ class _Probes:
         return ('\\"target' if self._as_text else "{'target") not in text  # JSON in JSON, or Python's spelling
 
     def _renders_in_any_order(self, *messages: Message) -> bool:
-        """Where a template has an order of its own within one message."""
+        """Whether all words are rendered, for messages within which a template may have its own order."""
         text = self._text(messages, self._tools)
         return text is not None and all(word in text for word in _words(messages))
 
@@ -250,7 +250,7 @@ def _with_long_ids(message: Message) -> Message:
 
 
 def _words(messages: Iterable[Message]) -> Iterator[str]:
-    """What must be found in the prompt, in this order."""
+    """The texts that the prompt must have, in this order."""
     for message in messages:
         if isinstance(message["content"], str):
             yield message["content"]

@@ -147,7 +147,7 @@ class ToolConstraint:
         return CallSyntax(form.markers, partial(form.make_parser, self._schemas_by_name))
 
     def _harmony(self, token_id: TokenId, ignore: Ignore) -> StructuredOutputsParams | None:
-        """The same in Harmony's channels, where a forced call stands behind the model's reasoning, too."""
+        """The constraint in Harmony's channels, where even a forced call follows the model's reasoning."""
         tools, choice = self._conversation.tools, self._choice
         if isinstance(choice, NamedTool):
             tools = (self._chosen(choice),)
@@ -180,7 +180,7 @@ class ToolConstraint:
 
 
 def _not_held(tool: Tool, kind: str) -> tuple[str, str]:
-    """The field that has no effect, and why."""
+    """The field that has no effect, and the message that says why."""
     demand = "demand a call in tool_choice"
     if tool.input_format is None:
         text = f"strict of {tool.name!r} has no effect, as optional calls in the form {kind} are free"

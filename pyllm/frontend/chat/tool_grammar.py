@@ -79,7 +79,7 @@ def calls_or_content(
 
 
 def after_reasoning(grammar: str, opened: bool, token_id: TokenId, form: ReasoningForm = THINK) -> str:
-    """The same grammar after unconstrained reasoning, which is optional unless the prompt has `opened` it.
+    """A grammar after unconstrained reasoning, which is optional unless the prompt has `opened` it.
 
     At most two line breaks or spaces may separate the two, and nothing may precede them: small models tend to write
     whitespace forever where they may.

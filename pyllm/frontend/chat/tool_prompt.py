@@ -30,7 +30,7 @@ To call a function, write its name and its arguments as JSON between {opening} a
 
 
 def explained_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The same conversation with the tools explained, in Hermes' format, in the system message, which is first.
+    """The conversation with the tools explained, in Hermes' format, in a system message at its beginning.
 
     Raises:
         RequestError: a tool cannot be written as JSON.
@@ -49,7 +49,7 @@ def plain_result(message: Message) -> Message:
 
 
 def plain_calls(message: Message, kind: str) -> Message:
-    """A message whose calls are part of its text, in the form `kind`, or in Hermes' where no writer knows that."""
+    """A message whose calls are part of its text, in the form `kind`, or in Hermes' form if that has no writer."""
     text = _calls_writer(kind)([call["function"] for call in message["tool_calls"]])
     plain = {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
     del plain["tool_calls"]
@@ -74,7 +74,7 @@ def spaced_json(value: Any) -> str:
     """A tool or arguments as models have seen them: JSON with a space behind commas and colons.
 
     Raises:
-        RequestError: the value is none that JSON has, or nested too deeply.
+        RequestError: the value cannot be JSON, or is nested too deeply.
     """
     try:
         return msgspec.json.format(_encoder.encode(value), indent=0).decode()
@@ -95,5 +95,5 @@ def _object(function: Mapping[str, Any], name: str, arguments: str) -> str:
 
 
 def _python_call(function: Mapping[str, Any]) -> str:
-    """Values are in Python's words, as the model writes them."""
+    """A call with its values in Python's spelling, as the model writes them."""
     return f"{function['name']}({', '.join(f'{name}={value!r}' for name, value in function['arguments'].items())})"

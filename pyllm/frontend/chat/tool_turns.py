@@ -1,6 +1,6 @@
 """The nearest forms of calls and tools' results. One small function for each thing that a chat template may lack.
 
-`message_shapes.py` says which are needed, and has those of other messages.
+`message_shapes.py` chooses the needed ones, and has those of other messages.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ Messages = list[Message]
 
 
 def calls_in_words(messages: Messages, tool_call_parser: str) -> Messages:
-    """Calls are part of the assistant's text, as the model writes them."""
+    """Move calls into the assistant's text, as the model writes them."""
     return [plain_calls(message, tool_call_parser) if message.get("tool_calls") else message for message in messages]
 
 
 def unanswered_in_words(messages: Messages, tool_call_parser: str) -> Messages:
-    """Calls of which none was answered are text, unless they are what the model is to go on from."""
+    """Move the calls of a message into its text if none was answered, except in the last message."""
     changed = list(messages)
     for index, message in enumerate(messages[:-1]):
         if message.get("tool_calls") and messages[index + 1]["role"] != "tool":
@@ -32,7 +32,7 @@ def unanswered_in_words(messages: Messages, tool_call_parser: str) -> Messages:
 
 
 def late_results_moved(messages: Messages) -> Messages:
-    """A result stands behind its call, and the results before it."""
+    """Move late results behind their call and its earlier results."""
     if not _has_late_result(messages):
         return messages
     turns: list[Messages] = []
@@ -58,7 +58,7 @@ def _has_late_result(messages: Messages) -> bool:
 
 
 def results_in_order(messages: Messages) -> Messages:
-    """The results of one message's calls follow in the order of the calls."""
+    """Put the results of one message's calls in the order of the calls."""
     changed = list(messages)
     for index, message in enumerate(messages):
         calls = message.get("tool_calls")
@@ -74,7 +74,7 @@ def results_in_order(messages: Messages) -> Messages:
 
 
 def lone_results_as_text(messages: Messages) -> Messages:
-    """A result that answers no call before it is the user's text."""
+    """Turn a result that answers no earlier call into the user's text."""
     ids: set[Any] = set()
     changed = list(messages)
     for index, message in enumerate(messages):
@@ -87,7 +87,7 @@ def lone_results_as_text(messages: Messages) -> Messages:
 
 
 def users_joined_to_results(messages: Messages) -> Messages:
-    """The user's text joins the tool's."""
+    """Join a user's text to the tool's result before it."""
     changed: Messages = []
     for message in messages:
         if changed and message["role"] == "user" and changed[-1]["role"] == "tool":
@@ -98,7 +98,7 @@ def users_joined_to_results(messages: Messages) -> Messages:
 
 
 def texts_apart(messages: Messages) -> Messages:
-    """The text is a message of its own, before that of the call, which keeps the reasoning."""
+    """Split the text from a message with calls: it comes first, and the calls keep the reasoning."""
     changed: Messages = []
     for message in messages:
         if message.get("tool_calls") and message["content"]:
@@ -109,7 +109,7 @@ def texts_apart(messages: Messages) -> Messages:
 
 
 def users_before_calls(messages: Messages) -> Messages:
-    """An empty message of the user's stands between the text and the call."""
+    """Put an empty user message between an assistant's message and a call."""
     changed: Messages = []
     for message in messages:
         if changed and message.get("tool_calls") and changed[-1]["role"] == "assistant":
@@ -119,7 +119,7 @@ def users_before_calls(messages: Messages) -> Messages:
 
 
 def single_calls(messages: Messages) -> Messages:
-    """Each call is a message, followed by its result."""
+    """Split messages of several calls: each call is a message, followed by its result."""
     changed: Messages = []
     index = 0
     while index < len(messages):
@@ -157,7 +157,7 @@ def results_as_users(messages: Messages) -> Messages:
 
 
 def with_short_ids(message: Message) -> Message:
-    """Ids of nine letters and digits, as Mistral's templates want them: one for each id that is none."""
+    """Replace ids that are not nine letters and digits, as Mistral's templates want them."""
     if "tool_call_id" in message:
         return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
     calls = message.get("tool_calls")
@@ -168,7 +168,7 @@ def with_short_ids(message: Message) -> Message:
 
 @lru_cache(maxsize=4096)
 def _short_id(call_id: str | None) -> str:
-    """The id itself where it has the form; else nine digits of its hash."""
+    """The id itself if it has the form, else nine digits of its hash."""
     if call_id and _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(str(call_id).encode(errors="surrogatepass")).hexdigest()[:9]

@@ -13,7 +13,7 @@ from pyllm.frontend.requests.request_context import ADJUSTED_MESSAGES_HEADER, MA
 
 
 class AnswerHeaders:
-    """An application with these headers. `ignored_fields` counts."""
+    """An application that adds these headers to answers. `ignored_fields` counts the fields."""
 
     def __init__(self, app: ASGIApp, ignored_fields: IgnoredFields) -> None:
         self._app = app
@@ -22,7 +22,7 @@ class AnswerHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
 
-        # Not a coroutine of its own: who pushes answers drives the server's one by hand.
+        # Returns the server's coroutine instead of awaiting it: pushed answers drive that one by hand.
         def answer(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 context = context_in(scope)

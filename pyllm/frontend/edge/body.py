@@ -31,7 +31,7 @@ class BoundedBody:
         self._is_complete = False
 
     async def receive(self) -> HTTPReceiveMessage:
-        """The next part of the body, or later the word that the client has gone."""
+        """The next part of the body; after the last part, the message that the client has disconnected."""
         if self._is_complete:
             return await self._receive()  # type: ignore[return-value]  # The scope is HTTP's.
         try:
@@ -49,7 +49,7 @@ class BoundedBody:
 
 
 def check_body_size(size: int, limit: int) -> None:
-    """Refuse a body that is too large, be it announced or come.
+    """Refuse a body that is too large, whether announced or received.
 
     Raises:
         BodyTooLargeError: the text has the limit.

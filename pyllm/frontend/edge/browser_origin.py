@@ -1,8 +1,8 @@
-"""Refuses what a page of another site has a browser send to this server. Knows no keys and no routes.
+"""Refuses requests that a page of another site makes a browser send here. Knows no keys and no routes.
 
-A browser adds nothing secret to such a request, so a server with keys needs none of this. One without is open to every
-page that its user visits: a POST without a content type needs no preflight, and a name that an attacker's DNS turns to
-127.0.0.1, or to any other address of this machine, makes the attacker's page one of this server's (DNS rebinding).
+A browser adds nothing secret to such a request, so a server with keys needs none of this. A server without keys is open
+to every page that its user visits: a POST without a content type needs no preflight, and a name that an attacker's DNS
+turns to an address of this machine, such as 127.0.0.1, makes the attacker's page one of this server's (DNS rebinding).
 """
 
 import ipaddress
@@ -22,10 +22,10 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 class BrowserOrigin:
     """The pages that may use one server: its own, and those of `--allowed-origins`.
 
-    `address` is what the server listens on; empty where no name can lead a browser to it: at a Unix socket, and under
-    TLS, where the certificate has to have the name. Elsewhere browsers may use these names: local ones, this machine's,
-    `address` itself, and those of `--allowed-hosts` and `--allowed-origins`. On an address that is not loopback also
-    names without a dot, which public DNS does not have; whoever controls the local names reaches the server anyway.
+    `address` is the server's own; empty where no name can lead a browser to it: at a Unix socket, and under TLS, where
+    the certificate has to have the name. Elsewhere browsers may use these names: local ones, this machine's, `address`
+    itself, and those of `--allowed-hosts` and `--allowed-origins`. On an address that is not loopback also names
+    without a dot, which public DNS does not have; an attacker who controls local names reaches the server anyway.
     """
 
     def __init__(self, allowed_origins: Sequence[str], allowed_hosts: Sequence[str], address: str) -> None:
@@ -37,10 +37,10 @@ class BrowserOrigin:
         self._names = ({"localhost", socket.gethostname().lower(), address.lower()} | named) - {""}
 
     def check_host(self, head: RequestHeaders) -> None:
-        """Where `--allowed-hosts` names hosts, the request's is one of them, or one that DNS has no part in.
+        """Refuse a host that `--allowed-hosts`, where given, does not name. A host without DNS always passes.
 
         Raises:
-            ForbiddenError: it is not.
+            ForbiddenError: the host is not allowed.
         """
         if self._hosts and (name := host_name(head.host)) not in self._hosts and not _is_without_dns(name):
             raise ForbiddenError(f"The host {head.host!r:.80} is not one of --allowed-hosts.")
@@ -49,9 +49,9 @@ class BrowserOrigin:
         """Refuse a request that a browser sends to a server without keys under a name that may be an attacker's.
 
         Raises:
-            ForbiddenError: it does.
+            ForbiddenError: the name may be an attacker's.
         """
-        # Where --allowed-hosts is given, `check_host` has checked. An application's page is of no host.
+        # Where --allowed-hosts is given, `check_host` has checked. An application's page has no host.
         if self._any_name or self._hosts or not head.is_from_browser or head.is_from_application:
             return
         if head.origin is not None and head.origin.decode("latin-1").lower() in self._origins:
@@ -67,9 +67,9 @@ class BrowserOrigin:
         """Refuse an unsafe request that a page of another site sends to a server without keys.
 
         Raises:
-            ForbiddenError: a browser sends it for a page that is not this server's, and is not named.
+            ForbiddenError: the page is neither this server's nor one of --allowed-origins.
         """
-        if head.origin is None:  # No browser: these send it with every request but plain GETs.
+        if head.origin is None:  # Not a browser: browsers send it with every request but plain GETs.
             return
         origin = head.origin.decode("latin-1").lower()
         if ANY in self._origins or origin in self._origins:

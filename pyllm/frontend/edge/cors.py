@@ -10,7 +10,7 @@ ANY = "*"
 METHODS = b"GET, POST, PATCH, DELETE"
 PREFLIGHT_SECONDS = 600
 
-# What scripts may read of an answer besides its type and length.
+# Headers of an answer that scripts may read besides its type and length.
 _BUDGETS = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")]
 _PYLLM_HEADERS = (IGNORED_FIELDS_HEADER, ADJUSTED_MESSAGES_HEADER, MAX_TOKENS_HEADER)
 _EXPOSED = ", ".join(["x-request-id", "retry-after", *(name.decode() for name in _PYLLM_HEADERS), *_BUDGETS]).encode()
@@ -42,7 +42,7 @@ class Cors:
         return bool(self._origins)
 
     def headers(self, origin: bytes | None) -> Headers:
-        """Those that every answer to this origin has."""
+        """The headers of every answer to this origin."""
         if not self._origins:
             return []
         if self._any:
@@ -54,8 +54,8 @@ class Cors:
         return [(b"access-control-allow-origin", origin), vary, exposed, *self._credentials]
 
     def preflight(self, asked: bytes = b"") -> Headers:
-        """Those that tell a browser what it may send, beside the others; `asked` are the headers that it wants to."""
-        # With credentials a star is a header of that name.
+        """Further headers, which tell a browser what it may send; `asked` are the headers that it wants to send."""
+        # With credentials, a star is no wildcard but the name of a header.
         any_header = asked if self._credentials else b"*, authorization"
         return [
             (b"access-control-allow-methods", self._methods),

@@ -1,7 +1,7 @@
-"""The ASGI application before the application: keys, ids, sizes, times, origins.
+"""The ASGI application in front of the application: checks keys, ids, sizes, time limits, origins.
 
-Knows which routes need no key and which record their answers, and nothing else of them. Costs some ten microseconds per
-request; a stream's chunks do not pass through it.
+Knows which routes need no key and which store their answers, and nothing else about routes. Costs some ten microseconds
+per request; a stream's chunks do not pass through it.
 """
 
 import uuid
@@ -27,19 +27,19 @@ from pyllm.frontend.requests.request_context import CONTEXT, REQUEST_ID, Request
 from pyllm.frontend.requests.scheduling import least_timeout
 from pyllm.frontend.requests.server_state import ServerState
 
-# Routes that need no key: who looks whether a server is well has none.
+# Routes that need no key, as health checks have none.
 PROBES = frozenset({"/ping", "/health", "/health/live", "/health/ready", "/health_generate"})
 # Methods that change or start something.
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 ADMIN = ("/admin/", "/reset_prefix_cache")
-# What a body may be said to be in: what JSON is in, and a part of it.
+# Charsets that a body may be declared in: that of JSON, and a subset.
 CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii"})
-# The route whose answers are kept, by their ids.
+# The route whose answers are stored by their ids.
 KEPT = "/v1/responses"
 
 
 class Gateway:
-    """Answers what must not reach a route, and gives the rest its `RequestContext`."""
+    """Answers requests that must not reach a route, and gives the others their `RequestContext`."""
 
     def __init__(self, app: ASGIApp, state: ServerState, body_patience: float = BODY_PATIENCE) -> None:
         server = state.server
@@ -68,19 +68,19 @@ class Gateway:
             return
         head = RequestHeaders(cast("list[tuple[bytes, bytes]]", scope["headers"]))
         name = head.request_id or uuid.uuid4().hex
-        # In the scope that came: who logs the request knows none of the copies below.
+        # In the original scope: the request's log does not see the copies below.
         cast("dict[str, Any]", scope)[REQUEST_ID] = name
         if (path := normal_path(scope["path"], self._root_path)) != scope["path"]:
             scope = cast("HTTPScope", {**scope, "path": path})
         body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
-        # What is kept has an id that is ours, as a caller may send its own again, which would replace it.
+        # A stored answer has an id of ours: a caller may send its own id again, which would replace the answer.
         own = uuid.uuid4().hex if scope["path"].rstrip("/") == KEPT else name
         context = RequestContext(own, allowance=self._allowance, fields=RequestFields(self._unknown_fields))
         cast("dict[str, Any]", scope)[CONTEXT] = context
-        # An answer that is taken up again has another one, and the exchange keeps its own.
+        # A resumed answer has the id of the first exchange, and this header that of its own exchange.
         request_id = (b"x-request-id", name.encode())
 
-        # Not a coroutine of its own: who pushes answers drives the server's one by hand.
+        # Returns the server's coroutine instead of awaiting it: pushed answers drive that one by hand.
         def answer(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], request_id, *self._headers(context, head, body)]
@@ -98,10 +98,10 @@ class Gateway:
             else:
                 self._admit(scope, head, context)
             if scope["method"] == "HEAD":
-                # As GET; the server leaves the body out, by a scope of its own.
+                # Handled as GET; the server still sees HEAD in its own scope, and leaves the body out.
                 scope = cast("Scope", {**scope, "method": "GET"})
             await self._app(scope, body.receive, cast("Send", answer))
-        except PyllmError as error:  # Raised here or around the routes, which answer their own.
+        except PyllmError as error:  # Raised here or around the routes, which answer their own errors.
             failure = describe(error)
             headers, text = render_error(scope["path"], failure, context.request_id)
             await _answer(answer, failure.status, [(b"content-type", b"application/json"), *headers], text)
@@ -127,7 +127,7 @@ class Gateway:
         check_body_size(head.content_length, self._max_body_bytes)
 
     def _identify(self, scope: Scope, head: RequestHeaders, context: RequestContext) -> None:
-        """Find out whose request it is, and what that allows."""
+        """Set the request's tenant, role and allowance."""
         presented = head.key
         key = self._keys.find(presented) if presented else None
         is_local_admin = self._admin_on_loopback and is_local_program(scope, head)
@@ -148,8 +148,8 @@ class Gateway:
         headers = self._cors.headers(head.origin) if self._cors.enabled else []
         if context.budgets is not None:
             headers += budget_headers(context.budgets)
-        # What may still come of a body is no request. And who is told to go elsewhere should not come back on this way,
-        # as a proxy does that keeps its connections.
+        # The rest of a stalled body must not be read as a request. And a client of a draining server must not reuse
+        # this connection, as proxies do.
         if body.stalled or self._state.draining:
             headers.append((b"connection", b"close"))
         return headers

@@ -1,6 +1,6 @@
-"""Middleware of the user's own, by import path: ASGI applications around ours. Knows nothing of what they do.
+"""Middleware that the user names by import path: ASGI applications around ours. Does not know what they do.
 
-Parts of streams go through ASGI's `send` then, not straight to the socket.
+With middleware, parts of streams go through ASGI's `send`, not straight to the socket.
 """
 
 import importlib
@@ -29,7 +29,7 @@ def with_middleware(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
     outermost = app
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        # What middleware does to an answer must not be passed by.
+        # No part of an answer may bypass the middleware.
         cast("dict[str, Any]", scope).pop(CONNECTION, None)
         await outermost(scope, receive, send)
 
@@ -37,7 +37,7 @@ def with_middleware(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
 
 
 def load_middleware(name: str) -> Middleware:
-    """What `module.Class` or `module:function` names: called with an application, it gives one.
+    """Import the middleware `module.Class` or `module:function`: called with an application, it returns one.
 
     Raises:
         ConfigError: there is no such thing, or it takes requests instead.

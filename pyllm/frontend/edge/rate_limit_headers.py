@@ -1,11 +1,11 @@
-"""The rest of an account's budgets, in OpenAI's headers."""
+"""The remaining budgets of an account, in OpenAI's headers."""
 
 from pyllm.frontend.edge.error_answer import Headers
 from pyllm.frontend.shared.messages import Granted, Refused, Remaining
 
 
 def budget_headers(answer: Granted | Refused | None) -> Headers:
-    """Three for each budget that has a limit."""
+    """The headers: three for each budget that has a limit."""
     if answer is None:
         return []
     return [*_headers(b"requests", answer.requests), *_headers(b"tokens", answer.tokens)]

@@ -42,7 +42,7 @@ _WANTED = frozenset({
     SESSION_HEADER.encode(),
     RANK_HEADER.encode(),
 })  # fmt: skip
-# What a proxy and this server might read differently, if there were two.
+# Headers that a proxy and this server might read differently if they came twice.
 _SINGLE = frozenset({b"host", b"origin"})
 _OF_PROXIES = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([^"';\s]*)""", re.IGNORECASE)
@@ -51,7 +51,7 @@ _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
 
 
 class RequestHeaders:
-    """The headers that count here; of one that comes twice the first, if `check_single` lets it pass."""
+    """The headers that are read here. The first of a repeated header counts; `check_single` refuses some repeats."""
 
     __slots__ = ("_headers", "_repeated")
 
@@ -106,7 +106,7 @@ class RequestHeaders:
 
     @property
     def data_parallel_rank(self) -> int | None:
-        """The core that is to have the request; None where the header names none.
+        """The index of the core that must run the request; None where the header names none.
 
         Raises:
             RequestError: it is no index.
@@ -153,22 +153,22 @@ class RequestHeaders:
 
     @property
     def forwarded_host(self) -> str:
-        """What `host` was before a proxy; a page of another site cannot have a browser send it."""
+        """The `host` that a proxy received; a page of another site cannot make a browser send this header."""
         return self._text(b"x-forwarded-host").lower()
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether a proxy has passed it on, and says so."""
+        """Whether a proxy has forwarded the request, and says so."""
         return not self._headers.keys().isdisjoint(_OF_PROXIES)
 
     @property
     def is_from_own_page(self) -> bool:
-        """Whether a browser says that the page is of this server, or that no page sends it; no page can say so."""
+        """Whether a browser says that this server's page or no page sends the request; a page cannot forge this."""
         return self._headers.get(b"sec-fetch-site") in (b"same-origin", b"none")
 
     @property
     def is_from_browser(self) -> bool:
-        """Whether a browser sends it, whatever the page in it asked the browser to write into headers.
+        """Whether a browser sends the request, whatever headers its page has set.
 
         Over plain HTTP, a GET for a page of the same origin has neither Origin nor Sec-Fetch-Site. But every browser
         sends Accept-Language, and a page can change that and not leave it out. So does Node's `fetch`, beside a
@@ -181,7 +181,7 @@ class RequestHeaders:
 
     @property
     def is_from_application(self) -> bool:
-        """Whether it is for a page that an application brings with it, of a scheme of its own, as app://."""
+        """Whether the request is for a page inside an application, with a scheme of its own such as app://."""
         origin = self._headers.get(b"origin", b"").lower()
         return b"://" in origin and not origin.startswith((b"http://", b"https://"))
 
@@ -192,7 +192,7 @@ class RequestHeaders:
 
     @property
     def idempotency_key(self) -> bytes | None:
-        """What names the request when it is repeated, as it came."""
+        """The caller's name for this request and its repeats, as it came."""
         return self._headers.get(b"idempotency-key")
 
     @property
@@ -214,13 +214,13 @@ class RequestHeaders:
 
     @property
     def content_encoding(self) -> str:
-        """What the body is encoded with; empty where it is sent as it is."""
+        """The encoding of the body; empty where it is sent as it is."""
         name = self._text(b"content-encoding").lower()
         return "" if name == "identity" else name
 
     @property
     def charset(self) -> str:
-        """What the body's characters are said to be encoded in, in small letters; empty where that is not said."""
+        """The declared charset of the body, in small letters; empty where none is declared."""
         match = _CHARSET.search(self._text(b"content-type"))
         return "" if match is None else match[1].lower()
 

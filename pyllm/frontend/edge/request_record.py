@@ -1,4 +1,4 @@
-"""Counts every request and, with `--access-log`, logs it once its answer has ended, whatever came of it.
+"""Counts every request and, with `--access-log`, logs it once its answer has ended, in success or failure.
 
 The outermost application: it sees answers that no route has made. Knows neither keys nor bodies.
 """
@@ -17,9 +17,9 @@ from pyllm.frontend.http.unknown_routes import normal_path
 from pyllm.frontend.observability.http_counts import NO_ROUTE, HttpCounts
 from pyllm.frontend.requests.request_context import REQUEST_ID
 
-# As in vLLM's server: what watches is not counted, or it would be most of all.
+# Requests of monitors, which would be the majority; vLLM's server does not count them, either.
 NOT_COUNTED = PROBES | {"/load", "/metrics", "/metrics/history", "/version", "/server_info"}
-# What nginx writes where the client has gone before there was an answer.
+# nginx's status for a client that left before there was an answer.
 CLIENT_GONE = 499
 FAILED = 500
 
@@ -44,7 +44,7 @@ class RouteNames:
 
 
 class RequestRecord:
-    """An application whose requests are counted, and logged where that `is_logged`."""
+    """An application whose requests are counted, and logged if `is_logged`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RequestRecord:
             return
         path, status, start = normal_path(scope["path"], self._root_path), CLIENT_GONE, self._clock()
 
-        # Not a coroutine of its own: who pushes answers drives the server's one by hand.
+        # Returns the server's coroutine instead of awaiting it: pushed answers drive that one by hand.
         def answer(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -91,7 +91,7 @@ class RequestRecord:
 
 
 def _log(scope: HTTPScope, status: int, seconds: float) -> None:
-    """Without the query, which may have a secret; with the path as it came, in which no character ends a line."""
+    """Log a request without its query, which may have a secret, and with its raw path, which has no line ends."""
     extended = cast("dict[str, Any]", scope)
     client, path = scope["client"], extended.get("raw_path", b"").decode("latin-1")
     request_id = extended.get(REQUEST_ID)

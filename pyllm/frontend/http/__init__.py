@@ -1,4 +1,4 @@
-"""What every HTTP answer is made of: streams, event ids, errors, fields that have no effect, the OpenAPI document.
+"""The parts of every HTTP answer: streams, event ids, errors, fields that have no effect, the OpenAPI document.
 
 Knows no route by name and no engine.
 """

@@ -1,4 +1,4 @@
-"""Decodes a body strictly, but for integers that are written as 150.0: to JSON Schema they are integers, too.
+"""Decodes a body strictly, except that 150.0 is also an integer, as in JSON Schema.
 
 A body without such numbers is decoded once, as by msgspec alone.
 """
@@ -28,7 +28,7 @@ def decode_body(body: bytes, kind: Any) -> Any:
 
 
 def _decode_again(body: bytes, kind: Any, error: msgspec.ValidationError) -> Any:
-    """The same, with whole numbers as integers wherever an error is. There are as many places as integer fields."""
+    """Decode with whole numbers as integers wherever an error is: at most once for each integer field."""
     values = None
     while (match := _FLOAT_FOR_INTEGER.fullmatch(str(error))) is not None:
         if values is None:
@@ -44,7 +44,7 @@ def _decode_again(body: bytes, kind: Any, error: msgspec.ValidationError) -> Any
 
 
 def _make_whole(values: Any, keys: list[str]) -> bool:
-    """Make integers of all whole numbers that these keys lead to; whether there was any."""
+    """Make integers of all whole numbers at these keys; return whether there was any."""
     if not keys:
         return False
     places = [values]

@@ -19,7 +19,7 @@ MAX_NEUTRAL_BYTES = 64  # No field's default is longer as JSON.
 
 
 class _HintField(Struct, frozen=True):
-    """A field without effect, and the value that asks for nothing."""
+    """A field without effect, and its neutral value, which asks for nothing."""
 
     refusable: bool
     neutral: Any

@@ -1,4 +1,4 @@
-"""Ids of server-sent events: an id has the request, its seed, and how much of each choice was sent up to this event.
+"""Ids of server-sent events: an id names the request, its seed, and the part of each choice that was sent so far.
 
 A client that repeats its request with the last id that it saw gets the rest, from any server with the same model: the
 id needs no record. Knows neither HTTP nor event contents.
@@ -28,7 +28,7 @@ _END = re.compile(r"e(\d{1,2})")
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A choice's next tokens, and its end where `ends` is set, that made several events: `num_events` were sent."""
+    """A choice's next tokens, and its end if `ends`, as several events of which `num_events` were sent."""
 
     num_tokens: int
     ends: bool
@@ -36,7 +36,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class ChoicePosition(msgspec.Struct, frozen=True):
-    """How much of one choice was sent: so many tokens, its end, and perhaps a part of the piece that follows."""
+    """The sent part of one choice: `num_tokens`, its end if `ended`, and perhaps a part of the next piece."""
 
     num_tokens: int = 0
     ended: bool = False
@@ -44,10 +44,10 @@ class ChoicePosition(msgspec.Struct, frozen=True):
 
 
 class StreamIdentity(msgspec.Struct, frozen=True):
-    """What a stream's tokens depend on besides its seed, as two short hashes.
+    """Two short hashes of everything that a stream's tokens depend on besides its seed.
 
-    `model` is of the core's fingerprint (`Ready` in `wire/messages.py`), `content` of the prompts' token ids and the
-    parameters, in which the chat template, the tokenizer and the server's defaults have had their part.
+    `model` hashes the core's fingerprint (`Ready` in `wire/messages.py`), `content` the prompts' token ids and the
+    parameters, which already reflect the chat template, the tokenizer and the server's defaults.
     """
 
     model: str
@@ -55,15 +55,15 @@ class StreamIdentity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, fingerprint: str, prompts: Iterable[Sequence[int]], params: SamplingParams) -> "StreamIdentity":
-        """That of a request to a core; the seed of `params` is left out."""
-        # The text leaves out what has its default, so that a version with one more parameter says the same.
+        """The identity of a request to a core; the seed of `params` is left out."""
+        # The text leaves out defaults, so that a version with one more parameter gives the same hash.
         content = blake2b(repr(msgspec.structs.replace(params, seed=None)).encode(), digest_size=6)
         for prompt in prompts:
             content.update(len(prompt).to_bytes(4, "little") + array("i", prompt).tobytes())
         return cls(model_hash(fingerprint), content.hexdigest())
 
     def check_resumes(self, earlier: "StreamIdentity") -> None:
-        """Whether this stream can go on where an earlier one broke off.
+        """Check that this stream can go on where an earlier one broke off.
 
         Raises:
             ResumeConflictError: it has another model, or another prompt or parameters.
@@ -87,7 +87,7 @@ class Position(msgspec.Struct, frozen=True):
     """A point in an answer's stream. Without `choices` it is the beginning, whatever the number of choices.
 
     `created` is in seconds since the epoch. `seed` None: the request has its own, or one is still to be drawn.
-    `num_end_events` were sent of those that follow all choices. `identity` is there where `choices` are.
+    `num_end_events` of the events after all choices were sent. `identity` is set where `choices` are.
     """
 
     request_id: str
@@ -174,7 +174,7 @@ class EventIds:
 
 
 def model_hash(fingerprint: str) -> str:
-    """What an id has of a core's fingerprint: 12 hexadecimal digits."""
+    """The hash of a core's fingerprint in an id: 12 hexadecimal digits."""
     return blake2b(fingerprint.encode(), digest_size=6).hexdigest()
 
 

@@ -16,18 +16,18 @@ from pyllm.errors import (
     RequestTooLargeError,
 )
 
-# Seconds after which an engine that is not there may be.
+# Seconds after which an unavailable engine may be back.
 ENGINE_RETRY = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What went wrong, for the caller. `parameter` is the field at fault, `code` a word for programs.
+    """An error as the caller sees it. `parameter` is the field at fault, `code` a word for programs.
 
-    `kind` is what ran out, where that is all that is wrong: requests or tokens. After `retry_after` seconds it is worth
-    another try; a 429 without it never is. `allow` has the methods of a 405. A prompt of `num_tokens` is too long:
-    at most `limit` fit.
+    `kind` is the exhausted budget of a rate limit: requests or tokens. A retry may succeed after `retry_after` seconds;
+    a 429 without it is final. `allow` has the methods of a 405. A prompt of `num_tokens` is too long: at most `limit`
+    fit.
     """
 
     status: int
@@ -53,7 +53,7 @@ class UnsupportedThreadError(RequestError):
 
 
 class UnknownResponseError(RequestError):
-    """A stored response that is not there, or is another tenant's, which looks the same."""
+    """A stored response that does not exist, or belongs to another tenant, which looks the same."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"There is no stored response {response_id!r:.200}; it may have left the store.")
@@ -75,7 +75,7 @@ class MediaTypeError(RequestError):
 
 
 class IdempotencyConflictError(RequestError):
-    """An Idempotency-Key that is another request's."""
+    """An Idempotency-Key that was used for another request."""
 
 
 class ResumeConflictError(RequestError):
@@ -83,7 +83,7 @@ class ResumeConflictError(RequestError):
 
 
 class BodyTooLargeError(RequestError):
-    """A body beyond what this server takes."""
+    """A body that is larger than this server accepts."""
 
 
 class ClientGoneError(RequestError):
@@ -99,7 +99,7 @@ class ForbiddenError(PyllmError):
 
 
 class RateLimitError(PyllmError):
-    """An account has had its share of `kind`, requests or tokens. Without a `retry_after`, in seconds, it is final."""
+    """An account has used up its `kind`, requests or tokens. Without a `retry_after`, in seconds, this is final."""
 
     def __init__(self, message: str, kind: str, retry_after: float | None) -> None:
         super().__init__(message)
@@ -108,7 +108,7 @@ class RateLimitError(PyllmError):
 
 
 class QueueFullError(PyllmError):
-    """Too much waits already; worth another try in `retry_after` seconds."""
+    """Too many requests wait already; the caller may retry in `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float | None) -> None:
         super().__init__(message)
@@ -116,7 +116,7 @@ class QueueFullError(PyllmError):
 
 
 def describe(error: Exception) -> Failure:
-    """What any exception is to the caller. One that nobody foresaw is logged, and its text is not for the caller."""
+    """The failure that the caller sees for any exception. An unforeseen one is logged, and its text hidden."""
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
             retry_after = getattr(error, "retry_after", ENGINE_RETRY if status == 503 else None)
@@ -130,7 +130,7 @@ def describe(error: Exception) -> Failure:
                 num_tokens=getattr(error, "num_tokens", None),
                 limit=getattr(error, "limit", None),
             )
-    if isinstance(error, ValidationException):  # Litestar's own: of the query, or that there is no body.
+    if isinstance(error, ValidationException):  # Litestar's own: for the query, or for a missing body.
         return _describe_validation(error)
     if isinstance(error, HTTPException) and error.status_code < 500:
         return Failure(error.status_code, error.detail, allow=(error.headers or {}).get("allow", ""))
@@ -152,8 +152,8 @@ def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
     if failure.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after))))
     elif failure.status in (408, 409, 429, 500):
-        # Clients of OpenAI and Anthropic try these again otherwise: what ended cores would end as many again, what had
-        # too little time has no more the next time, and a stream of another model remains one.
+        # OpenAI's and Anthropic's clients would retry these. But a request that crashed cores would crash as many
+        # again, a timeout would be no longer the next time, and a stream of another model remains one.
         headers.append((b"x-should-retry", b"false"))
     if failure.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
@@ -163,7 +163,7 @@ def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
 
 
 def decoding_error(error: Exception) -> RequestError:
-    """What is wrong with a body that does not decode, with the path of the field where there is one."""
+    """The error of a body that does not decode, with the path of the field where there is one."""
     if isinstance(error, RecursionError):
         return RequestError("The body is nested too deeply.")
     if not isinstance(error, msgspec.ValidationError):

@@ -22,9 +22,9 @@ class FieldDescription(NamedTuple):
 
 
 def describe_fields(name: str, schema: Json) -> None:
-    """Put descriptions and ranges into the schema of a request's body; `name` is its struct's.
+    """Put descriptions and ranges into the schema of a request's body; `name` is the name of its struct.
 
-    A field that has a description, as those have that are refused or without effect, keeps it.
+    A field that has a description already, such as one that is refused or without effect, keeps it.
     """
     for field, described in schema.get("properties", {}).items():
         known = DESCRIPTIONS.get(f"{name}.{field}") or DESCRIPTIONS.get(field)

@@ -104,7 +104,7 @@ class IgnoredFields:
         self.counts: dict[str, int] = {}
 
     def count(self, fields: RequestFields) -> bytes:
-        """Count the fields of one request, log names that are new, and give the value of the header; empty: none."""
+        """Count the fields of one request, log new names, and give the header's value; empty where there are none."""
         shown: list[str] = []
         has_more = fields.has_more
         counts = self.counts

@@ -1,7 +1,7 @@
-"""Fields of other servers: the same as one of ours, without effect, or refused by name as they change the answer.
+"""Fields of other servers: an alias of one of ours, without effect, or refused by name as it changes the answer.
 
-The table is made of the documents of vLLM, SGLang, llama.cpp, Ollama, LM Studio, TGI and transformers. Knows no API: a
-struct of a body is made of it, and a field that the struct has itself means there what that API says.
+The table follows the documents of vLLM, SGLang, llama.cpp, Ollama, LM Studio, TGI and transformers. Knows no API: the
+struct of a body inherits the table, and a field that the struct declares itself has that API's meaning.
 """
 
 import functools
@@ -21,7 +21,7 @@ _SAME_AS = "same_as"
 
 
 def same_as(*names: str) -> Meta:
-    """The mark of a field that means what ours means; of several names, each that a body has and supports."""
+    """The mark of an alias of one of our fields; with several names, of each that a body has and supports."""
     bounds = dict(DESCRIPTIONS[names[0]].bounds)
     return Meta(
         description=f"The same as {' or '.join(names)}.", extra={_SAME_AS: names}, extra_json_schema=bounds or None
@@ -123,7 +123,7 @@ class PeerFields(Struct, kw_only=True):
     min_dynamic_patch: Hint = None
     use_audio_in_video: Hint = False
 
-    # llama.cpp, and what Ollama and LM Studio have of it.
+    # llama.cpp; Ollama and LM Studio have some of them, too.
     repeat_penalty: Annotated[float | None, same_as("repetition_penalty")] = None
     repeat_last_n: Hint = -1  # `use_own_names` refuses it beside a penalty.
     n_predict: MaxTokens = None
@@ -222,7 +222,7 @@ class PeerFields(Struct, kw_only=True):
     draft_model: Hint = None
     context_length: Hint = None
 
-    # TGI, transformers, and those that speak to either.
+    # TGI, transformers, and servers with their fields.
     max_new_tokens: MaxTokens = None
     max_length: UseMaxTokens[int] = None
     min_length: Annotated[int | None, unsupported_field("min_tokens", 0)] = None
@@ -254,12 +254,12 @@ class PeerFields(Struct, kw_only=True):
 
 
 def use_own_names(body: Struct, default_penalty: float | None = None) -> dict[str, str]:
-    """Move what a body has in peers' names to our fields. Gives the caller's name of each field that was set so.
+    """Copy a body's aliases to our fields. Gives the caller's name of each field that was set so.
 
     `default_penalty` is the model's own repetition penalty, for a body that has none.
 
     Raises:
-        RequestError: two names of one field have different values, or penalties are to look at a part of the text.
+        RequestError: two names of one field have different values, or a penalty would cover only a part of the text.
     """
     names = {}
     for theirs, owns in _renamed(type(body)):
@@ -287,7 +287,7 @@ def _check_window(body: Struct, default_penalty: float | None) -> None:
 
 @functools.cache
 def _renamed(kind: type[Struct]) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Each field that is the same as one of this struct: its name, and the defaults of those, by our names."""
+    """Each alias in this struct: its name, and the defaults of our fields by their names."""
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     found = []
     for field in fields.values():

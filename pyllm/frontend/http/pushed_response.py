@@ -19,16 +19,16 @@ from pyllm.frontend.http.write_batcher import WriteBatcher
 
 # Where a scope may have its `Connection`; without it every part of a body goes through ASGI's `send`.
 CONNECTION = "pyllm.connection"
-# How long a reader may take nothing at all before its answer is given up.
+# Seconds for which a reader may take nothing at all before its answer is given up.
 READER_PATIENCE = 60.0
-# The first line of an HTTP chunk, by its size, for those that a token makes; larger ones make their own.
+# The first lines of HTTP chunks, by size, for chunks of a token; larger chunks build their own.
 _CHUNK_HEADS = [b"%x\r\n" % size for size in range(2048)]
 
 logger = logging.getLogger(__name__)
 
 
 class Connection(NamedTuple):
-    """A connection as its server has it, and the batcher that all of the server's connections share."""
+    """The server's transport of a connection, and the batcher that all of the server's connections share."""
 
     transport: asyncio.WriteTransport
     batcher: WriteBatcher
@@ -38,8 +38,7 @@ class Channel:
     """The sending half of one HTTP exchange.
 
     A message goes to the socket in the same turn of the event loop, unless the reader is slow: then a task waits for
-    the socket and the channel is `blocked` until `on_drained` is called. Who sends is expected to merge what it has
-    until then.
+    the socket and the channel is `blocked` until `on_drained` is called. A sender should merge its data until then.
     """
 
     __slots__ = (
@@ -87,7 +86,7 @@ class Channel:
         )
 
     def write(self, body: bytes, before: bytes = b"", after: bytes = b"") -> None:
-        """Send a part of a body that was started without its length: what is new of it, between what is not."""
+        """Send a part of a body that was started without its length: the new `body` between two fixed texts."""
         self._num_silent_ticks = 0
         transport, batcher = self._transport, self._batcher
         if transport is None or batcher is None or self.blocked or transport.get_write_buffer_size():
@@ -99,11 +98,11 @@ class Channel:
 
     def finish(self, body: bytes) -> None:
         """Send the last part of the body."""
-        self._transport = None  # It is the next exchange's from now on.
+        self._transport = None  # From now on it belongs to the next exchange.
         self._push({"type": "http.response.body", "body": body, "more_body": False})
 
     def tick(self) -> int:
-        """Called at a fixed rate: gives how many calls ago the reader was last sent or taking something."""
+        """Called at a fixed rate: gives the number of calls since data was last sent, or waited to be taken."""
         self._num_silent_ticks = 0 if self.blocked else self._num_silent_ticks + 1
         return self._num_silent_ticks
 
@@ -157,16 +156,16 @@ def _resume(sending: Coroutine[Any, Any, None], waited_for: Any) -> Generator[An
 
 
 class Answer(Protocol):
-    """What fills an answer in."""
+    """The source of an answer's content."""
 
     def begin(self, channel: Channel) -> None:
-        """Start the work. What is raised here, before anything was sent, is answered as an error."""
+        """Start the work. An exception here, before anything was sent, becomes an error answer."""
 
     def drained(self) -> None:
         """The reader has caught up."""
 
     def end(self) -> None:
-        """The exchange is over, whoever ended it: stop the work if it still goes on."""
+        """The exchange has ended: stop the work if it still runs."""
 
 
 class PushedResponse(Response[bytes]):
@@ -195,7 +194,7 @@ class _Exchange(ASGIResponse):
         channel = Channel(send, connection, self._answer.drained, handler.cancel, self._patience)
         try:
             self._answer.begin(channel)
-            # It tells of a disconnect, and equally that the answer was sent completely.
+            # The message comes when the client disconnects, and equally when the answer was sent completely.
             while (await receive())["type"] != "http.disconnect":
                 pass
         except asyncio.CancelledError:

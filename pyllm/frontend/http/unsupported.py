@@ -19,7 +19,7 @@ _NEUTRAL = "neutral"
 
 
 def unsupported_field(instead: str | None = None, *also_neutral: Any) -> Meta:
-    """The mark of such a field; `instead` does what it would. Other values than the default may pass, too."""
+    """The mark of an unsupported field; `instead` has its effect. `also_neutral` values pass like the default."""
     extra = {**_MARK, _INSTEAD: instead, _NEUTRAL: also_neutral}
     return Meta(description="Not supported: refused unless neutral.", extra=extra)
 
@@ -28,7 +28,7 @@ Unsupported = Annotated[T | None, unsupported_field()]
 
 
 def is_unsupported(annotation: Any) -> bool:
-    """Whether a field of this annotation is marked so."""
+    """Whether a field of this annotation is marked as unsupported."""
     return _mark_of(annotation) is not None
 
 

@@ -6,12 +6,12 @@ they take turns. Knows no HTTP.
 
 import asyncio
 
-# More would leave no faster, and the first of them would wait longer.
+# Larger batches are no faster, and their first part would wait longer.
 PARTS_AT_ONCE = 64
 
 
 class WriteBatcher:
-    """That of one event loop. What is added leaves in the same order, whatever its transport."""
+    """The batcher of one event loop. Parts leave in the order in which they were added, across all transports."""
 
     __slots__ = ("_is_scheduled", "_parts")
 

@@ -1,6 +1,6 @@
 """llama.cpp's own routes: `/infill`, which editors use to fill in code.
 
-The engine's side is `requests` and `answers`; the tokens of a model's family are `text`'s.
+Its route uses the engine through `requests` and `answers`; `text` has the tokens of each model family.
 """
 
 import lazy_loader

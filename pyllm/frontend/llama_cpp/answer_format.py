@@ -16,7 +16,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class InfillFormat:
-    """An `AnswerFormat` of one request. `names` are its response fields; none: all."""
+    """An `AnswerFormat` of one request. `names` are its response fields; empty for all."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class InfillFormat:
         return _event(error_response(failure))
 
     def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> object:
-        """The answer; of several choices a list."""
+        """The answer; a list for several choices."""
         del prompts, counts
         answers = []
         for index, choice in enumerate(choices):

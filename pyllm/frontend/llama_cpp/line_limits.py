@@ -23,7 +23,7 @@ class LineLimits:
         self._is_cut = False
 
     def take(self, new: str) -> tuple[str, bool]:
-        """The part of the text's next part that stays, and whether the text is as long as it gets."""
+        """The part of the new text that stays, and whether the whole text ends there."""
         now = self._clock()
         self._start = now if self._start is None else self._start
         self._has_line |= "\n" in new

@@ -18,10 +18,10 @@ class InfillFile(Struct, kw_only=True):
 
 
 class InfillRequest(EngineRequest, kw_only=True):
-    """`POST /infill`. What is between `input_prefix` with the `prompt`, and `input_suffix`, is filled in.
+    """`POST /infill`. The answer fills the gap between `input_prefix` with the `prompt`, and `input_suffix`.
 
-    `max_tokens` 0, which is `n_predict` at llama.cpp, only has the prompt cached. The answer ends before a line with
-    fewer than `n_indent` blanks, and after `t_max_predict_ms` from its first token on, once it has a line.
+    `max_tokens` 0 (llama.cpp's `n_predict`) only caches the prompt. The answer ends before a line with fewer than
+    `n_indent` blanks, and after `t_max_predict_ms` from its first token on, once it has a line.
     """
 
     input_prefix: str | None = None
@@ -37,7 +37,7 @@ class InfillRequest(EngineRequest, kw_only=True):
 
 
 class InfillSettings(Struct):
-    """How the text was made; `n_predict` -1 is no limit."""
+    """The settings that made the text; `n_predict` -1 is no limit."""
 
     n_ctx: int
     n_predict: int

@@ -1,4 +1,4 @@
-"""`POST /infill`: fills in what is between two texts, by the tokens of the model's family."""
+"""`POST /infill`: fills the gap between two texts, with the special tokens of the model's family."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, 
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.sampling_params import SamplingParams
 
-# Tokens that files leave room for where the request has no limit or is for none; as many as editors ask for.
+# Output tokens that files leave room for where the request's limit is absent or 0; editors ask for as many.
 LEAST_OUTPUT = 128
 MAX_RESPONSE_FIELDS = 64
 
@@ -58,7 +58,7 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
             if not files:
                 return Prepared([tokens], resolved)
             (others,) = await state.prompts.encode([files], add_special_tokens=False, too_long=None)
-            # Of the files the end stays, which is nearest, as at llama.cpp.
+            # The files' end stays, as it is nearest to the gap; llama.cpp does the same.
             room = min(model.max_model_len, model.kv_cache_tokens) - len(tokens) - (params.max_tokens or LEAST_OUTPUT)
             return Prepared([[*others[max(len(others) - max(room, 0), 0) :], *tokens]], resolved)
 

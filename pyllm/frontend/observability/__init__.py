@@ -1,6 +1,6 @@
 """Metrics in Prometheus' format, and traces in OpenTelemetry's.
 
-Knows no route; whoever has something to count calls it.
+Knows no route; the counted code calls it.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""The metrics of cores: what each one's figures become, under a label `engine` of its own. Counts nothing itself."""
+"""The metrics of cores, made from each core's figures and labelled with its `engine`. Counts nothing itself."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from pyllm.frontend.observability.metric_families import OURS, VLLM, Families
 from pyllm.frontend.observability.tier_metrics import families_of_tiers
 from pyllm.wire.messages import ModelInfo
 
-# Prefix, name, text, and the core's figure that it is; what is made of several figures is in `families_of_core`.
+# Prefix, name, text, and the core's figure. `families_of_core` has the metrics that are made of several figures.
 GAUGES = (
     (VLLM, "num_requests_running", "Requests that are being computed.", "num_running"),
     (OURS, "num_requests_held", "Requests that are held back.", "num_held"),
@@ -35,13 +35,13 @@ COUNTERS = (
     (OURS, "quarantine_failures", "Requests that failed because they ended workers.", "num_quarantine_failures"),
 )
 
-# Name, text, and the core's figures that it is: those of each bound, by their prefix, and the sum.
+# Name, text, the prefix of the core's figures for each bound, and the figure of the sum.
 HISTOGRAMS = (
     ("iteration_tokens_total", "Tokens of a step.", "iteration_tokens", "num_computed_tokens"),
     ("request_num_preemptions", "Preemptions of a request.", "request_preemptions", "num_ended_preemptions"),
 )
 
-# What a core gives up so as not to die: its budget of tokens becomes lower.
+# The degradation by which a core avoids running out of memory: its budget of tokens becomes lower.
 CORE_DEGRADATION = "device_memory"
 DEGRADATIONS_TEXT = "Times that something was given up."
 
@@ -49,14 +49,14 @@ Stats = Mapping[str, int]
 
 
 class CoreFigures(msgspec.Struct, frozen=True):
-    """A core's figures, as it counts them; none where it does not answer."""
+    """A core's figures, as it counts them; empty where it does not answer."""
 
     stats: Stats
     is_ready: bool = True
 
 
 def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo) -> Iterator[Metric]:
-    """Every metric of one core, by whose labels `families` are made."""
+    """Every metric of one core; `families` carry its labels."""
     yield families.gauge(OURS, "core_ready", "1 while the core works on requests.", figures.is_ready)
     stats = figures.stats
     if not stats:
@@ -79,7 +79,7 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     swaps = stats["num_swapped"]
     kinds = {"recompute": stats["num_preemptions"] - swaps, "swap": swaps}
     yield families.counters(OURS, "num_preemptions_by_kind", "Preemptions.", "kind", kinds)
-    # What the device does not have is looked up on the host and by the KV connector: vLLM's external cache.
+    # Tokens not on the device are looked up on the host and by the KV connector: vLLM's external cache.
     queries, external = stats["prefix_queries"], stats["host_prefix_hits"] + stats.get("loaded_prefix_hits", 0)
     on_device = stats["prefix_hits"] - external
     yield families.counter(VLLM, "prefix_cache_hits", "Prompt tokens found on the device.", on_device)
@@ -150,7 +150,7 @@ def _families_of_fragmentation(
 
 
 async def figures_of_cores(client: EngineClient) -> dict[int, CoreFigures]:
-    """What each core of a client says now, by its index."""
+    """The current figures of each core of a client, by its index."""
     try:
         stats = await client.core_stats()
     except (PyllmError, TimeoutError):
@@ -159,10 +159,10 @@ async def figures_of_cores(client: EngineClient) -> dict[int, CoreFigures]:
 
 
 def num_waiting(stats: Stats) -> int:
-    """Sequences that wait for whatever reason, by the core's figures."""
+    """All waiting sequences, by the core's figures."""
     return stats["num_waiting"] + stats["num_held"] + stats["num_loading"]
 
 
 def share(part: int, whole: int) -> float:
-    """A part of a whole, from 0 to 1; of nothing it is 0."""
+    """A part of a whole, from 0 to 1; 0 where the whole is 0."""
     return part / whole if whole else 0.0

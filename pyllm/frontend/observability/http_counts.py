@@ -1,7 +1,7 @@
 """HTTP requests by method, route and status, and their seconds, under the names of vLLM's server.
 
-Those are the names, buckets and groups of `prometheus-fastapi-instrumentator`: a status is 2xx or 4xx, and what matches
-no route is `none`. Knows no connection.
+Names, buckets and groups are those of `prometheus-fastapi-instrumentator`: a status is 2xx or 4xx, and a path without a
+route is `none`. Knows no connection.
 """
 
 from bisect import bisect_left
@@ -11,17 +11,17 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 BOUNDS = (0.1, 0.5, 1.0)
-# Of a request: how many, then those up to each bound and above all, then the sum of the seconds.
+# Numbers of a group: the requests, those up to each bound and above all bounds, and the sum of their seconds.
 _NUM_NUMBERS = len(BOUNDS) + 3
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 NO_ROUTE = "none"
 
-# Numbers of each method, route and status, with spaces between.
+# Numbers by method, route and status, joined by spaces.
 Grouped = Mapping[str, Sequence[float]]
 
 
 class HttpCounts:
-    """What one API process, or all of them together, has answered."""
+    """The requests that one API process, or all of them together, answered."""
 
     def __init__(self) -> None:
         self.groups: dict[str, list[float]] = {}

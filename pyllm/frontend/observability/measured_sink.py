@@ -12,7 +12,7 @@ from pyllm.frontend.text.detokenizer import TextDelta
 
 
 class MeasuredSink:
-    """For one request: in front of `sink`, whose every call comes through here."""
+    """The sink of one request: counts every call, and passes it on to `sink`."""
 
     __slots__ = ("_metrics", "_recent", "_sink")
 
@@ -34,7 +34,7 @@ class MeasuredSink:
         self._sink.delta(index, delta)
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Pass them on."""
+        """Pass log-probabilities on."""
         self._sink.prompt_logprobs(index, logprobs)
 
     def error(self, error: PyllmError) -> None:

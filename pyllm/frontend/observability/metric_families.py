@@ -1,4 +1,4 @@
-"""Prometheus families of one set of labels, and sets of families of several made one. Knows no metric by name."""
+"""Prometheus families with one set of labels, and the merging of families by name. Knows no metric by name."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,7 +7,7 @@ from prometheus_client.metrics_core import Metric
 
 from pyllm.frontend.observability.histogram import Histogram
 
-VLLM = "vllm"  # a metric of vLLM's
+VLLM = "vllm"  # a metric that vLLM has, too
 OURS = "pyllm"
 
 
@@ -18,16 +18,16 @@ class Families:
         self._labels = labels
 
     def gauge(self, prefix: str, name: str, text: str, value: float) -> Metric:
-        """What is so now."""
+        """A value that may rise and fall."""
         return self._add(GaugeMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels)), {(): value})
 
     def gauges(self, prefix: str, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        """What is so now, by the values of another label."""
+        """Values that may rise and fall, by the values of another label."""
         family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, label])
         return self._add(family, {(kind,): value for kind, value in values.items()})
 
     def information(self, prefix: str, name: str, text: str, values: Mapping[str, str]) -> Metric:
-        """Texts, as labels of a 1."""
+        """Texts, as the labels of a gauge of 1."""
         family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, *values])
         return self._add(family, {tuple(values.values()): 1})
 
@@ -51,7 +51,7 @@ class Families:
         return family
 
     def _add(self, family: GaugeMetricFamily | CounterMetricFamily, samples: Mapping[tuple[str, ...], float]) -> Metric:
-        """The family with its samples, each by the values of the labels beside our own."""
+        """The family with its samples, each by the values of its further labels."""
         for values, sample in samples.items():
             family.add_metric([*self._labels.values(), *values], sample)
         return family

@@ -1,7 +1,7 @@
 """The list of metrics: counts this API process's requests, and shows what cores and other processes have counted.
 
-Those of cores are in `core_metrics.py`. Names with `vllm:` have vLLM's meaning and bounds; what vLLM lacks begins with
-`pyllm:`. All are plain numbers, and become Prometheus families when scraped: a token costs two additions.
+Metrics of cores are in `core_metrics.py`. Names with `vllm:` have vLLM's meaning and bounds; metrics that vLLM lacks
+begin with `pyllm:`. All are plain numbers, and become Prometheus families when scraped: a token costs two additions.
 """
 
 import time
@@ -40,7 +40,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4"  # the charset is appended by the fra
 
 FINISH_REASONS = tuple(code.name.lower() for code in FinishCode if code)
 
-# What each API process counts for itself, and what is shown as the sum of all.
+# Attributes that each API process counts for itself, and that are shown as sums over all API processes.
 COUNTED = (
     *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "finished"),
     *("rejected", "degradations", "encoding", "first_token", "inter_token", "request_seconds"),
@@ -50,7 +50,7 @@ COUNTED = (
     "connection",
 )
 
-# What an API process gives up so as not to die.
+# Degradations by which an API process avoids running out of memory.
 DEGRADATIONS = ("host_memory",)
 
 # The figures of each core, by its index.
@@ -111,7 +111,7 @@ class Metrics(Collector):
         return RequestMetrics(self, num_prompt_tokens, num_samples)
 
     def counted(self) -> bytes:
-        """All that was counted here so far: an encoded `Row` of `shared/totals.py`."""
+        """All counts of this process so far: an encoded `Row` of `shared/totals.py`."""
         row = array("d")
         for name in COUNTED:
             row.extend(_numbers(getattr(self, name)))
@@ -128,8 +128,8 @@ class Metrics(Collector):
     ) -> bytes:
         """Prometheus' text. `totals` are the sums of all rows of `counted`, `condition` is that of this process.
 
-        What a core's figures lack, as where it does not answer, is left out.
-        Unless it `shows_fields`, so are the names of ignored fields: other clients' requests have chosen them.
+        Metrics whose figures a core lacks, as when it does not answer, are left out.
+        So are the names of ignored fields without `shows_fields`: other clients' requests have chosen them.
         """
         shown = self.shown(cores, totals, condition, processes)
         if not shows_fields:
@@ -145,7 +145,7 @@ class Metrics(Collector):
         return shown
 
     def summed(self, totals: bytes) -> "Metrics":
-        """What all API processes counted, from the sums of all rows of `counted`."""
+        """The counts of all API processes, from the sums of all rows of `counted`."""
         shown = Metrics(self._labels["model_name"], self._model, self.clock)
         total = decode_row(totals)
         shown.ignored_fields.counts = total.named
@@ -156,7 +156,7 @@ class Metrics(Collector):
         return shown
 
     def collect(self) -> Iterator[Metric]:
-        """Every family: those of cores first, then what API processes counted, whichever core it came from."""
+        """Every family: those of cores first, then the counts of API processes, over all cores."""
         families = Families(self._labels)
         of_api = families.counters(OURS, "degradations", DEGRADATIONS_TEXT, "reason", self.degradations)
         yield from merged([*self._collect_cores(), of_api])
@@ -224,7 +224,7 @@ class Metrics(Collector):
             yield from families_of_core(Families(self._labels | {"engine": str(index)}), figures, self._model)
 
     def _collect_processes(self, families: Families) -> Iterator[Metric]:
-        """By their titles: several of one, as spares are, count together."""
+        """The metrics of processes, by title: several processes with one title, as spares, count together."""
         memory, cpu, devices, restarts = Counter[str](), dict[str, float](), Counter[str](), dict[str, int]()
         for process in self._processes:
             memory[process.name] += process.memory_bytes
@@ -241,7 +241,7 @@ class Metrics(Collector):
 
 
 class SampleTimes(msgspec.Struct, frozen=True, gc=False):
-    """Of a sample that has ended: when, by the clock, and seconds; `per_token` None with fewer than two tokens."""
+    """The end of a sample, by the clock, and its latencies in seconds; `per_token` is None below two tokens."""
 
     at: float
     end_to_end: float
@@ -264,7 +264,7 @@ class RequestMetrics:
         self.num_cached_tokens = 0
         self._start_times: StartTimes | None = None
         self._start_is_counted = False
-        self._first: list[float | None] = [None] * num_samples  # when its first token came, by sample
+        self._first: list[float | None] = [None] * num_samples  # the time of the first token, by sample
         self._last: list[float | None] = [None] * num_samples
         self._num_tokens = [0] * num_samples
 
@@ -278,12 +278,12 @@ class RequestMetrics:
         return self._num_tokens[sample]
 
     def seconds_of(self, sample: int) -> tuple[float, float]:
-        """How long one sample took to its first tokens, and from these to its last ones so far; 0: it has none."""
+        """Seconds of one sample to its first tokens, and from these to its last ones so far; 0 without tokens."""
         first, last = self._first[sample], self._last[sample]
         return (0.0, 0.0) if first is None or last is None else (first - self._arrival, last - first)
 
     def last_time_of(self, sample: int) -> float | None:
-        """When one sample last got tokens, by the clock; None: it has none."""
+        """The time of one sample's last tokens, by the clock; None without tokens."""
         return self._last[sample]
 
     @property
@@ -293,7 +293,7 @@ class RequestMetrics:
 
     @property
     def start_times(self) -> StartTimes | None:
-        """The times that a core has reported for the request's start; None: not yet."""
+        """The times that a core has reported for the request's start; None before that."""
         return self._start_times
 
     @property
@@ -302,12 +302,12 @@ class RequestMetrics:
         return self._num_open
 
     def started(self, times: StartTimes) -> None:
-        """A core has begun the request. What the first one says counts."""
+        """Note that a core has begun the request. The first report counts."""
         if self._start_times is None:
             self._start_times = times
 
     def delta(self, sample: int, num_tokens: int, num_cached_tokens: int) -> float:
-        """A sample got tokens. Gives the seconds since its last ones, or since the request's arrival for the first."""
+        """Count tokens of a sample. Gives the seconds since its last ones, or, for the first, since the arrival."""
         metrics = self._metrics
         clock = metrics.clock  # Calling it as a method would cost twice as much.
         now = clock()
@@ -328,7 +328,7 @@ class RequestMetrics:
         return pause
 
     def finish(self, sample: int, reason: str) -> SampleTimes:
-        """A sample has ended."""
+        """Count the end of a sample."""
         metrics = self._metrics
         self._num_open -= 1
         metrics.finished[reason] += 1
@@ -343,12 +343,12 @@ class RequestMetrics:
         return SampleTimes(now, now - self._arrival, per_token)
 
     def end(self, reason: str) -> None:
-        """Whatever has not ended by itself ends now."""
+        """End all samples that have not ended by themselves."""
         self._metrics.finished[reason] += self._num_open
         self._num_open = 0
 
     def _count_times(self, sample: int) -> float | None:
-        """Those of a sample that has ended with output, and with the first of these their request's.
+        """Count the times of an ended sample with output; with the request's first such sample, also the request's.
 
         Gives the seconds from the sample's first token to its last.
         """
@@ -360,7 +360,7 @@ class RequestMetrics:
         metrics.decode_seconds.observe(decode)
         # A sample of one token has nothing to divide: it counts as 0, as in vLLM.
         metrics.output_token_seconds.observe(decode / max(self._num_tokens[sample] - 1, 1))
-        if times is None:  # A core of another version does not tell.
+        if times is None:  # A core of another version reports no times.
             return decode
         start = min(first for first in self._first if first is not None) - times.prefill
         metrics.inference_seconds.observe(last - start)
@@ -393,7 +393,7 @@ def _numbers(value: Counted) -> list[float]:
 
 
 def _filled(value: Counted, numbers: Iterator[float]) -> Counted:
-    """The same with the next of the numbers."""
+    """A value like this one, filled with the next numbers."""
     if isinstance(value, Histogram):
         value.counts = [int(next(numbers)) for _ in value.counts]
         value.sum = next(numbers)

@@ -1,4 +1,4 @@
-"""The last minutes of the series that the page draws, so that its charts begin with them. Knows no page and no HTTP."""
+"""The last minutes of the series that the page draws, with which its charts begin. Knows no page and no HTTP."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,10 @@ from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.shared.remote_state import Shared
 
-INTERVAL = 2.0  # seconds between two looks, as the page makes them
+INTERVAL = 2.0  # seconds between two samples, as on the page
 MAX_LOOKS = 300  # Ten minutes of some 100 numbers each.
 
-# What the page makes its charts and events of.
+# The series of the page's charts and events.
 SERIES = frozenset(
     {
         *("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc"),
@@ -36,14 +36,14 @@ SERIES = frozenset(
 
 
 class Looks(msgspec.Struct, frozen=True):
-    """`GET /metrics/history`, oldest look first: seconds since each, and each series' values, null where it was not."""
+    """`GET /metrics/history`: the age of each sample in seconds, oldest first, and each series' values or null."""
 
     ages: list[float]
     series: dict[str, list[float | None]]
 
 
 class MetricsHistory:
-    """Of all cores and API processes, as `/metrics` of this process would have shown them; `clock` gives seconds."""
+    """The history of all cores' and API processes' metrics, as in `/metrics`; `clock` gives seconds."""
 
     def __init__(
         self, metrics: Metrics, client: EngineClient, shared: Shared, clock: Callable[[], float] = time.monotonic
@@ -52,18 +52,18 @@ class MetricsHistory:
         self._client = client
         self._shared = shared
         self._clock = clock
-        self._columns: dict[str, int] = {}  # of each series in the numbers of a look, where NaN is no value
+        self._columns: dict[str, int] = {}  # index of each series in a sample's numbers, where NaN is no value
         self._looks: deque[tuple[float, Sequence[float]]] = deque(maxlen=MAX_LOOKS)
 
     async def follow(self) -> None:
-        """Look again and again; what is away for a while is left out."""
+        """Take a sample every `INTERVAL` seconds; skip it while the engine or the shared state does not answer."""
         while True:
             with contextlib.suppress(PyllmError, TimeoutError):
                 await self.look()
             await asyncio.sleep(INTERVAL)
 
     async def look(self) -> None:
-        """Keep what is so now.
+        """Keep a sample of the current metrics.
 
         Raises:
             EngineDeadError: the state that API processes share does not answer.
@@ -78,7 +78,7 @@ class MetricsHistory:
         self._looks.append((self._clock(), array("d", [values.get(name, math.nan) for name in self._columns])))
 
     def looks(self) -> Looks:
-        """Those that are kept."""
+        """The samples that are kept."""
         now = self._clock()
         ages = [round(now - at, 3) for at, _ in self._looks]
         rows = [row for _, row in self._looks]
@@ -86,7 +86,7 @@ class MetricsHistory:
 
 
 def _name(sample: Sample) -> str:
-    """The series as Prometheus' text has it, without the model, which all have in common."""
+    """The series' name as in Prometheus' text, without the label of the model, which all series share."""
     labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items() if name != "model_name")
     return f"{sample.name}{{{labels}}}"
 

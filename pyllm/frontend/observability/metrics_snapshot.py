@@ -15,7 +15,7 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class Gauge(msgspec.Struct, frozen=True):
-    """What is so now."""
+    """A value that may rise and fall."""
 
     name: str
     labels: dict[str, str]
@@ -23,7 +23,7 @@ class Gauge(msgspec.Struct, frozen=True):
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """How many values were at most each bound; the last bound is `+Inf`."""
+    """The number of values up to each bound; the last bound is `+Inf`."""
 
     name: str
     labels: dict[str, str]

@@ -1,4 +1,4 @@
-"""The line of the log that says how the engine does: vLLM's words. Knows no clock and no process."""
+"""The log line with the engine's throughput and load, in vLLM's words. Knows no clock and no process."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ class StatsLine:
     def line(
         self, stats: Mapping[str, int], num_prompt_tokens: int, num_generation_tokens: int, seconds: float
     ) -> str | None:
-        """What happened in the last `seconds`; None if nothing did, and nothing runs, and the line before said so.
+        """The line for the last `seconds`; None if the engine was idle in them and in the interval before.
 
         `stats` are the core's. Both numbers of tokens count from the start.
         """

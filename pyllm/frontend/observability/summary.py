@@ -1,4 +1,4 @@
-"""What an engine did in the last seconds, as one struct: throughput, latencies, hit rates, memory. Knows no HTTP.
+"""The last seconds of an engine, as one struct: throughput, latencies, hit rates, memory. Knows no HTTP.
 
 Latencies are exact; `metrics.py` has the histograms.
 """
@@ -16,7 +16,7 @@ from pyllm.frontend.observability.metrics import SampleTimes
 
 MAX_SAMPLES = 10_000  # whose latencies are kept
 MAX_PAUSES = 100_000
-# What comes within so many seconds is counted together, so that counts reach back for `MAX_WINDOW` seconds.
+# Events within so many seconds are counted together, so that counts reach back for `MAX_WINDOW` seconds.
 RESOLUTION = 0.01
 MAX_WINDOW = 900.0
 
@@ -41,7 +41,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     `time_to_first_token`, `inter_token_latency` (between two deltas), `time_per_output_token` (a sample's mean, its
     first token left out), `end_to_end` and `queue` (until the first step) are vLLM's. `prefix_cache_hit_rate` is the
     share of prompt tokens that the prefix cache had, `kv_cache_usage` that of blocks in use now. `memory_bytes` is the
-    PSS of the engine's processes, `device_bytes` what they have on cards, None where that is not known.
+    PSS of the engine's processes, `device_bytes` their memory on cards, None where that is not known.
     """
 
     window: float
@@ -63,7 +63,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Counts(msgspec.Struct, gc=False):
-    """What came within `RESOLUTION` seconds from `at` on."""
+    """Counts of the `RESOLUTION` seconds from `at` on."""
 
     at: float
     num_tokens: int = 0
@@ -73,7 +73,7 @@ class _Counts(msgspec.Struct, gc=False):
 
 
 class RecentRequests:
-    """The times of what happened not long ago, as `RequestMetrics` measures them, by the same `clock`, in seconds."""
+    """The times and counts of recent requests, as `RequestMetrics` measures them, by the same `clock`, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -87,7 +87,7 @@ class RecentRequests:
     def summary(
         self, window: float, stats: dict[str, int], memory_bytes: int, device_bytes: int | None = None
     ) -> Summary:
-        """The last `window` seconds. `stats` are the core's, for what is so now; `check_window` checks the window."""
+        """The last `window` seconds, which `check_window` checks. `stats` are the core's current figures."""
         now = self._clock()
         window = max(1e-9, min(window, now - self._since, MAX_WINDOW))
         after = now - window
@@ -115,7 +115,7 @@ class RecentRequests:
         )
 
     def add_request(self, at: float, num_prompt_tokens: int, num_cached_tokens: int, queue: float | None) -> None:
-        """A request got its first token, after so many seconds in the queue, where that is known."""
+        """Count a request with its first token; `queue` are its seconds in the queue, if known."""
         counts = self._counts_at(at)
         counts.num_prompt_tokens += num_prompt_tokens
         counts.num_cached_tokens += num_cached_tokens
@@ -123,12 +123,12 @@ class RecentRequests:
             self._queues.append((at, queue))
 
     def add_tokens(self, at: float, num_tokens: int, seconds: float, is_first: bool) -> None:
-        """A sample got tokens, so many seconds after its last ones, or, of the first, after its request came."""
+        """Count tokens of a sample, `seconds` after its last ones, or, for the first, after its request's arrival."""
         self._counts_at(at).num_tokens += num_tokens
         (self._first_tokens if is_first else self._pauses).append((at, seconds))
 
     def add_ended(self, sample: SampleTimes, is_last: bool) -> None:
-        """A sample has ended; with the last one its request."""
+        """Count the end of a sample; `is_last` also ends its request."""
         self._counts_at(sample.at).num_requests += is_last
         self._ended.append(sample)
 
@@ -152,7 +152,7 @@ def _values_since(after: float, entries: deque[tuple[float, float]]) -> list[flo
 
 
 def percentiles(values: Sequence[float | None]) -> Percentiles:
-    """Of those that are there, each percentile being the lowest value with so many at or below it (nearest rank)."""
+    """Percentiles of the values that are not None, by nearest rank: the lowest value with so many at or below it."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return Percentiles()

@@ -10,7 +10,7 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """The caller's span: ids in hexadecimal, its flags, and what vendors keep beside it, as it came."""
+    """The caller's span: ids in hexadecimal, its flags, and the vendors' `tracestate`, as it came."""
 
     trace_id: str
     span_id: str
@@ -19,7 +19,7 @@ class TraceContext(msgspec.Struct, frozen=True):
 
 
 def parse_trace_context(traceparent: str, tracestate: str) -> TraceContext | None:
-    """What the headers say; None where they say nothing valid, which the standard wants ignored."""
+    """The span in the headers; None where they are not valid, which the standard wants ignored."""
     match = _TRACEPARENT.fullmatch(traceparent)
     if match is None:
         return None

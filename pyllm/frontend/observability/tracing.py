@@ -1,6 +1,6 @@
 """Spans of finished requests, for an OpenTelemetry collector: one `llm_request` each, with vLLM's attributes.
 
-Knows the attributes and the exporter; `pip install pyllm[otel]` brings what it imports, when a tracer is made.
+Knows the attributes and the exporter. A tracer imports OpenTelemetry, which `pip install pyllm[otel]` installs.
 """
 
 import time
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
 
-# Seconds that a collector gets to take a batch; a server that ends waits as long for one that is not there.
+# Seconds within which a collector must take a batch; a server that shuts down waits as long for an absent collector.
 EXPORT_SECONDS = 3.0
 
 _NANOSECONDS = 1_000_000_000
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What a span says. Times are seconds from the request's arrival; `first_token` is None where there was none.
+    """The content of a span. Times are seconds from the request's arrival; `first_token` is None without a token.
 
-    `params` are None of a request that samples nothing.
+    `params` are None for a request that samples nothing.
     """
 
     request_id: str
@@ -77,7 +77,7 @@ class Tracer:
         span.end(end)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
     def _attributes(self, trace: RequestTrace) -> dict[str, str | int | float | list[str]]:
@@ -104,7 +104,7 @@ class Tracer:
 
 
 def _context(parent: TraceContext | None) -> "Context":
-    """The caller's span as the parent, whose word on sampling counts; without one every request is recorded."""
+    """The caller's span as the parent, whose sampling flag counts; without a parent every request is recorded."""
     from opentelemetry import trace
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState

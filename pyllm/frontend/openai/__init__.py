@@ -1,6 +1,6 @@
 """OpenAI's completions, chat completions, embeddings and models, and vLLM's tokenization.
 
-Each route decodes a body and gives an answer its format; the way between them is `requests` and `answers`.
+Each route decodes a body and formats the answer; `requests` and `answers` do the work between.
 """
 
 import lazy_loader

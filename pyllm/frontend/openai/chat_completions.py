@@ -124,7 +124,7 @@ class ChatChunks:
         self.shows_tokens = request.return_token_ids is True
         self.role = state.server.response_role
         self._name = token_names(request.return_tokens_as_token_ids)
-        # Beside those that it names, a request gets the token itself.
+        # A request gets the sampled token beside the tokens that it names.
         self._num_logprobs = len(named) + 1 if (named := params.logprob_token_ids) else params.logprobs
         self._has_prompt_logprobs = params.prompt_logprobs is not None
         self._token_bytes = state.tokenizer.token_bytes

@@ -26,9 +26,9 @@ from pyllm.frontend.openai.tool_protocol import (
 )
 from pyllm.frontend.text.json_schemas import Ignore
 
-# The parts of an assistant's message that are what it thought.
+# The types of parts of an assistant's message that are its reasoning.
 _THOUGHTS = ("thinking", "reasoning")
-# The fields that have no effect but in messages of these roles.
+# Fields, and the roles of the messages in which they have an effect.
 _ROLES_OF = {
     **dict.fromkeys(("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal"), ("assistant",)),
     **dict.fromkeys(("tool_call_id", "tool_name"), ("tool", "function")),
@@ -167,7 +167,7 @@ def _named(message: ChatMessage, role: str, content: str) -> dict[str, Any]:
 
 
 def _users_text(content: Any, where: str) -> str:
-    """The text of a message that is no answer: what is not text would be lost."""
+    """The text of a message of the user or the system. Parts that are not text are refused, as they would be lost."""
     if isinstance(content, dict):
         raise RequestError(f"{where} must be a text or a list of parts", where)
     if not isinstance(content, list):
@@ -214,7 +214,7 @@ def _of_assistant(message: ChatMessage, where: str) -> dict[str, Any]:
 
 
 def _called(call: MessageToolCall, where: str) -> dict[str, Any]:
-    """The function that was called: to a template a custom tool is a function of its input."""
+    """The called function. To a template, a custom tool is a function of its input."""
     if call.custom is not None and (call.type == "custom" or call.function is None):
         return {"name": call.custom.name, "arguments": input_arguments(call.custom.input or "")}
     if call.function is None:

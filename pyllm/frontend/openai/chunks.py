@@ -20,9 +20,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Chunks(Protocol):
-    """One route's chunks. `chunk` is what all of them share; with a usage of None, one comes at the end.
+    """One route's chunks. `chunk` has the fields that all share; if its usage is None, the last chunk has the usage.
 
-    With `shows_tokens` a chunk has more of new tokens than their text.
+    With `shows_tokens` a chunk also has the ids of its new tokens.
     """
 
     @property
@@ -45,10 +45,9 @@ class Chunks(Protocol):
 
 
 class ChunkFormat:
-    """An `AnswerFormat` of chunks. What surrounds the text of a choice is encoded once, so that a token costs its text
-    only.
+    """An `AnswerFormat` of chunks. The JSON around a choice's text is encoded once: a token costs its text only.
 
-    With `counts_of` each chunk has the usage so far, of its own choice, as vLLM's have it.
+    With `counts_of` each chunk has its own choice's usage so far, as in vLLM.
     """
 
     def __init__(self, chunks: Chunks, counts_of: Callable[[int], TokenCounts] | None = None) -> None:
@@ -59,7 +58,7 @@ class ChunkFormat:
         self._greeted: set[int] = set()
 
     def text(self, choice: int, delta: TextDelta) -> bytes:
-        """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
+        """The chunks of a choice's new text; empty if there is none to show yet."""
         if delta.finish_reason is not None:
             events = self.chunk(choice, self._chunks.last(choice, delta))
         elif delta.logprobs or (self._shows_tokens and delta.tokens) or (delta.text and self._counts_of is not None):
@@ -90,7 +89,7 @@ class ChunkFormat:
         return _event(chunk)
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:
-        """What surrounds a choice's new text; None as long as it has had none."""
+        """The JSON before and after a choice's new text; None before its first text."""
         return self._around.get(choice)
 
     def end(self, counts: TokenCounts, reasoning_tokens: int | None = None) -> bytes:

@@ -1,6 +1,6 @@
 """The fields that the requests of all generation routes share, OpenAI's Responses included.
 
-`protocol.py` explains the marks of fields; those that only other servers have are in `frontend/http/peer_fields.py`.
+`protocol.py` explains the marks of fields; `frontend/http/peer_fields.py` has fields that only other servers have.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from pyllm.frontend.http.unsupported import Unsupported
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """A constraint on the output: exactly one of those of `StructuredOutputsParams`."""
+    """A constraint on the output: exactly one of the constraints of `StructuredOutputsParams`."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -29,7 +29,7 @@ class StructuredOutputs(Struct, kw_only=True):
 
 
 class EngineRequest(PeerFields, kw_only=True):
-    """What every generation route has in common: how one sample is chosen, and its place among the others."""
+    """The fields that all generation routes share: the sampling of one sample, and the scheduling of the request."""
 
     model: str | None = None
     temperature: float | None = None

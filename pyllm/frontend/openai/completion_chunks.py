@@ -26,7 +26,7 @@ from pyllm.frontend.text.detokenizer import TextDelta
 
 
 class EchoedPrompt(NamedTuple):
-    """A prompt that its answer tells of: its text, its tokens, and the text of the first one."""
+    """A prompt that is part of its answer: its text, its tokens, and the text of the first token."""
 
     text: str
     tokens: Sequence[int]
@@ -34,7 +34,7 @@ class EchoedPrompt(NamedTuple):
 
 
 class CompletionChunks:
-    """Completions' JSON. `prompts` must be given before the first text if the answer tells of them."""
+    """Completions' JSON. `prompts` must be given before the first text if the answer shows them."""
 
     def __init__(
         self, context: RequestContext, model: str, system_fingerprint: str, request: CompletionRequest
@@ -109,7 +109,7 @@ class CompletionChunks:
         return logprobs
 
     def _echoed_logprobs(self, choice: int, of_prompt: list[LogprobEntries]) -> CompletionLogprobs | None:
-        """Those of the prompt, of whose first token nothing is known."""
+        """The prompt's log-probabilities; its first token has none."""
         if not (self._echoes and self._has_logprobs):
             return None
         prompt = self._prompt(choice)

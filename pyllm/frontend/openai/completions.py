@@ -92,7 +92,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
 
 
 def _between(state: ServerState, request: CompletionRequest, prompt: str | list[int]) -> str:
-    """The prompt for what is between a text and the suffix."""
+    """The prompt for the gap between a text and the suffix."""
     if not isinstance(prompt, str):
         raise RequestError("suffix needs a text as prompt, not token ids", "suffix")
     if request.echo:
@@ -118,7 +118,7 @@ def _sampling_params(state: ServerState, request: CompletionRequest, limit: int 
 
 
 def _echoed(state: ServerState, given: str | list[int], tokens: Sequence[int], is_truncated: bool) -> EchoedPrompt:
-    """A prompt as it was given, unless it was token ids or only a part of it is computed."""
+    """A prompt to show: as it was given, or decoded if it was token ids or has been truncated."""
     if is_truncated or not isinstance(given, str):
         given = state.tokenizer.decode(tokens, skip_special_tokens=False)
     return EchoedPrompt(given, tokens, state.tokenizer.token_text(tokens[0]) if tokens else "")

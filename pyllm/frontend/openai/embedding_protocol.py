@@ -1,4 +1,4 @@
-"""The request and the response of `/v1/embeddings` as structs, with vLLM's additions. `unsupported.py` has marks."""
+"""The request and the response of `/v1/embeddings` as structs, with vLLM's additions. Knows no behaviour."""
 
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,8 +17,8 @@ MAX_INPUTS = 2048  # OpenAI's
 class EmbeddingRequest(Struct, kw_only=True):
     """`POST /v1/embeddings`. `input` is a text or token ids, or a list of either.
 
-    Of an input that is longer than `truncate_prompt_tokens` (-1: the context) so many tokens are kept: the last, or the
-    first where the `truncation_side` is right.
+    An input longer than `truncate_prompt_tokens` (-1: the context) keeps so many tokens: the last, or the first where
+    `truncation_side` is right.
     """
 
     input: str | list[str | int | list[int]]
@@ -50,7 +50,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     mm_processor_kwargs: Unsupported[dict[str, Any]] = {}
     media_io_kwargs: Unsupported[dict[str, Any]] = {}
 
-    # Of vLLM's conversations that are embedded.
+    # Fields of vLLM's embeddings of conversations.
     messages: UseInput[list[Any]] = None
     chat_template: UseInput[str] = None
     chat_template_kwargs: UseInput[dict[str, Any]] = {}

@@ -88,17 +88,17 @@ class EmbeddingsAnswer:
         """The whole answer is one write; nothing is left to do."""
 
     def end(self) -> None:
-        """Abort what still runs."""
+        """Abort the prompts that still run."""
         self._batch.abort()
 
     def _add(self, index: int, embedding: Embedding) -> None:
-        """Add one; after the last, send everything."""
+        """Add an embedding; after the last, send everything."""
         values = embedding.values
         if self._in_base64:
             text = binascii.b2a_base64(values.tobytes(), newline=False).decode()
             self._data[index] = EmbeddingData(index, text)
         else:
-            # As JSON already: millions of numbers at the end would hold up everything else.
+            # Encoded now: to encode millions of numbers at the end would block the event loop.
             numbers = cast("list[float]", msgspec.Raw(_encode(values.tolist())))
             self._data[index] = EmbeddingData(index, numbers)
         if self._batch.finished:

@@ -1,4 +1,4 @@
-"""`POST /invocations`, the only route that SageMaker calls, as at vLLM: another route, by the fields of the body."""
+"""`POST /invocations`, the only route that SageMaker calls: calls another route by the body's fields, as in vLLM."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -13,7 +13,7 @@ from pyllm.frontend.requests.json_request import JsonRequest, body_type
 
 
 def invocations_route(routes: Mapping[str, HTTPRouteHandler]) -> HTTPRouteHandler:
-    """The route. `routes` are those that answer, each by a field that only its bodies have."""
+    """The route. It calls one of `routes`, each named by a field that only its bodies have."""
 
     @post("/invocations", status_code=200, include_in_schema=False)
     async def invoke(request: JsonRequest) -> PushedResponse:

@@ -8,7 +8,7 @@ from pyllm.frontend.openai.protocol import ChatLogprob, ChatLogprobs, ChatTopLog
 LEAST = -9999.0  # JSON has no infinity; the number is vLLM's.
 
 TokenBytes = Callable[[int], bytes]
-# What a token is called in an answer.
+# The name of a token in an answer.
 TokenName = Callable[[int, Logprob], str]
 
 
@@ -25,14 +25,14 @@ def by_id(token: int, entry: Logprob) -> str:
 
 
 def token_names(returns_ids: bool | None) -> TokenName:
-    """What `return_tokens_as_token_ids` asks for."""
+    """The names that `return_tokens_as_token_ids` asks for."""
     return by_id if returns_ids else by_text
 
 
 def completion_logprobs(
     logprobs: Sequence[LogprobEntries], offset: int, name: TokenName = by_text
 ) -> tuple[CompletionLogprobs, int]:
-    """Those of tokens whose text begins at `offset`, in characters; and where the text of the next one begins."""
+    """Log-probabilities of tokens whose text begins at the character `offset`, and the offset of the text behind."""
     answer = CompletionLogprobs([], [], [], [])
     for entries in logprobs:
         own = chosen(entries)
@@ -45,7 +45,7 @@ def completion_logprobs(
 
 
 def add_completion_logprobs(answer: CompletionLogprobs, more: CompletionLogprobs) -> None:
-    """Append those of the tokens that follow."""
+    """Append log-probabilities of the tokens that follow."""
     answer.tokens += more.tokens
     answer.token_logprobs += more.token_logprobs
     answer.top_logprobs += more.top_logprobs
@@ -55,7 +55,7 @@ def add_completion_logprobs(answer: CompletionLogprobs, more: CompletionLogprobs
 def chat_logprobs(
     logprobs: Sequence[LogprobEntries], num_top: int, token_bytes: TokenBytes, name: TokenName = by_text
 ) -> ChatLogprobs:
-    """Those of some tokens, with so many of the likeliest for each."""
+    """Log-probabilities of tokens, with the `num_top` likeliest tokens for each."""
     content = []
     for entries in logprobs:
         own = chosen(entries)
@@ -71,12 +71,12 @@ def chat_logprobs(
 
 
 def prompt_logprobs(logprobs: Sequence[LogprobEntries]) -> list[LogprobEntries | None]:
-    """Those of a prompt, as vLLM has them: nothing is known of its first token, where they begin."""
+    """Log-probabilities of a prompt, as in vLLM: the list begins with None for the first token."""
     return [None, *({token: _as_json(entry) for token, entry in entries.items()} for entries in logprobs)]
 
 
 def _by_name(entries: LogprobEntries, name: TokenName) -> dict[str, float]:
-    """The entries by their tokens' names; of several with one text, such as halves of characters, the likeliest."""
+    """The entries by their tokens' names; of tokens with the same text, as halves of characters, the likeliest."""
     values: dict[str, float] = {}
     for token, entry in entries.items():
         text = name(token, entry)
@@ -89,4 +89,4 @@ def _as_json(entry: Logprob) -> Logprob:
 
 
 def _finite(entry: Logprob) -> float:
-    return entry.logprob if entry.logprob > LEAST else LEAST  # In this order LEAST stands for what is no number, too.
+    return entry.logprob if entry.logprob > LEAST else LEAST  # In this order LEAST replaces NaN, too.

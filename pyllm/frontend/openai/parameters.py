@@ -45,7 +45,7 @@ _OPENAI_RETENTIONS: dict[str, Retention] = {"in_memory": "none", "in-memory": "n
 
 
 def given_fields(request: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:
-    """Those of these fields that a request has."""
+    """The fields of `names` that a request has, with their values."""
     return {name: value for name in names if (value := getattr(request, name)) is not None}
 
 
@@ -83,7 +83,7 @@ def output_limit(max_tokens: int | None, *, may_be_none: bool = False) -> int | 
     """The most tokens that an answer may have; None for -1, which is llama.cpp's and LM Studio's word for no limit.
 
     Raises:
-        RequestError: it is to have none and that may not be, or fewer.
+        RequestError: it is below -1, or 0 without `may_be_none`.
     """
     if max_tokens in (None, -1):
         return None
@@ -92,12 +92,12 @@ def output_limit(max_tokens: int | None, *, may_be_none: bool = False) -> int | 
 
 
 def may_be_prompt_alone(request: GenerationRequest, context: RequestContext) -> bool:
-    """Whether a request for no tokens is meant: to score a prompt, or, in llama.cpp's words, to have it cached."""
+    """Whether a request may ask for no tokens: to score a prompt, or, with llama.cpp's `n_predict`, to cache it."""
     return request.prompt_logprobs is not None or context.field_names.get("max_tokens") == "n_predict"
 
 
 def with_defaults(request: Request, server: ServerConfig) -> Request:
-    """The request with what the server's flags give every one: usage at a stream's end, ids for tokens' names."""
+    """The request with the defaults of the server's flags: usage at a stream's end, ids for tokens' names."""
     changes: dict[str, Any] = {}
     if server.enable_force_include_usage and request.stream:
         options = request.stream_options or StreamOptions()
@@ -125,7 +125,7 @@ def wants_continuous_usage(request: GenerationRequest) -> bool:
     """Whether each chunk of the stream is to have the usage so far.
 
     Raises:
-        RequestError: without the usage at the end, which is when nobody has any of it.
+        RequestError: it does not ask for the usage at the end.
     """
     options = request.stream_options
     if options is None or not options.continuous_usage_stats:
@@ -139,7 +139,7 @@ def wants_continuous_usage(request: GenerationRequest) -> bool:
 def sampling_params(
     request: GenerationRequest, defaults: SamplingDefaults, max_tokens: int | None, logprobs: int | None = None
 ) -> SamplingParams:
-    """The part of a request that is about sampling, checked; what it leaves out is as `defaults` say, else neutral.
+    """A request's sampling parameters, checked; fields that it leaves out are as in `defaults`, or else neutral.
 
     Raises:
         RequestError: a value is out of range, or two fields do not go together.
@@ -150,7 +150,7 @@ def sampling_params(
             raise RequestError(f"{name} cannot be streamed; set stream to false", name)
     if request.use_beam_search and request.seed not in (None, -1):
         raise RequestError("seed has no effect on a beam search, which is not random; leave it out", "seed")
-    if request.use_beam_search:  # which looks at the model's own probabilities
+    if request.use_beam_search:  # It uses the model's own probabilities.
         defaults = SamplingDefaults(max_tokens=defaults.max_tokens)
     if request.logprob_token_ids and logprobs is None:
         raise RequestError("logprob_token_ids requires logprobs", "logprob_token_ids")
@@ -173,7 +173,7 @@ def sample_params(
     logprobs: int | None,
     constraint: StructuredOutputsParams | None,
 ) -> SamplingParams:
-    """The same for a route whose answer is one sample; raises as `sampling_params` does."""
+    """The sampling parameters of a route whose answer is one sample; raises as `sampling_params` does."""
     return SamplingParams(
         **defaults.merged(given_fields(request, SAMPLING_FIELDS), max_tokens),
         **_ends(request),
@@ -191,7 +191,7 @@ def structured_outputs(
     `names` are the format's field, and the schema's within it.
 
     Raises:
-        RequestError: both ask for something, or the schema is missing.
+        RequestError: both fields have a constraint, or the schema is missing.
     """
     field, part = names
     if kind == "text":
@@ -219,7 +219,7 @@ def own_constraint(given: StructuredOutputs | None) -> StructuredOutputsParams |
 
 
 def num_chat_logprobs(request: ChatRequest, model: ModelInfo) -> int | None:
-    """The number of likely tokens whose log-probabilities a chat wants beside each token's own; None: not even that.
+    """The number of likeliest tokens with log-probabilities beside each token's own; None for no log-probabilities.
 
     Raises:
         RequestError: `top_logprobs` without `logprobs`, or more of them than the model gives.
@@ -231,7 +231,7 @@ def num_chat_logprobs(request: ChatRequest, model: ModelInfo) -> int | None:
 
 
 def num_top_logprobs(count: int | None, model: ModelInfo) -> int:
-    """The number of likely tokens that `top_logprobs` asks for.
+    """The number of likeliest tokens that `top_logprobs` asks for.
 
     Raises:
         RequestError: they are more than the model gives.
@@ -242,7 +242,7 @@ def num_top_logprobs(count: int | None, model: ModelInfo) -> int:
 
 
 def scheduling_params(request: EngineRequest, context: RequestContext, model: ModelInfo) -> SchedulingParams:
-    """The part of a request that is about its place among the others, checked. The tenant is never the body's to name.
+    """A request's scheduling parameters, checked. The tenant comes from the context only.
 
     Raises:
         RequestError: a value is out of range.
@@ -285,7 +285,7 @@ def _check_guided(request: GenerationRequest, constraint: StructuredOutputsParam
 
 
 def _parsed(value: Any, name: str) -> Any:
-    """A schema that is a text as the object that it stands for."""
+    """A JSON schema, decoded if it is a text; any other value as it is."""
     if name != "json" or not isinstance(value, str):
         return value
     try:

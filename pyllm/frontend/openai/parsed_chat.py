@@ -43,7 +43,7 @@ _FUNCTION, _CUSTOM = "function", "custom"
 
 
 class RawChat(Protocol):
-    """What chunks and answers have beside the text, as `ChatChunks` makes them of raw text."""
+    """Chunks and answers of raw text, as `ChatChunks` makes them; the parser's pieces then replace the text."""
 
     @property
     def chunk(self) -> ChatChunk: ...
@@ -55,21 +55,20 @@ class RawChat(Protocol):
         """A chunk with a choice's role."""
 
     def piece(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
-        """A choice that goes on."""
+        """A choice with new text."""
 
     def last(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
-        """A choice that ends."""
+        """A choice with its finish reason."""
 
     def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> ChatCompletion:
         """The answer."""
 
 
 class ParsedChatFormat:
-    """An `AnswerFormat` of a raw chat, with a parser for each choice. `call_id` names a call by its choice and its
-    index.
+    """An `AnswerFormat` of a raw chat, with a parser for each choice. `call_id` names a call by its choice and index.
 
-    Without `shows_reasoning` it is left out. With `counts_reasoning` the usage says how many tokens it took.
-    `counts_of` is as `ChunkFormat` has it.
+    Without `shows_reasoning` reasoning is left out. With `counts_reasoning` the usage has its number of tokens.
+    `counts_of` is that of `ChunkFormat`.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class ParsedChatFormat:
         return b"".join(events)
 
     def around(self, choice: int) -> None:
-        """No text goes out as it comes."""
+        """None: all text is parsed before it goes out."""
         del choice
 
     def end(self, counts: TokenCounts) -> bytes:

@@ -41,7 +41,7 @@ class StreamOptions(Struct, kw_only=True):
 
 
 class JsonSchemaFormat(Struct, kw_only=True):
-    """A JSON schema and what it is called. It is always kept to, so `strict` changes nothing."""
+    """A JSON schema with a name. The answer always follows it, so `strict` changes nothing."""
 
     schema: dict[str, Any]
     name: str | None = None
@@ -84,7 +84,7 @@ class GenerationRequest(EngineRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """`POST /v1/completions`. `prompt` is a text or token ids, or a list of either.
 
-    With a `suffix` the model fills in what is between a text and it.
+    With a `suffix` the model fills the gap between the prompt and it.
     """
 
     prompt: str | list[str | int | list[int]]
@@ -93,7 +93,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = False
     suffix: str | None = None
 
-    # Of chat completions.
+    # Fields of chat completions.
     tools: Unsupported[list[Any]] = msgspec.field(default_factory=list)
     messages: Annotated[Any, unsupported_field("prompt", [])] = None
     chat_template: Unsupported[str] = None
@@ -102,7 +102,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class ContentPart(HistoryPart, kw_only=True):
-    """One part of a message. A user's must be text; the assistant's and tools' may be any."""
+    """One part of a message. A user's part must be text; the assistant's and tools' may have any type."""
 
     cache_control: Hint = None
     image_url: Unsupported[Any] = None
@@ -115,7 +115,7 @@ class ContentPart(HistoryPart, kw_only=True):
 class ChatMessage(Struct, kw_only=True):
     """One message of a conversation. `reasoning_content` is the older name of `reasoning`.
 
-    An answer goes on with the last message if that is the assistant's and has `prefix`, Mistral's and DeepSeek's word.
+    The answer continues the last message if that is the assistant's and has `prefix`, as Mistral and DeepSeek call it.
     The role `function` and `function_call` are older forms of a tool's result and of a call; `tool_name` is Ollama's.
     """
 
@@ -190,7 +190,7 @@ class CompletionTokensDetails(Struct):
 class Usage(Struct):
     """Tokens of all choices together; a prompt counts once, however many samples it has.
 
-    `finish_reason` is there where a deadline has ended a choice, whose own finish reason is `length`.
+    `finish_reason` is set where a deadline ended a choice, whose own finish reason is `length`.
     """
 
     prompt_tokens: int
@@ -202,7 +202,7 @@ class Usage(Struct):
 
     @classmethod
     def of(cls, counts: TokenCounts, reasoning_tokens: int | None = None) -> "Usage":
-        """The same as OpenAI has it; without `reasoning_tokens` nothing is known of the answer's."""
+        """The counts in OpenAI's shape; without `reasoning_tokens` the answer's details are left out."""
         total = counts.prompt + counts.completion
         details = UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
         expired: Literal["deadline"] | UnsetType = "deadline" if counts.is_expired else UNSET
@@ -210,7 +210,7 @@ class Usage(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """One entry a token, in each of the lists. `top_logprobs` has the token itself as well as the likeliest ones."""
+    """Lists with one entry per token. `top_logprobs` has the token itself as well as the likeliest ones."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -219,9 +219,9 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct):
-    """One text. In a stream `text` is what is new, and the last chunk has the finish reason.
+    """One text. In a stream `text` is the new text, and the last chunk has the finish reason.
 
-    What was not asked for is null in an answer, as in vLLM, and is not there in a chunk.
+    Fields that were not asked for are null in an answer, as in vLLM, and absent from a chunk.
     """
 
     index: int
@@ -247,9 +247,9 @@ class Completion(Struct):
 
 
 class AssistantMessage(Struct):
-    """The model's answer. There is no content where it only called tools, or did not come to the end of reasoning.
+    """The model's answer. `content` is null where it only called tools, or did not finish its reasoning.
 
-    Without reasoning that is null, as in vLLM.
+    `reasoning` is null where there is none, as in vLLM.
     """
 
     role: str
@@ -260,7 +260,7 @@ class AssistantMessage(Struct):
 
 
 class ChatTopLogprob(Struct):
-    """A token that was likely; `token` is what `bytes` are as a text, which need not be whole characters."""
+    """A likely token; `token` is the text of `bytes`, which need not be whole characters."""
 
     token: str
     logprob: float
@@ -277,7 +277,7 @@ class ChatLogprob(Struct):
 
 
 class ChatLogprobs(Struct):
-    """One entry a token."""
+    """One entry per token."""
 
     content: list[ChatLogprob]
     refusal: None = None
@@ -295,7 +295,7 @@ class ChatChoice(Struct):
 
 
 class ChatCompletion(Struct):
-    """The answer of chat completions. What was not asked for is null, as in vLLM."""
+    """The answer of chat completions. Fields that were not asked for are null, as in vLLM."""
 
     id: str
     object: str
@@ -354,8 +354,8 @@ class ModelCapabilities(Struct):
 class ModelCard(Struct):
     """One model of `/v1/models`, with vLLM's fields, two of ours, and `type` and `capabilities`, which Mistral's has.
 
-    `model_impl` is who computes it: native or transformers. With `batch_invariant` a token is bitwise the same whatever
-    else is computed, so that a stream that survives a crash has the tokens that it would have had.
+    `model_impl` is the implementation: native or transformers. With `batch_invariant` a token does not depend on the
+    rest of its batch, so that a stream that survives a crash has the same tokens as without the crash.
     """
 
     id: str

@@ -39,7 +39,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
 
 class Tokenization(Struct):
-    """How many tokens there are, and which. `token_strs` is how the vocabulary spells them."""
+    """The number of tokens, and their ids. `token_strs` has the vocabulary's spelling of each."""
 
     count: int
     max_model_len: int
@@ -61,7 +61,7 @@ class Detokenization(Struct):
 
 
 class TokenizerInfo(Struct, kw_only=True):
-    """What `transformers` would say of this tokenizer. A model without such a token or template has null."""
+    """The properties of the tokenizer under their names in `transformers`. A missing token or template is null."""
 
     tokenizer_class: str = "PreTrainedTokenizerFast"
     name_or_path: str
@@ -72,7 +72,7 @@ class TokenizerInfo(Struct, kw_only=True):
     chat_template: str | None
 
 
-# The fields of a conversation, which a prompt has no use for.
+# Fields of a conversation, which are refused beside a prompt.
 _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 

@@ -22,14 +22,14 @@ class GrammarDefinition(Struct, kw_only=True):
 
 
 class CustomFormat(Struct, kw_only=True):
-    """What the input of a custom tool must be."""
+    """The format of a custom tool's input."""
 
     type: Literal["text", "grammar"]
     grammar: GrammarDefinition | None = None
 
 
 class CustomDefinition(Struct, kw_only=True):
-    """A tool that takes text, which is anything unless it has a format."""
+    """A tool whose input is a text: any text, unless it has a format."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]+$", max_length=128)]
     description: str | None = None
@@ -45,7 +45,7 @@ class ToolDefinition(Struct, kw_only=True):
 
 
 class ToolName(Struct, kw_only=True):
-    """Which tool is meant."""
+    """A reference to a tool by its name."""
 
     name: str
 
@@ -59,7 +59,7 @@ class ToolReference(Struct, kw_only=True):
 
 
 class AllowedTools(Struct, kw_only=True):
-    """Those of the tools that may be called, and whether one must be."""
+    """The tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
     tools: list[ToolReference]
@@ -75,7 +75,7 @@ class ChosenTools(Struct, kw_only=True):
 
 
 class CalledFunction(Struct, kw_only=True):
-    """The function that a call names. `arguments` are what the model wrote, mostly JSON; or an object, as Ollama's."""
+    """The function that a call names. `arguments` are the model's text, mostly JSON, or an object as in Ollama."""
 
     name: str
     arguments: Any = ""
@@ -89,7 +89,7 @@ class CalledCustom(Struct, kw_only=True):
 
 
 class MessageToolCall(Struct, kw_only=True):
-    """A call that the assistant made: of a function, or of a custom tool, whatever its type is called."""
+    """A call that the assistant made: of a function, or of a custom tool, whatever its `type` says."""
 
     function: CalledFunction | None = None
     custom: CalledCustom | None = None
@@ -113,7 +113,7 @@ class CustomCall(Struct):
 
 
 class ChatToolCall(Struct):
-    """A call of a tool, with the name that its answer is to have, and the field of its type."""
+    """A call of a tool, with the id that its result must name, and the field of its type."""
 
     id: str
     type: str
@@ -122,21 +122,21 @@ class ChatToolCall(Struct):
 
 
 class FunctionCallDelta(Struct):
-    """What is new of a call's function: its name, with no arguments yet, or more of these."""
+    """The new part of a call's function: its name, without arguments yet, or more of its arguments."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class CustomCallDelta(Struct):
-    """What is new of a custom tool's call: its name, with no input yet, or more of this."""
+    """The new part of a custom tool's call: its name, without input yet, or more of its input."""
 
     input: str
     name: str | UnsetType = UNSET
 
 
 class ChatToolCallDelta(Struct):
-    """What is new of a call: who it is, the first time, and then more of its arguments or input."""
+    """The new part of a call: at first its id, type and name, then more of its arguments or input."""
 
     index: int
     function: FunctionCallDelta | UnsetType = UNSET

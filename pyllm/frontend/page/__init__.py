@@ -1,6 +1,6 @@
 """The web page that the server shows at `/`: its files, and the routes that answer them.
 
-Knows no engine and no request: what the page shows it asks the other routes for, with the reader's key.
+Knows no engine and no request: the page gets its data from the other routes, with the reader's key.
 """
 
 import lazy_loader

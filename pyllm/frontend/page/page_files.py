@@ -1,6 +1,6 @@
 """The page's files, read once, answered with an ETag under a strict Content-Security-Policy. Knows no engine.
 
-They are public: a browser has no key to send for them. What the page shows is not.
+The files are public, as a browser has no key to send for them. The data that the page shows is not.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
     ]
 )
 HEADERS = {
-    # Names are not those of a version, so a browser asks each time, and mostly hears that nothing has changed.
+    # File names carry no version, so a browser asks each time, and mostly gets a 304.
     "cache-control": "no-cache",
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -50,7 +50,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-# What the weight in an Accept header may be.
+# The weight in an Accept header.
 _WEIGHT = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 
 
@@ -77,7 +77,7 @@ def wants_html(accept: str) -> bool:
 
 
 def page_routes(has_docs: bool = True, root_path: str = "") -> list[HTTPRouteHandler]:
-    """The routes. Without `has_docs` nothing leads from `/docs` to the routes, which the server does not describe.
+    """The routes. Without `has_docs`, when the server does not describe its routes, `/docs` does not redirect to them.
 
     `root_path` is the path under which a proxy shows the page, if there is one, such as `/llm`.
     """
@@ -85,7 +85,7 @@ def page_routes(has_docs: bool = True, root_path: str = "") -> list[HTTPRouteHan
     @get("/", sync_to_thread=False, include_in_schema=False)
     def page(request: Request[Any, Any, Any]) -> Response[bytes]:
         if not wants_html(",".join(request.headers.getall("accept", []))):
-            raise NotFoundException  # For programs the address is none of the API's.
+            raise NotFoundException  # For programs this is no address of the API.
         if root_path and unquote_to_bytes(request.scope["raw_path"]) == root_path.encode():
             # From /llm a browser would look for the page's files below /.
             query = request.scope["query_string"].decode("latin-1")
@@ -123,7 +123,7 @@ def _read(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]:
 
 
 def _answer(request: Request[Any, Any, Any], name: str) -> Response[bytes]:
-    """The file, or that the browser's copy is still the same.
+    """The file, or a 304 where the browser's copy is still the same.
 
     Raises:
         NotFoundException: there is no such file.

@@ -9,14 +9,14 @@ from pyllm.frontend.shared.messages import LIMIT_REASONS, LOST, Admission, Grant
 
 
 async def admit(state: ServerState, context: RequestContext, num_sequences: int) -> Ticket:
-    """A ticket for the request, before its prompt is looked at; it is given back with its exchange at the latest.
+    """A ticket for the request, before its prompt is read; it is returned at the end of the exchange at the latest.
 
-    Without sequences it counts for its account only, not in the queue.
+    A request without sequences counts for its account only, not in the queue.
 
     Raises:
-        RateLimitError: its account has had its share.
-        QueueFullError: too much waits already.
-        EngineDeadError: the shared state is not there, or has lost the request.
+        RateLimitError: its account's budget is used up.
+        QueueFullError: too many requests wait already.
+        EngineDeadError: the shared state is unavailable, or has lost the request.
     """
     number = next(state.ticket_numbers)
     try:

@@ -8,11 +8,11 @@ from pyllm.frontend.shared.remote_state import Shared
 
 
 class Ticket:
-    """Open until `ended`, which counts once, however often it is called.
+    """A ticket that is open until the first call of `ended`; later calls change nothing.
 
-    Whoever goes on with the request after its HTTP exchange says so by `hold`, and then has to call `ended`; until
-    then the exchange's end gives it back by `release`. `arrival` is that of the request, `first_token` when that
-    came, by the monotonic clock.
+    Code that continues the request after its HTTP exchange calls `hold`, and later `ended`. Without `hold`, the
+    exchange's end returns the ticket by `release`. `arrival` is the request's, `first_token` the time of its first
+    token, by the monotonic clock.
     """
 
     __slots__ = ("_clock", "_counts_tokens", "_is_held", "_is_open", "_number", "_shared", "arrival", "first_token")
@@ -40,7 +40,7 @@ class Ticket:
         return self._clock() - self.arrival
 
     async def charge(self, num_prompt_tokens: int) -> Granted | Refused | None:
-        """Count a prompt; None where nobody counts. Where it is refused, the ticket is closed."""
+        """Count a prompt; None where no limit counts tokens. A refusal closes the ticket."""
         if not self._counts_tokens:
             return None
         answer = await self._shared.charge(self._number, num_prompt_tokens)
@@ -49,17 +49,17 @@ class Ticket:
         return answer
 
     def hold(self) -> None:
-        """Keep it beyond the exchange."""
+        """Keep the ticket beyond the exchange."""
         self._is_held = True
 
     def started(self) -> None:
-        """Its first token has come."""
+        """Note that the request's first token has come."""
         if self._is_open and self.first_token is None:
             self.first_token = self._clock()
             self._shared.started(self._number)
 
     def ended(self, num_output_tokens: int) -> bool:
-        """Give it back; its request was given so many tokens. False: that was done before."""
+        """Return the ticket of a request with so many output tokens. False: it was returned before."""
         if not self._is_open:
             return False
         self._is_open = False
@@ -67,6 +67,6 @@ class Ticket:
         return True
 
     def release(self) -> None:
-        """Give it back unless somebody holds it."""
+        """Return the ticket unless `hold` was called."""
         if not self._is_held:
             self.ended(0)

@@ -15,9 +15,9 @@ OnEmbedding = Callable[[int, Embedding], None]
 
 
 class EmbeddingBatch:
-    """Asks for the embedding of each prompt, and ends all of it when one fails or nobody waits any more.
+    """Requests the embedding of each prompt, and ends them all when one fails or the client has left.
 
-    `context` is of a request that was admitted; from `start` on its ticket is this one's to give back.
+    `context` is that of an admitted request; from `start` on the batch has to return its ticket.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class EmbeddingBatch:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing follows."""
+        """Whether no further embedding follows."""
         return self._lifecycle.num_open == 0
 
     @property
     def num_prompts(self) -> int:
-        """How many embeddings there will be."""
+        """The number of embeddings that will come."""
         return len(self._prompts)
 
     @property
@@ -59,7 +59,7 @@ class EmbeddingBatch:
         self._lifecycle.start(self._submit, on_failure)
 
     def abort(self) -> None:
-        """End what still runs; nothing more is heard of it."""
+        """End the requests that still run; no embedding or failure follows."""
         self._lifecycle.abort()
 
     def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
@@ -72,7 +72,7 @@ class EmbeddingBatch:
 
 
 class _PromptSink:
-    """Where one prompt's embedding arrives: counts it, and passes it on."""
+    """The sink of one prompt's embedding: counts it, and passes it on."""
 
     __slots__ = ("_index", "_lifecycle", "_metrics", "_on_embedding")
 

@@ -40,9 +40,9 @@ class TokenCounts(NamedTuple):
 
 
 class Generation:
-    """Submits the prompts, counts what comes, and ends all of it when one part fails or nobody waits any more.
+    """Submits the prompts, counts their output, and ends them all when one fails or the client has left.
 
-    `context` is of a request that was admitted; from `start` on its ticket is this one's to give back.
+    `context` is that of an admitted request; from `start` on the generation has to return its ticket.
 
     Raises:
         RequestError: there are more choices or log-probabilities than one request may have.
@@ -74,7 +74,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing follows."""
+        """Whether no further output follows."""
         return self._lifecycle.num_open == 0
 
     @property
@@ -90,7 +90,7 @@ class Generation:
         return TokenCounts(len(self._prompts[index]), metrics.num_tokens_of(sample), metrics.num_cached_tokens)
 
     def seconds_of(self, choice: int) -> tuple[float, float]:
-        """Seconds of a choice to its first token, and from that to its last one so far; 0: it has none."""
+        """Seconds of a choice to its first token, and from that to its last one so far; 0 without tokens."""
         index, sample = divmod(choice, self._params.n)
         return self._lifecycle.metrics[index].seconds_of(sample)
 
@@ -104,7 +104,7 @@ class Generation:
         return StreamIdentity.of(self._state.client.fingerprint, self._prompts, self._params)
 
     def fix_seed(self, seed: int | None, is_repeated: bool = False) -> int:
-        """Before `start`: use this seed, or draw one, unless the request has its own; gives the one in use.
+        """Use this seed, or draw one, unless the request has its own; gives the seed in use. Call before `start`.
 
         Raises:
             RequestError: it is repeated with another seed than the first time.
@@ -120,20 +120,20 @@ class Generation:
         return own
 
     def split_at(self, boundaries: Sequence[Sequence[int]]) -> None:
-        """Before `start`: split each choice's deltas at these counts of its tokens, ascending, above 0."""
+        """Split each choice's deltas at these counts of its tokens, ascending, above 0. Call before `start`."""
         if any(boundaries):
             self._boundaries = boundaries
 
     def limit_texts(self, takes: Sequence[TakeText]) -> None:
-        """Before `start`: cut the choices' texts, and end all early once each has all of its text; see `EndingSink`."""
+        """Cut the choices' texts, and end all choices once each is complete; see `EndingSink`. Call before `start`."""
         self._takes = takes
 
     def start(self, sink: OutputSink[TextDelta]) -> None:
         """Submit every prompt. Each choice is an index of the sink.
 
         Raises:
-            RequestError, EngineDeadError: one of them cannot run; then none does.
-            DeadlineError: its time is over already.
+            RequestError, EngineDeadError: a prompt cannot run; then none does.
+            DeadlineError: the request's time is over already.
         """
         log = self._state.request_log
         log.received(self._request_id, self._prompts, self._params)
@@ -145,7 +145,7 @@ class Generation:
         self._lifecycle.start(self._submit, sink.error)
 
     def abort(self) -> None:
-        """End the rest; its sink gets nothing more."""
+        """End the choices that still run; the sink gets nothing more."""
         self._lifecycle.abort()
 
     def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
@@ -181,7 +181,7 @@ def num_choices(num_prompts: int, params: SamplingParams) -> int:
 
 
 def _check_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams, room: int, vocab_size: int) -> None:
-    """Refuse more of a large part of the vocabulary than an answer can have: writing it would stop other streams."""
+    """Refuse more log-probabilities than an answer may have: writing them would stop other streams."""
     of_token, of_prompt = (
         0 if count is None else 1 + (vocab_size if count < 0 else count)
         for count in (params.logprobs, params.prompt_logprobs)
@@ -200,7 +200,7 @@ def _check_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams, ro
 
 
 class _PromptSink:
-    """Counts the text of one prompt's samples, and passes it on as that of the request's choices."""
+    """Counts the text of one prompt's samples, and passes it on under the request's choices."""
 
     __slots__ = ("_choices", "_first_choice", "_has_tokens", "_lifecycle", "_metrics", "_sink")
 

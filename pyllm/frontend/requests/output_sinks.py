@@ -1,4 +1,4 @@
-"""Sinks around the one that makes a request's answer: they log its text, or cut it and end it early. Know no answer."""
+"""Sinks around a request's answer: one logs its text, one cuts it and ends it early. They know no answer format."""
 
 from collections.abc import Callable, Sequence
 
@@ -42,7 +42,7 @@ class LoggedSink:
 class EndingSink:
     """Cuts texts, and calls `end` once each choice has ended or has all of its text.
 
-    `takes` has a function for each choice, which gives the part of its next text that stays, and whether that is all.
+    `takes` has a function for each choice: it gives the part of the new text that stays, and whether the text ends.
     """
 
     def __init__(self, sink: OutputSink[TextDelta], takes: Sequence[TakeText], end: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""All about a request that is not in its body: its id, tenant, time limit and headers.
+"""The properties of a request outside its body: its id, tenant, time limit and headers.
 
 The gateway makes it; routes and generations use it.
 """
@@ -21,9 +21,9 @@ from pyllm.frontend.observability.trace_context import TraceContext
 from pyllm.frontend.requests.admission_ticket import Ticket
 from pyllm.frontend.shared.messages import Granted, Refused
 
-# Where an ASGI scope has its `RequestContext`.
+# The key of the `RequestContext` in an ASGI scope.
 CONTEXT = "pyllm.context"
-# Likewise, of the name that an answer has as its x-request-id.
+# The key of the answer's x-request-id in an ASGI scope.
 REQUEST_ID = "pyllm.request_id"
 # The response header that says how many tokens an answer may have, where that is fewer than the request asks for.
 MAX_TOKENS_HEADER = b"pyllm-max-tokens"
@@ -36,20 +36,20 @@ _PRINTABLE = re.compile(r"[!-~]+")
 
 
 class RequestContext(msgspec.Struct):
-    """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take.
+    """One request's id, which is part of its answer's id, its tenant, and the seconds that it may take.
 
-    `session` is what the request belongs to, as a conversation: its requests go to one core where that costs nothing.
-    `data_parallel_rank` is the core that a header asks for.
+    `session` names the conversation or the like that the request belongs to: all its requests go to one core where that
+    costs nothing. `data_parallel_rank` is the core that a header asks for.
 
-    `arrival` is when it came, by the monotonic clock. `ticket` and `budgets` are there once it was admitted or refused.
+    `arrival` is the time of arrival, by the monotonic clock. Admission or refusal sets `ticket` and `budgets`.
 
     `idempotency_key` is None where there is none. `last_event_id` names the event after which a stream is to go on; its
     events have ids with `wants_event_ids`. `fields` are those of its body that have no effect.
-    `max_tokens` is how many tokens the context leaves room for, where the body asks for more. `adjusted` are the traits
-    that the chat template lacks, for which the messages were put into another form.
+    `max_tokens` is the number of tokens that the context has room for, where the body asks for more. `adjusted` are the
+    traits that the chat template lacks, for which the messages were put into another form.
 
-    `created` is the answer's time, in seconds since the epoch. `position` is where its stream begins, which has ids of
-    events then; None: they are not wanted. `field_names` has the caller's names of fields that errors call otherwise.
+    `created` is the answer's time, in seconds since the epoch. `position` is the beginning of a stream with event ids;
+    None without ids. `field_names` has the caller's names of fields that errors call otherwise.
     """
 
     request_id: str
@@ -84,17 +84,17 @@ class RequestContext(msgspec.Struct):
         self.fields.ignore(theirs, refusal)
 
     def name_fields(self, names: Mapping[str, str]) -> None:
-        """Have errors speak of these fields by the names that the values are, or by what the caller called those."""
+        """Make errors call these fields by the values of `names`, or by the caller's names of those."""
         known = self.field_names
         self.field_names = {**known, **{name: known.get(theirs, theirs) for name, theirs in names.items()}}
 
     def say_field(self, error: Exception) -> None:
-        """Have an error speak of the fields that the caller knows; doing so again changes nothing."""
+        """Replace field names in an error by the caller's; a second call changes nothing."""
         if not isinstance(error, RequestError) or not self.field_names:
             return
         text = str(error)
         for name, theirs in self.field_names.items():
-            # One word may be anything but a field, unless the text begins with it.
+            # A name of one word may be an ordinary word in the text, unless the text begins with it.
             start = "" if "_" in name else "^"
             text = re.sub(rf"{start}(?<!\w){re.escape(name)}(?!\w)", theirs, text)
         error.args = (text,)
@@ -128,7 +128,7 @@ class RequestContext(msgspec.Struct):
 
 
 def is_request_id(text: str) -> bool:
-    """Whether it can be repeated as it is: short, and without spaces or control characters."""
+    """Whether a text is an id that can be repeated as it is: short, and without spaces or control characters."""
     return len(text) <= MAX_REQUEST_ID_CHARACTERS and _PRINTABLE.fullmatch(text) is not None
 
 
@@ -136,7 +136,7 @@ def checked_tenant(name: str, source: str) -> str:
     """The name, if it can be a tenant's.
 
     Raises:
-        RequestError: it is too long, or has characters that are not printable; `source` is what had it.
+        RequestError: it is too long, or has characters that are not printable; `source` is its field or header.
     """
     if len(name) > MAX_TENANT_CHARACTERS or not name.isprintable():
         text = f"{source} must be at most {MAX_TENANT_CHARACTERS} printable characters, as it names the tenant"
@@ -155,7 +155,7 @@ def context_in(scope: Scope) -> RequestContext:
 
 
 def context_of(request: Request[Any, Any, Any]) -> RequestContext:
-    """The context of a request, with what its headers say of events and their ids.
+    """The context of a request, with the position in its stream that its headers ask for.
 
     Raises:
         RequestError: the id of the last event is not one of ours.

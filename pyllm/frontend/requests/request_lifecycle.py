@@ -20,9 +20,9 @@ OnFailure = Callable[[PyllmError], None]
 
 
 class RequestLifecycle:
-    """That of one request. `params` are None where nothing is sampled; `drop` ends what was submitted.
+    """The lifecycle of one request. `params` are None where nothing is sampled; `drop` ends the submitted prompts.
 
-    `context` is of a request that was admitted; from `start` on its ticket is this one's to give back.
+    `context` is that of an admitted request; from `start` on the lifecycle has to return its ticket.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RequestLifecycle:
     ) -> None:
         assert context.ticket is not None
         self.num_choices = len(prompts) * (1 if params is None else params.n)
-        self.num_open = self.num_choices  # 0: nothing follows
+        self.num_open = self.num_choices  # 0: no output follows
         self.num_prompt_tokens = sum(map(len, prompts))
         self.is_expired = False  # a deadline has ended a choice
         self.metrics: list[RequestMetrics] = []  # of each prompt that was submitted
@@ -61,11 +61,11 @@ class RequestLifecycle:
         return sum(metrics.num_cached_tokens for metrics in self.metrics)
 
     def start(self, submit: SubmitPrompt, on_failure: OnFailure) -> None:
-        """Enter, and have every prompt submitted; `on_failure` hears of a failure.
+        """Register the request, and submit every prompt; `on_failure` is called with a later failure.
 
         Raises:
-            RequestError, EngineDeadError: one of them cannot run; then none does.
-            DeadlineError: its time is over already.
+            RequestError, EngineDeadError: a prompt cannot run; then none does.
+            DeadlineError: the request's time is over already.
         """
         self._on_failure = on_failure
         try:
@@ -74,7 +74,7 @@ class RequestLifecycle:
             self._ticket.hold()
             for index, prompt in enumerate(self._prompts):
                 if not self.num_open:
-                    return  # One before it was refused at once.
+                    return  # An earlier prompt was refused at once.
                 metrics = self._state.metrics.request(len(prompt), self._params)
                 self.metrics.append(metrics)
                 with RequestError.of_item(index, len(self._prompts)):
@@ -85,7 +85,7 @@ class RequestLifecycle:
             raise
 
     def output_started(self) -> None:
-        """Note that the first of what was asked for is there."""
+        """Note that the first token or embedding has come."""
         self._ticket.started()
 
     def choice_ended(self, reason: str) -> None:
@@ -95,7 +95,7 @@ class RequestLifecycle:
             self._leave(reason)
 
     def choice_expired(self) -> bool:
-        """Note that time is over for one choice. True: it was for all, without a token, and the request has failed."""
+        """Note that a choice has timed out. True: the request had no token at all, and has failed."""
         self.is_expired = True
         if self._ticket.first_token is not None:
             return False
@@ -105,19 +105,19 @@ class RequestLifecycle:
         return True
 
     def abort(self) -> None:
-        """End what still runs; nothing more is heard of it."""
+        """End the choices that still run; no output or failure follows."""
         if self.num_open:
             self._end("abort")
 
     def fail(self, error: PyllmError) -> None:
-        """End what still runs, and tell why."""
+        """End the choices that still run, and report the error."""
         if self.num_open:
             self._end(_reason(error))
             self._context.say_field(error)
             self._on_failure(error)
 
     def _with_time_left(self) -> SchedulingParams:
-        """The scheduling, with what is left of its time; tokenising has taken some."""
+        """The scheduling parameters with the remaining time; tokenising has taken some."""
         timeout = self._scheduling.timeout
         if timeout is None:
             return self._scheduling
@@ -138,7 +138,7 @@ class RequestLifecycle:
         self._leave(reason)
 
     def _leave(self, reason: str) -> None:
-        """Give everything back; the second time, change nothing."""
+        """Release everything; a second call changes nothing."""
         self._state.leave(self.fail)
         if self._ticket.ended(self.num_output_tokens) and self._state.tracer is not None:
             self._state.tracer.request(self._trace(reason))

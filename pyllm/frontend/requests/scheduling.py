@@ -18,7 +18,7 @@ def scheduling_from(
     cache_salt: str | None = None,
     kv_cache_retention: Retention = "default",
 ) -> SchedulingParams:
-    """What a body asks for, checked, and what the context has. The tenant is never the body's to name.
+    """The checked parameters of a body, completed from the context. The tenant comes from the context only.
 
     Raises:
         RequestError: a value is out of range, or the salt is empty: its caller would share cached blocks unknowingly.
@@ -39,10 +39,10 @@ def scheduling_from(
 
 
 def _session(name: str) -> str:
-    """A name that may be as long as a caller likes, short enough for `SchedulingParams`."""
+    """The name of a session, or its hash where it is too long for `SchedulingParams`."""
     return name if len(name) <= MAX_NAME_CHARACTERS else blake2b(name.encode(errors="replace")).hexdigest()
 
 
 def least_timeout(*timeouts: float | None) -> float | None:
-    """The one that counts of several in seconds; None: there is none."""
+    """The shortest of several timeouts in seconds; None where there is none."""
     return min((seconds for seconds in timeouts if seconds is not None), default=None)

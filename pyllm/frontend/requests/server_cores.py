@@ -1,6 +1,6 @@
-"""The cores of a server, as all its API processes use them: this process's client follows the list that they share.
+"""The cores of a server: the client of each API process follows the list of cores that all API processes share.
 
-Knows no route, and no request but how many are where.
+Knows no route, and of requests only their number on each core.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 
 class CoreStatus(msgspec.Struct, frozen=True):
-    """A core as the answering API process sees it, with that process's requests there. `reason`: why it is not ready.
+    """A core as the answering API process sees it, with that process's requests. `reason` says why it is not ready.
 
-    One that `is_leaving` gets no requests, and is gone once no API process has any there.
+    A core that `is_leaving` gets no requests, and is removed once no API process has any on it.
     """
 
     index: int
@@ -48,9 +48,9 @@ class CoreStatus(msgspec.Struct, frozen=True):
 
 
 def core_transport(server: ServerConfig) -> Callable[[str], CoreConnect]:
-    """How a core at an address is reached: with the server's keys, if it has any, over tcp://."""
+    """The transport to a core at an address: over tcp:// with the server's keys, if it has any."""
     keys = client_keys(Path(server.curve_keys)) if server.curve_keys else None
-    # Those that the server has started are behind sockets that only its user can open.
+    # Cores that the server started are behind sockets that only its user can open.
     return lambda address: over_zeromq(address, keys if address.startswith("tcp://") else None)
 
 
@@ -64,11 +64,11 @@ async def connect_cores(
 ) -> EngineClient:
     """A client of the cores in the list that do not leave, under their indices.
 
-    All that decides where requests go is written to the new file `placement_recording`, if one is named.
+    All inputs of placement are recorded in the new file `placement_recording`, if one is named.
 
     Raises:
-        ConfigError: that file is there, or cannot be made.
-        EngineDeadError: none of them answered within `ready_timeout` seconds, or none has the list's fingerprint.
+        ConfigError: that file exists already, or cannot be made.
+        EngineDeadError: no core answered within `ready_timeout` seconds, or none has the list's fingerprint.
     """
     cores = known.staying
     client = EngineClient(
@@ -89,7 +89,7 @@ async def connect_cores(
 
 
 class ServerCores:
-    """`known` is the list when `client` was connected. `follow` runs beside the server; without it nothing changes."""
+    """The cores of `client`, which was connected to the list `known`. `follow` must run beside the server."""
 
     def __init__(
         self, client: EngineClient, shared: Shared, server: ServerConfig, known: CoreList = NOTHING_KNOWN
@@ -103,7 +103,7 @@ class ServerCores:
 
     @classmethod
     async def connect(cls, config: ApiConfig, shared: Shared) -> Self:
-        """With a client of the cores in the shared list, as an API process of this configuration has it.
+        """Connect a client to the cores in the shared list, for an API process of this configuration.
 
         Raises:
             ConfigError: a core's keys cannot be read, or the recording cannot be made.
@@ -121,7 +121,7 @@ class ServerCores:
         return cls(client, shared, config.server, known)
 
     def status(self) -> list[CoreStatus]:
-        """All of them, by index; those that this process has left already are there until all others have, too."""
+        """All cores by index, including those that only other API processes have not left yet."""
         listed = {core.index: core for core in self._known.cores}
         found = {}
         for core in self.client.cores:
@@ -146,12 +146,12 @@ class ServerCores:
         return next(core.max_num_seqs for core in self.client.cores if core.index == index)
 
     async def add(self, address: str) -> int:
-        """Have all API processes use a core that is bound to this address; gives its index.
+        """Make all API processes use a core that is bound to this address; gives its index.
 
         Raises:
-            RequestError: the address is none, wants keys, or is in use; or no core answers there that gives the same
-                tokens.
-            EngineDeadError: the state that API processes share is not there.
+            RequestError: the address is malformed, needs keys, or is in use; or no core answers there that gives the
+                same tokens.
+            EngineDeadError: the state that API processes share is unavailable.
         """
         self._check(address)
         index = await self._shared.reserve_core(self._known)
@@ -171,13 +171,13 @@ class ServerCores:
             self._adding.discard(index)
         return index
 
-    async def remove(self, index: int, timeout: float) -> None:  # noqa: ASYNC109 - what runs there has so long
-        """Have all API processes leave a core; what runs there gets so many seconds, and goes on elsewhere after that.
+    async def remove(self, index: int, timeout: float) -> None:  # noqa: ASYNC109 - the time of its requests
+        """Make all API processes leave a core; its requests get so many seconds, and then move to other cores.
 
         Raises:
-            UnknownCoreError: there is none of this index.
-            RequestError: it is the only one, or no other one is ready.
-            EngineDeadError: the state that API processes share is not there.
+            UnknownCoreError: there is no core of this index.
+            RequestError: it is the only core, or no other one is ready.
+            EngineDeadError: the state that API processes share is unavailable.
         """
         others = [core for core in self.client.cores if core.index != index]
         if others and not any(core.condition.ready and not core.is_leaving for core in others):
@@ -196,14 +196,14 @@ class ServerCores:
                 await asyncio.wait({asking, *self._changes.values()}, return_when=asyncio.FIRST_COMPLETED)
                 if asking.done():
                     self._take(asking.result())
-            except EngineDeadError:  # The state that API processes share is not there: a successor is looked for.
+            except EngineDeadError:  # The shared state is unavailable; its client looks for a successor.
                 await asyncio.sleep(RETRY)
             finally:
                 asking.cancel()
 
     @property
     def _list_with_fingerprint(self) -> CoreList:
-        """The list, with what this process knows of its cores' model."""
+        """The list, with the fingerprint of its cores' model if this process knows it."""
         fingerprint = self._known.fingerprint or self.client.fingerprint
         return msgspec.structs.replace(self._known, fingerprint=fingerprint)
 
@@ -215,7 +215,7 @@ class ServerCores:
             self.client.require_fingerprint(answer.fingerprint)
 
     def _change(self) -> None:
-        """Begin what the list asks for."""
+        """Begin to join and to leave cores as the list says."""
         connected = {core.index for core in self.client.cores}
         listed = {core.index: core for core in self._known.cores}
         for index, entry in listed.items():
@@ -223,7 +223,7 @@ class ServerCores:
             if entry.is_leaving and index in connected and task is None:
                 self._changes[index] = asyncio.create_task(self._leave(index, entry.leave_timeout))
             elif entry.is_leaving and index not in connected and task is not None:
-                task.cancel()  # It is not there yet.
+                task.cancel()  # It is not connected yet.
             elif not entry.is_leaving and index not in connected | self._adding and task is None:
                 self._changes[index] = asyncio.create_task(self._join(entry))
         for index in connected - listed.keys() - self._adding - self._changes.keys():

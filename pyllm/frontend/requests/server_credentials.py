@@ -9,9 +9,9 @@ from pyllm.config.tls import tls_context
 
 
 class ServerCredentials:
-    """`keys` are those that the server takes, and `tls` what new connections are encrypted with, None without TLS.
+    """The `keys` that the server accepts, and the `tls` context of new connections, None without TLS.
 
-    `keys` stays the same object. `on_tls` is called when `tls` is another one.
+    `keys` stays the same object. `on_tls` is called when `tls` has been replaced.
     """
 
     def __init__(self, server: ServerConfig, credentials: Credentials) -> None:
@@ -37,7 +37,7 @@ class ServerCredentials:
         """
         if credentials == self._credentials:
             return
-        tls = tls_context(self._server, credentials)  # A new one: the one before believes its CAs, and its sessions.
+        tls = tls_context(self._server, credentials)  # The old context would trust its CAs and sessions.
         self.keys.replace(credentials.keys)
         self._credentials = credentials
         if tls is not None:

@@ -40,15 +40,16 @@ NO_CREDENTIALS = Credentials()
 
 
 class ServerState:
-    """Made once at start. `chat_template` is None for a model that has none.
+    """The shared state, made once at start. `chat_template` is None for a model without one.
 
-    Answers carry `model_name`; requests may name the model by one of `model_aliases` as well. `sampling` is what a
-    request gets that leaves it out.
+    Answers carry `model_name`; requests may name the model by one of `model_aliases` as well. `sampling` has the
+    defaults of parameters that a request leaves out.
 
-    `keys` are those of the `credentials`. `shared` counts what all API processes let in: without it nothing is bounded.
-    `cores` are those of `client`, as the API processes use them.
-    `parent_silence` gives the seconds since the parent's last sign of life, `sampler` what the server's processes take;
-    records of crashes are in `crash_folder`. `ask_reload` has the other API processes read their `credentials` again.
+    `keys` are those of the `credentials`. `shared` counts the requests that all API processes admit: without it nothing
+    is bounded. `cores` are those of `client`, as the API processes use them.
+    `parent_silence` gives the seconds since the parent's last heartbeat, `sampler` the resources of the server's
+    processes; `crash_folder` has the records of crashes. `ask_reload` makes the other API processes read their
+    `credentials` again.
     """
 
     def __init__(
@@ -134,16 +135,16 @@ class ServerState:
 
     @property
     def system_fingerprint(self) -> str:
-        """What OpenAI's answers call what their tokens depend on besides the seed: the same model has the same one."""
+        """OpenAI's name for everything that tokens depend on besides the seed; equal for equal models."""
         return f"fp_{model_hash(self.client.fingerprint)}"
 
     def condition(self) -> Condition:
-        """Whether requests should come here, and why not. Those that come while there is no core wait for the next."""
+        """Whether requests should come here, and why not. Requests that come while no core is up wait for one."""
         condition = self.client.condition()
         if self.draining:
             return Condition(False, condition.stalled, "the server is shutting down")
         silence = self._parent_silence()
-        if condition.ready and silence > SILENCE:  # Nobody may be there to replace what dies.
+        if condition.ready and silence > SILENCE:  # Without a supervisor, processes that die are not replaced.
             return Condition(False, reason=f"the server's supervisor has given no sign of life for {silence:.1f} s")
         if condition.ready and self.shared.trouble:
             return Condition(False, reason=self.shared.trouble)
@@ -161,13 +162,13 @@ class ServerState:
         self._idle.clear()
 
     def leave(self, fail: Fail) -> None:
-        """Note that it has ended."""
+        """Note that an answer has ended."""
         self._running.discard(fail)
         if not self._running:
             self._idle.set()
 
     async def drain(self, grace: float) -> None:
-        """Take nothing new; give what runs `grace` seconds to finish, then end it with an error."""
+        """Refuse new requests; give running ones `grace` seconds to finish, then end them with an error."""
         self.draining = True
         try:
             async with asyncio.timeout(grace):
@@ -178,10 +179,10 @@ class ServerState:
 
 
 def check_model(state: ServerState, name: str | None) -> None:
-    """A request may leave the model out, but not name another one.
+    """Refuse a request that names another model; it may leave the name out.
 
     Raises:
-        UnknownModelError: it does.
+        UnknownModelError: it names another model.
     """
     if name is not None and name not in state.model_names:
         raise UnknownModelError(name, state.model_names)

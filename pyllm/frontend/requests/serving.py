@@ -29,7 +29,7 @@ class GenerationBody(Protocol):
 
 
 def begin(state: ServerState, request: Request[Any, Any, Any], body: GenerationBody) -> RequestContext:
-    """The context of a request, with the id that its body names. What the body has in peers' names is in ours then.
+    """The context of a request, with the id that its body names. Values of peers' field names move to our fields.
 
     Raises:
         RequestError: the id is unusable, or the server does not have the model or does not support a field.
@@ -50,7 +50,7 @@ async def generate(
     num_choices: int,
     prepare: Callable[[], Awaitable[Prepared]],
 ) -> tuple[Prepared, Generation]:
-    """The generation, which `respond` starts. `prepare` takes time, and runs once the request is admitted.
+    """The generation, which `respond` starts. The slow `prepare` runs once the request is admitted.
 
     Raises:
         PyllmError: the request is not admitted, or `prepare` refuses it.

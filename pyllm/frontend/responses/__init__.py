@@ -1,6 +1,6 @@
 """OpenAI's Responses API: routes, items, stored and background responses.
 
-The engine's side is `requests` and `answers`.
+Its routes use the engine through `requests` and `answers`.
 """
 
 import lazy_loader

@@ -46,11 +46,11 @@ LogprobsOf = Callable[[list[LogprobEntries]], list[ChatLogprob]]
 
 
 class ResponsesFormat:
-    """An `AnswerFormat` of one response, which grows with the text. `on_end` is called with it when nothing follows.
+    """An `AnswerFormat` of one response, which grows with the text. `on_end` is called with the finished response.
 
-    `logprobs` makes those of tokens; None tells of none. `call_name` names calls. Without `has_events` only the
-    response is made: its events are empty. With `encrypts_reasoning` its reasoning is also `encrypted_content`.
-    Calls of the `built_in_tools` are items of their own types. `block_size` is that of the prefix cache, 0 without one.
+    `logprobs` formats log-probabilities; None leaves them out. `call_name` names calls. Without `has_events` only the
+    response is made: its events are empty. With `encrypts_reasoning` its reasoning is also `encrypted_content`. Calls
+    of the `built_in_tools` are items of their own types. `block_size` is the prefix cache's, 0 without one.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class ResponsesFormat:
         self._encrypts_reasoning = encrypts_reasoning
         self._built_in_tools = built_in_tools
         self._num_events = 0
-        self._item: OutputItem | None = None  # the one that is open, which is the last of the output
-        self._parts: list[str] = []  # the text or the arguments that it has so far
+        self._item: OutputItem | None = None  # the open item, the last of the output
+        self._parts: list[str] = []  # its text or arguments so far
 
     def text(self, choice: int, delta: TextDelta) -> bytes:
         """The events of new text."""
@@ -96,7 +96,7 @@ class ResponsesFormat:
         return b"".join(events)
 
     def around(self, choice: int) -> None:
-        """Every event has a number."""
+        """None: every event has a number of its own."""
         del choice
 
     def end(self, counts: TokenCounts) -> bytes:
@@ -115,7 +115,7 @@ class ResponsesFormat:
         return b"".join(events) + self._lifecycle("failed")
 
     def cancelled(self, counts: TokenCounts) -> None:
-        """End a response that nobody wants any more, with what it has."""
+        """End a cancelled response with its output so far."""
         self._close("incomplete", [])
         self._count(counts)
         self.response.status = "cancelled"
@@ -237,7 +237,7 @@ class ResponsesFormat:
 
     @property
     def _item_suffix(self) -> str:
-        """What the ids of the next item end with."""
+        """The suffix of the next item's id."""
         return f"{self._suffix}_{len(self.response.output)}"
 
     @property

@@ -11,7 +11,7 @@ from pyllm.frontend.responses.protocol import Response
 from pyllm.frontend.responses.response_store import ResponseStore
 from pyllm.frontend.text.detokenizer import TextDelta
 
-# Seconds between looks at the record, by which another API process says that the run is to end.
+# Seconds between looks at the stored record, by which another API process ends the run.
 WATCH_INTERVAL = 1.0
 
 
@@ -37,7 +37,7 @@ class BackgroundRun:
 
     @property
     def response(self) -> Response:
-        """As far as it is."""
+        """The response so far."""
         return self._answer_format.response
 
     def start(self) -> None:
@@ -47,14 +47,14 @@ class BackgroundRun:
         self._watching = asyncio.create_task(self._watch())
 
     def cancel(self) -> None:
-        """End it, with what there is."""
+        """End the run, and store the response so far."""
         if not self._over.is_set():
             self._generation.abort()
             self._answer_format.cancelled(self._generation.counts)
             self._end()
 
     def abandon(self) -> None:
-        """End it, and store nothing: nobody can ask for it any more."""
+        """End the run, and store nothing, as its record was deleted."""
         self._generation.abort()
         self._end()
 
@@ -66,10 +66,10 @@ class BackgroundRun:
             self._end()
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Never asked for."""
+        """Ignore log-probabilities of the prompt: no response asks for them."""
 
     def error(self, error: PyllmError) -> None:
-        """Fail."""
+        """Store the response as failed."""
         self._answer_format.failed(describe(error))
         self._end()
 

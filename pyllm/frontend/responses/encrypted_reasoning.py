@@ -1,6 +1,6 @@
-"""Reasoning as `encrypted_content`: how a caller that stores nothing with the server carries it to the next turn.
+"""Reasoning as `encrypted_content`, in which a caller that stores nothing on the server keeps it for the next turn.
 
-It is encoded, not encrypted, as the same text is in the item's `content`.
+The text is encoded, not encrypted, as the item's `content` has it, too.
 """
 
 import base64
@@ -14,7 +14,7 @@ def encode_reasoning(text: str) -> str:
 
 
 def decode_reasoning(content: str) -> str | None:
-    """The text again; None for what another server has made."""
+    """The text again; None for the content of another server."""
     try:
         plain = base64.b64decode(content, validate=True)
         return plain.removeprefix(_PREFIX).decode() if plain.startswith(_PREFIX) else None

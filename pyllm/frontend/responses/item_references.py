@@ -1,4 +1,4 @@
-"""Puts stored items in the place of references to them, which Vercel's AI SDK sends instead of what was answered."""
+"""Replaces references by the stored items. Vercel's AI SDK sends references in place of earlier answers."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ KIND = "item_reference"
 async def dereferenced(
     given: str | Sequence[Item], history: Iterable[Item], store: ResponseStore, owner: str
 ) -> str | Sequence[Item]:
-    """The input of a request, which goes on with `history`, with the items that it refers to.
+    """The input of a request that continues `history`, with the stored items in place of its references.
 
     Raises:
         RequestError: an item is not stored, or is in the conversation twice.
@@ -21,7 +21,7 @@ async def dereferenced(
     if isinstance(given, str) or not any(map(_is_reference, given)):
         return given
     known = {item.id for item in history}
-    stored: dict[str, dict[str, Item]] = {}  # the items of each response that was looked for
+    stored: dict[str, dict[str, Item]] = {}  # the items of each response that was looked up
     items = []
     for index, item in enumerate(given):
         if not _is_reference(item):
@@ -45,7 +45,7 @@ async def dereferenced(
 
 
 def _is_reference(item: Item) -> bool:
-    """Whether it is one; its type may be left out."""
+    """Whether an item is a reference; its type may be left out."""
     return item.type == KIND or (item.type is None and item.role is None and item.content is None and bool(item.id))
 
 

@@ -29,7 +29,7 @@ def input_items(given: str | Sequence[Item], request_id: str, ignore: Ignore) ->
 
 
 def responses_of(item_id: str) -> Iterable[str]:
-    """The responses that may have an item: its id is made of the request's, that of an input has `in` before it."""
+    """The ids of the responses that may have an item: an item's id has the request's id, after `in` for inputs."""
     _, _, rest = item_id.partition("_")
     request_id = rest.rpartition("_")[0]
     yield f"resp_{request_id}"
@@ -38,7 +38,7 @@ def responses_of(item_id: str) -> Iterable[str]:
 
 
 def items_of(output: Iterable[OutputItem]) -> list[Item]:
-    """What a response gave, as items that the next one is given."""
+    """A response's output as input items of the next one."""
     plain = msgspec.to_builtins(list(output))
     for item in plain:
         item.pop("summary", None)
@@ -48,7 +48,7 @@ def items_of(output: Iterable[OutputItem]) -> list[Item]:
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """The messages of a conversation, as templates know them. Items of one turn of the assistant's are one message."""
+    """The messages of a conversation, as templates know them. The items of one assistant's turn are one message."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item.type:
@@ -77,14 +77,14 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
 
 
 def _turn(messages: list[dict[str, Any]], ends: tuple[str, ...]) -> dict[str, Any]:
-    """The assistant's message that goes on; a new one where the last has one of `ends`, or is another's."""
+    """The assistant's last message, to be extended; a new one if that has one of `ends`, or is not the assistant's."""
     if not messages or messages[-1]["role"] != "assistant" or any(name in messages[-1] for name in ends):
         messages.append({"role": "assistant"})
     return messages[-1]
 
 
 def _call(item: Item) -> dict[str, Any]:
-    """A call of an item's type, which is the tool's name where the item has no other."""
+    """The call in an item. The item's type is the tool's name if the item has no other."""
     name = item.name or str(item.type).removesuffix("_call")
     match item.type:
         case "custom_tool_call":
@@ -100,7 +100,7 @@ def _call(item: Item) -> dict[str, Any]:
 
 
 def _noted(item: Item) -> str:
-    """The text of an item of a type that no model here knows, or a note of it."""
+    """The text of an item of an unknown type, or a note about it."""
     fields = ("summary", "content", "output", "arguments", "action")
     return part_text({"type": item.type, **{name: getattr(item, name) for name in fields}})
 
@@ -123,9 +123,9 @@ _NEEDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "reasoning": ("rs", ()),
     "additional_tools": ("at", ("tools",)),
 }
-# The roles of items that are the assistant's.
+# The roles of the assistant's items.
 _ANSWERS = (None, "assistant")
-# What tools of other servers did: the model sees neither these tools nor their calls.
+# Items of tools that run on a server: the model sees neither these tools nor their calls.
 _OF_SERVERS = frozenset(
     {
         *("web_search_call", "file_search_call", "code_interpreter_call"),
@@ -160,7 +160,7 @@ def _checked(item: Item, where: str, request_id: str, ignore: Ignore) -> Item | 
 
 
 def _check_parts(parts: Iterable[Part], where: str) -> None:
-    """Refuse what is not text in a message that is no answer: it would be lost."""
+    """Refuse parts that are not text in messages of the user or the system: they would be lost."""
     for index, part in enumerate(parts):
         text = part.refusal if part.type == "refusal" else part.text if part.type in TEXT_PARTS else None
         if text is None:

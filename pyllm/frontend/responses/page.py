@@ -9,7 +9,7 @@ from pyllm.frontend.responses.protocol import Item, ItemList
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
-# What the query may have, for the OpenAPI document.
+# The parameters of the query, for the OpenAPI document.
 PAGE_QUERY: Mapping[str, dict[str, Any]] = {
     "order": {"enum": ["asc", "desc"], "default": "desc"},
     "after": {"type": "string", "description": "The id of an item: only those behind it."},
@@ -18,10 +18,10 @@ PAGE_QUERY: Mapping[str, dict[str, Any]] = {
 
 
 def page_of(items: list[Item], query: Mapping[str, Any]) -> ItemList:
-    """The page that the query of an address asks for: the newest first, unless `order` is `asc`.
+    """The page that a URL's query asks for: the newest items first, unless `order` is `asc`.
 
     Raises:
-        RequestError: names what it has that is unknown or out of range.
+        RequestError: a parameter is unknown or out of range.
     """
     for name in query:
         if name not in PAGE_QUERY:

@@ -19,7 +19,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class Part(HistoryPart, kw_only=True):
-    """A part of an item. Those of a user's message must be text."""
+    """A part of an item. The parts of a user's message must be text."""
 
     logprobs: NoEffect = msgspec.field(default_factory=list)
     annotations: NoEffect = msgspec.field(default_factory=list)
@@ -54,7 +54,7 @@ class Item(Struct, kw_only=True, omit_defaults=True):
 
 
 class CustomFormat(Struct, kw_only=True):
-    """What the input of a custom tool must be like: any text, or what a grammar accepts."""
+    """The format of a custom tool's input: any text, or text that a grammar accepts."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -73,20 +73,20 @@ class ToolParam(Struct, kw_only=True):
 
 
 class ListedTool(ToolParam, kw_only=True):
-    """A tool in an item. Those of a `mcp_list_tools` have no type."""
+    """A tool in an item. Tools of an `mcp_list_tools` item have no type."""
 
-    type: str | None = None  # type: ignore[assignment]  # Nobody writes to it.
+    type: str | None = None  # type: ignore[assignment]  # The field is never written.
 
 
 class ToolReference(Struct, kw_only=True):
-    """Which tool is meant: a type that has names is followed by one."""
+    """A reference to a tool: its type, and its name if the type has names."""
 
     type: str
     name: str | None = None
 
 
 class ChosenTools(Struct, kw_only=True):
-    """The choice of one tool that must be called, or of those that may be, with a `mode`."""
+    """The choice of one tool that must be called, or of several that may be called, with a `mode`."""
 
     type: str
     name: str | None = None
@@ -105,14 +105,14 @@ class TextFormat(Struct, kw_only=True):
 
 
 class TextConfig(Struct, kw_only=True):
-    """What the text is to be like."""
+    """Settings of the text."""
 
     format: TextFormat | None = None
     verbosity: Hint = "medium"
 
 
 class Reasoning(Struct, kw_only=True):
-    """How much is to be thought, where the chat template looks at it."""
+    """The effort of reasoning, where the chat template reads it."""
 
     effort: str | None = None
 
@@ -122,7 +122,7 @@ class Reasoning(Struct, kw_only=True):
 
 
 class ResponseStreamOptions(Struct, kw_only=True):
-    """What a stream carries besides its events: nothing."""
+    """Options of a stream, none of which has an effect."""
 
     include_obfuscation: Hint = False
 
@@ -156,7 +156,7 @@ class ResponsesRequest(EngineRequest, kw_only=True):
     prompt: Unsupported[Any] = None
     moderation: Unsupported[Any] = None
 
-    # Of chat completions.
+    # Fields of chat completions.
     n: Unsupported[int] = 1
     max_tokens: Annotated[int | None, unsupported_field("max_output_tokens")] = None
     max_completion_tokens: Annotated[int | None, unsupported_field("max_output_tokens")] = None
@@ -206,13 +206,13 @@ class OutputText(Struct, tag="output_text", tag_field="type"):
 
 
 class ReasoningText(Struct, tag="reasoning_text", tag_field="type"):
-    """Text of what the model thought."""
+    """Text of the model's reasoning."""
 
     text: str = ""
 
 
 class OutputMessage(Struct, tag="message", tag_field="type"):
-    """What the model said."""
+    """A message of the model."""
 
     id: str
     status: Status
@@ -221,7 +221,7 @@ class OutputMessage(Struct, tag="message", tag_field="type"):
 
 
 class ReasoningItem(Struct, tag="reasoning", tag_field="type"):
-    """What it thought before."""
+    """The model's reasoning before its answer."""
 
     id: str
     status: Status
@@ -231,7 +231,7 @@ class ReasoningItem(Struct, tag="reasoning", tag_field="type"):
 
 
 class FunctionCall(Struct, tag="function_call", tag_field="type"):
-    """A function that it calls."""
+    """A call of a function."""
 
     id: str
     status: Status
@@ -241,7 +241,7 @@ class FunctionCall(Struct, tag="function_call", tag_field="type"):
 
 
 class CustomToolCall(Struct, tag="custom_tool_call", tag_field="type"):
-    """A custom tool that it calls."""
+    """A call of a custom tool."""
 
     id: str
     status: Status
@@ -284,20 +284,20 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall | Bui
 
 
 class InputTokensDetails(Struct):
-    """How much of the prompt the prefix cache had, and how much more of it the cache has now."""
+    """Tokens of the prompt that were in the prefix cache, and tokens that were added to it."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(Struct):
-    """How much of the output was reasoning."""
+    """Tokens of the output that were reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Struct):
-    """Tokens of one response. `finish_reason` is there where a deadline has ended it."""
+    """Tokens of one response. `finish_reason` is set where a deadline ended it."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -308,20 +308,20 @@ class ResponseUsage(Struct):
 
 
 class IncompleteDetails(Struct):
-    """Why a response is incomplete."""
+    """The reason why a response is incomplete."""
 
     reason: str
 
 
 class ResponseError(Struct):
-    """Why a response failed."""
+    """The reason why a response failed."""
 
     code: str
     message: str
 
 
 class Response(Struct, kw_only=True):
-    """A response, whole or on its way."""
+    """A response, complete or still in progress."""
 
     id: str
     created_at: int
@@ -361,14 +361,14 @@ class DeletedResponse(Struct):
 
 
 class InputTokens(Struct):
-    """How many tokens the prompt of a request would have."""
+    """The number of tokens that the prompt of a request would have."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class ItemList(Struct):
-    """The items that a response is an answer to, page by page."""
+    """One page of the items that a response answers."""
 
     data: list[Item]
     first_id: str | None
@@ -378,7 +378,7 @@ class ItemList(Struct):
 
 
 class ResponseRecord(Struct):
-    """What is kept of a response: itself, and the conversation that it is an answer to, older answers included."""
+    """A stored response, and the conversation that it answers, earlier answers included."""
 
     response: Response
     input: list[Item]

@@ -16,21 +16,21 @@ _decode = msgspec.msgpack.Decoder(ResponseRecord).decode
 
 
 class Run(Protocol):
-    """What goes on without a reader."""
+    """A response that is computed in the background."""
 
     @property
     def response(self) -> Response:
-        """As far as it is."""
+        """The response so far."""
 
     def cancel(self) -> None:
-        """End it, and store what there is."""
+        """End the run, and store the response so far."""
 
     def abandon(self) -> None:
-        """End it, and store nothing."""
+        """End the run, and store nothing."""
 
 
 class ResponseStore:
-    """`shared` is None on a server that keeps none. `running` has the background runs by the ids of their responses."""
+    """The store; `shared` is None on a server that stores none. `running` has the background runs by response id."""
 
     def __init__(self, shared: Shared | None) -> None:
         self._shared = shared
@@ -39,14 +39,14 @@ class ResponseStore:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is kept."""
+        """Whether the server stores responses."""
         return self._shared is not None
 
     def store_or_refuse(self, wanted: bool | None, background: bool) -> bool:
-        """Whether a response is to be stored, which it is unless its request or the server says otherwise.
+        """Whether to store a response; true unless its request or the server says otherwise.
 
         Raises:
-            RequestError: the request wants it on a server that keeps none, or does not but needs it.
+            RequestError: the request wants it on a server that stores none, or refuses it but runs in the background.
         """
         if background and wanted is False:
             raise RequestError("background requires store: true", "background")
@@ -56,7 +56,7 @@ class ResponseStore:
         return self.enabled and wanted is not False
 
     async def find(self, response_id: str, owner: str) -> ResponseRecord | None:
-        """A record, if it is still there and this owner's."""
+        """A record, if it is still stored and belongs to this owner."""
         record = None if self._shared is None else await self._shared.get_response(response_id, owner)
         return None if record is None else _decode(record)
 
@@ -64,7 +64,7 @@ class ResponseStore:
         """A record.
 
         Raises:
-            UnknownResponseError: it is not there.
+            UnknownResponseError: it is not stored.
         """
         record = await self.find(response_id, owner)
         if record is None:
@@ -77,7 +77,7 @@ class ResponseStore:
             await self._shared.put_response(record.response.id, owner, _encode(record))
 
     def put_soon(self, record: ResponseRecord, owner: str) -> None:
-        """Store a record as it is now, from where nothing can be waited for."""
+        """Store a record as it is now, from code that cannot wait."""
         if self._shared is not None:
             self._begin(self._shared.put_response(record.response.id, owner, _encode(record)))
 
@@ -85,7 +85,7 @@ class ResponseStore:
         """Drop a record.
 
         Raises:
-            UnknownResponseError: it is not there.
+            UnknownResponseError: it is not stored.
         """
         if self._shared is None or not await self._shared.delete_response(response_id, owner):
             raise UnknownResponseError(response_id)

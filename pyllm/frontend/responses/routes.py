@@ -135,7 +135,7 @@ def responses_routes(state: ServerState) -> Router:
             run.cancel()
             await store.put(ResponseRecord(run.response, record.input), owner)
             return run.response
-        response.status = "cancelled"  # The process where it runs, if it still does, looks for this.
+        response.status = "cancelled"  # The process that runs it, if any, looks for this.
         await store.put(record, owner)
         return response
 
@@ -180,7 +180,7 @@ def _count_route(state: ServerState, store: ResponseStore) -> HTTPRouteHandler:
     return count_input_tokens
 
 
-# Litestar's own would tell the methods of whichever handler of this path came first.
+# Litestar's own answer would list the methods of only one handler of this path.
 @route("/{response_id:str}", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
 def _tell_methods(response_id: FromPath[str]) -> Response[None]:
     del response_id
@@ -217,7 +217,7 @@ async def _stores(store: ResponseStore, request: ResponsesRequest, context: Requ
 
 
 async def _refuse_taken(store: ResponseStore, context: RequestContext, owner: str) -> None:
-    """Refuse the caller's own id if it would replace another response; the same one may be taken up again."""
+    """Refuse the caller's own id if it would replace another response; the same response may be resumed."""
     record = await store.find(_response_id(context), owner)
     if record is None:
         return
@@ -228,14 +228,14 @@ async def _refuse_taken(store: ResponseStore, context: RequestContext, owner: st
 
 
 async def _items(store: ResponseStore, request: ResponsesRequest, context: RequestContext, owner: str) -> list[Item]:
-    """The whole conversation that the request asks to go on with."""
+    """The whole conversation of the request, its new input included."""
     history = await _history(store, request, owner)
     given = await dereferenced(request.input, history, store, owner)
     return [*history, *input_items(given, context.request_id, context.ignore)]
 
 
 async def _history(store: ResponseStore, request: ResponsesRequest, owner: str) -> list[Item]:
-    """The conversation that the request goes on with."""
+    """The stored conversation that the request continues."""
     if request.previous_response_id is None:
         return []
     name = "previous_response_id"

@@ -1,7 +1,7 @@
-"""The tools of a Responses request, and the choice among them, as a conversation has them.
+"""The tools of a Responses request, and the choice among them, converted for a conversation.
 
 The model sees the tools that the caller runs: functions, custom tools, `local_shell` and `apply_patch`. Tools of other
-types run on a server; pyllm does not run them. Calls nothing.
+types run on a server; pyllm does not run them. Calls no tool.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ _NAMED = ("function", "custom")
 
 
 def callable_tools(request: ResponsesRequest, items: Sequence[Item], ignore: Ignore) -> list[ToolParam]:
-    """The tools that the caller runs: those of the request, then those that items add.
+    """The tools that the caller runs: first the request's, then tools that items add.
 
     Raises:
         RequestError: a tool has no name, or the server is strict.
@@ -87,7 +87,7 @@ def tools_and_choice(request: ResponsesRequest, tools: list[ToolParam]) -> tuple
     """The tools that the model may call, and the choice among them.
 
     Raises:
-        RequestError: the choice is of a tool that is not among them.
+        RequestError: the chosen tool is not among them.
     """
     choice = request.tool_choice
     if not isinstance(choice, ChosenTools):
@@ -109,7 +109,7 @@ def shown_tools(tools: list[ToolParam]) -> list[ShownTool]:
 
 
 def built_in_names(tools: list[ToolParam]) -> frozenset[str]:
-    """The names of the tools whose calls are items of their own type."""
+    """The names of the tools whose calls have their own type of item."""
     return frozenset(tool.type for tool in tools if tool.type in _BUILT_IN)
 
 

@@ -1,4 +1,4 @@
-"""Which cores the API processes of a server use, which are leaving, and who is still connected to one that leaves.
+"""The list of a server's cores: cores in use, cores that leave, and the API processes still connected to those.
 
 Knows no connection and no request.
 """
@@ -14,11 +14,11 @@ from pyllm.wire.supervision_messages import CoreEntry, CoreList
 
 
 class CoreMembership:
-    """The list, by one version after the other. `on_capacity` hears how many sequences its cores run at once.
+    """The versioned list. `on_capacity` is called with the number of sequences that its cores run at once.
 
-    A core that leaves gets nothing new, and is in the list until no API process is connected to it. `on_change` hears
-    of each list, so that the supervisor can start the next shared state with it. An API process may know a newer list
-    than that; it is taken over.
+    A core that leaves gets no new requests, and stays in the list until no API process is connected to it. `on_change`
+    gets each list, so that the supervisor can start the next shared state with it. A newer list of an API process
+    replaces this one.
     """
 
     def __init__(
@@ -37,18 +37,18 @@ class CoreMembership:
 
     @property
     def list(self) -> CoreList:
-        """The cores as they are now."""
+        """The current list of cores."""
         return self._list
 
     def reserve(self, known: CoreList) -> int:
-        """The index for a core that is to be added; no other gets it."""
+        """The index for a core that is to be added; no other core gets it."""
         self._adopt(known)
         index = self._list.next_index
         self._list = msgspec.structs.replace(self._list, next_index=index + 1)
         return index
 
     def add(self, known: CoreList, entry: CoreEntry) -> CoreList | CoreRefusal:
-        """Let all API processes use a core, unless they do already."""
+        """Make all API processes use a core, unless they do already."""
         self._adopt(known)
         cores = self._list.cores
         if (same := next((core for core in cores if core.address == entry.address), None)) is not None:
@@ -60,7 +60,7 @@ class CoreMembership:
         return self._list
 
     def leave(self, known: CoreList, index: int, timeout: float) -> CoreList | CoreRefusal:
-        """Let a core leave: what runs there gets so many seconds to finish, and goes on on another core after that."""
+        """Make a core leave: its requests get `timeout` seconds to finish, and then move to another core."""
         self._adopt(known)
         cores = self._list.cores
         staying = [core.index for core in self._list.staying]
@@ -81,7 +81,7 @@ class CoreMembership:
         return self._list
 
     def connect(self, member: int, known: CoreList, connected: Sequence[int]) -> None:
-        """Note to which cores an API process is connected, and what list it knows, with its cores' fingerprint."""
+        """Note an API process's connected cores, and the list that it knows, with its cores' fingerprint."""
         self._adopt(known)
         if known.fingerprint and not self._list.fingerprint and len(self._list.staying) > 1:
             self._change(self._list.cores, known.fingerprint)
@@ -96,7 +96,7 @@ class CoreMembership:
             earlier()
 
     def drop(self, member: int) -> None:
-        """An API process is gone, and with it its connections."""
+        """Remove an API process that is gone, with its connections."""
         self._connected.pop(member, None)
         self._waiting.pop(member, None)
         self._let_go()
@@ -115,7 +115,7 @@ class CoreMembership:
 
     def _change(self, cores: tuple[CoreEntry, ...], fingerprint: str = "") -> None:
         before, num_staying = self._list, sum(not core.is_leaving for core in cores)
-        # A single core may come again with another model.
+        # A single core may restart with another model.
         fingerprint = (fingerprint or before.fingerprint) if num_staying > 1 else ""
         self._list = CoreList(before.version + 1, cores, before.next_index, fingerprint)
         self._announce()

@@ -1,6 +1,6 @@
-"""Answers to requests with an Idempotency-Key, as the bytes that went out: one process runs a request, all may read it.
+"""Answers to requests with an Idempotency-Key, as the bytes sent: one process runs a request, all may read its record.
 
-Plain calls that never wait; `LocalState` waits. Knows nothing of HTTP but a status and headers.
+Calls never wait; `LocalState` waits. Knows nothing of HTTP but a status and headers.
 """
 
 import time
@@ -40,11 +40,11 @@ class _Record:
 
 
 class Records:
-    """All records, each kept for `retention` seconds after its end. `member` is the API process that calls.
+    """All records, each kept for `retention` seconds after its end. `member` is the number of the calling API process.
 
-    A running request keeps its record. If there is no room, finished records that were used least recently lose their
-    bytes; their keys stay known, so that a repeat gives the same answer. Numbers begin at `first_number`, so that they
-    mean nothing to the successor of a state that died.
+    A running request keeps its record. If there is no room, the least recently used finished records lose their bytes;
+    their keys stay known, so that a repeat gives the same answer. Numbers begin at `first_number`, so that the
+    successor of a dead state does not mistake them for its own.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Records:
         return Run(number, record.run, last_event_id(record.body) or record.origin)
 
     def leave(self, member: int, number: int) -> None:
-        """A reader is gone."""
+        """Remove a reader that is gone."""
         record = self._by_number.get(number)
         if record is not None and member in record.readers:
             record.readers.remove(member)
@@ -176,7 +176,7 @@ class Records:
         self._make_room(self._max_kept_bytes, only_unread=True)
 
     def drop(self, member: int) -> None:
-        """An API process is gone, and its readers with it. Another may take over the requests that it ran."""
+        """Remove an API process that is gone, with its readers. Another process may take over its runs."""
         for record in list(self._by_number.values()):
             if member in record.readers:
                 record.readers = [each for each in record.readers if each != member]

@@ -1,6 +1,6 @@
 """The methods of the shared state, for one API process. `RemoteState` derives the same methods for other processes.
 
-Coroutines are answered; plain methods are not. Does not know the wire.
+Over the wire, coroutines are answered and plain methods are not. Does not know the wire.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class LocalState:
         self._state.readmit(self._member, admission, num_prompt_tokens, is_started)
 
     def started(self, ticket: int) -> None:
-        """The request has its first token."""
+        """Note a request's first token."""
         self._state.started(self._member, ticket)
 
     def ended(self, ticket: int, num_output_tokens: int) -> None:
@@ -105,7 +105,7 @@ class LocalState:
         return self._state.responses.delete(response_id, tenant)
 
     async def follow_cores(self, known: CoreList, connected: tuple[int, ...]) -> CoreList:
-        """Wait for a newer list of cores than is known, while the API process is connected to these.
+        """Wait for a newer list of cores than `known`, while the API process is connected to these.
 
         Another call ends this one: an API process waits once.
         """
@@ -122,11 +122,11 @@ class LocalState:
         return self._state.cores.reserve(known)
 
     async def add_core(self, known: CoreList, entry: CoreEntry) -> CoreList | CoreRefusal:
-        """Let all API processes use a core."""
+        """Make all API processes use a core."""
         return self._state.cores.add(known, entry)
 
     async def remove_core(self, known: CoreList, index: int, timeout: float) -> CoreList | CoreRefusal:  # noqa: ASYNC109 - a value of the list
-        """Let a core leave."""
+        """Make a core leave."""
         return self._state.cores.leave(known, index, timeout)
 
     async def totals(self, row: bytes) -> bytes:
@@ -139,7 +139,7 @@ class LocalState:
         self._state.totals.count(self._member, row)
 
     def beat(self, row: bytes) -> None:
-        """Let time pass; call twice a second. `row` has the counters of the API process."""
+        """Forget expired records; call twice a second. `row` has the counters of the API process."""
         self.count(row)
         self._state.records.sweep()
 

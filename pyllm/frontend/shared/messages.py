@@ -1,4 +1,4 @@
-"""Messages between API processes and the state they share: the values of its methods, and their envelopes."""
+"""Messages between API processes and their shared state: the values of its methods, and their envelopes."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ class Page(Message, frozen=True):
 
 
 class CoreRefusal(Message, frozen=True):
-    """Why a core cannot be added, or cannot leave. `is_unknown`: there is none of this index."""
+    """The reason why a core cannot be added, or cannot leave. `is_unknown`: there is no core of this index."""
 
     text: str
     is_unknown: bool = False

@@ -3,15 +3,15 @@
 from pyllm.config.process_config import SharedConfig
 from pyllm.frontend.shared.messages import Refused
 
-# When to ask again: how fast the queue moves is not known here.
+# Seconds until a retry: how fast the queue moves is not known here.
 QUEUE_RETRY = 1.0
 
 
 class AdmissionQueue:
-    """Counts of sequences that run, and of those that wait, with their prompts' tokens.
+    """Counts of running and of waiting sequences, and of the waiting prompts' tokens.
 
-    What all cores can run at once does not count as queued. A request that would be alone in the queue is taken,
-    however large, so that none is refused for ever.
+    As many sequences as all cores can run at once do not count as queued. A request that would be alone in the queue is
+    admitted, however large, so that none is refused for ever.
     """
 
     def __init__(self, config: SharedConfig) -> None:
@@ -29,17 +29,17 @@ class AdmissionQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens of all that have no token yet."""
+        """Prompt tokens of all sequences that have no output token yet."""
         return self._num_tokens
 
     def resize(self, max_num_seqs: int) -> None:
-        """Cores run so many sequences at once from now on; a bound that was not asked for follows."""
+        """Set the number of sequences that cores run at once; a bound that was not set by the user scales with it."""
         self._max_num_seqs = max_num_seqs
         if self._config.scales_queue:
             self._max_queued = max(1, self._config.max_num_queued_reqs * max_num_seqs // self._config.max_num_seqs)
 
     def enter(self, num_sequences: int) -> Refused | None:
-        """Let sequences wait, unless the queue is full; what has none, as it needs no core, does not wait in it."""
+        """Add waiting sequences, unless the queue is full; a request without sequences needs no core, so it passes."""
         most = self._max_queued
         if most and num_sequences and self.num_queued >= most:
             text = (
@@ -50,7 +50,7 @@ class AdmissionQueue:
         return None
 
     def charge(self, num_tokens: int) -> Refused | None:
-        """Let a prompt's tokens wait, unless that would be too many."""
+        """Add a prompt's waiting tokens, unless they would be too many."""
         most = self._config.max_num_queued_tokens
         if most and self._num_tokens and self._num_tokens + num_tokens > most:
             text = (
@@ -62,21 +62,21 @@ class AdmissionQueue:
         return None
 
     def reenter(self, num_sequences: int, num_tokens: int) -> None:
-        """Let sequences wait that were let in elsewhere, with their prompts' tokens."""
+        """Add waiting sequences that an earlier state admitted, with their prompts' tokens."""
         self._num_waiting += num_sequences
         self._num_tokens += num_tokens
 
     def started(self, num_sequences: int, num_tokens: int) -> None:
-        """Sequences got their first token."""
+        """Count sequences as running, as they have their first token."""
         self._num_waiting -= num_sequences
         self._num_running += num_sequences
         self._num_tokens -= num_tokens
 
     def leave_waiting(self, num_sequences: int, num_tokens: int) -> None:
-        """Sequences ended without a token."""
+        """Remove sequences that ended without a token."""
         self._num_waiting -= num_sequences
         self._num_tokens -= num_tokens
 
     def leave_running(self, num_sequences: int) -> None:
-        """Sequences that had started ended."""
+        """Remove running sequences that ended."""
         self._num_running -= num_sequences

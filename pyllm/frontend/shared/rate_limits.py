@@ -9,14 +9,14 @@ from pyllm.frontend.shared.messages import Refused, Remaining
 MINUTE = 60.0
 # Accounts that are remembered; an idle one that is forgotten begins anew with full budgets.
 MAX_ACCOUNTS = 10_000
-# When to ask again is not known where a request has to end first.
+# Seconds until a retry where another request has to end first, at an unknown time.
 CONCURRENT_RETRY = 1.0
 
 
 class Bucket:
-    """So much a minute, and at once no more than that: in any `t` seconds at most `limit * (1 + t / 60)`.
+    """A token bucket of `limit` a minute, which is also the burst: in any `t` seconds at most `limit * (1 + t / 60)`.
 
-    What is only known afterwards is taken nevertheless, and the debt is paid before anything else is given.
+    Amounts that are known only afterwards are taken even below 0; that debt refills before anything else is granted.
     """
 
     __slots__ = ("_level", "_limit", "_updated")
@@ -27,19 +27,19 @@ class Bucket:
         self._updated = now
 
     def wait(self, amount: int, now: float) -> float:
-        """Seconds until so much is there; 0 where it is. Infinite where it is more than the bucket ever holds."""
+        """Seconds until the amount is there; 0 if it is. Infinite for more than the bucket ever holds."""
         if amount > self._limit:
             return float("inf")
         self._refill(now)
         return max(0.0, (amount - self._level) * MINUTE / self._limit)
 
     def take(self, amount: int, now: float) -> None:
-        """Take it, whether it is there or not."""
+        """Take the amount, whether it is there or not."""
         self._refill(now)
         self._level -= amount
 
     def remaining(self, now: float) -> Remaining:
-        """What is left, and when it is full again."""
+        """The remaining amount, and the seconds until the bucket is full again."""
         self._refill(now)
         return Remaining(self._limit, max(0, int(self._level)), (self._limit - self._level) * MINUTE / self._limit)
 
@@ -68,13 +68,13 @@ class RateLimits:
     def __init__(self, clock: Callable[[], float], max_accounts: int = MAX_ACCOUNTS) -> None:
         self._clock = clock
         self._max_accounts = max_accounts
-        self._accounts: OrderedDict[str, _Account] = OrderedDict()  # the one used last is the last
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()  # the most recently used is the last
 
     def __len__(self) -> int:
         return len(self._accounts)
 
     def enter(self, name: str, allowance: Allowance) -> Refused | None:
-        """Begin a request, unless its account has no more for now."""
+        """Begin a request, unless its account's budget is used up for now."""
         if allowance == Allowance():
             return None
         now = self._clock()
@@ -93,12 +93,12 @@ class RateLimits:
         return None
 
     def reenter(self, name: str, allowance: Allowance) -> None:
-        """Count a request that was let in elsewhere; its budgets were taken there."""
+        """Count a request that an earlier state admitted, and charged to the budgets."""
         if allowance != Allowance():
             self._account(name, allowance, self._clock()).num_running += 1
 
     def charge(self, name: str, num_tokens: int) -> Refused | None:
-        """Take a prompt's tokens from the budget, unless they are not there; then nothing is taken."""
+        """Take a prompt's tokens from the budget if it has as many, else nothing."""
         account = self._accounts.get(name)
         if account is None or account.tokens is None:
             return None
@@ -118,7 +118,7 @@ class RateLimits:
         return None
 
     def leave(self, name: str, num_output_tokens: int) -> None:
-        """End a request; what it was given counts as well, though only now."""
+        """End a request, and take its output tokens from the budget."""
         account = self._accounts.get(name)
         if account is None:
             return
@@ -127,7 +127,7 @@ class RateLimits:
             account.tokens.take(num_output_tokens, self._clock())
 
     def remaining(self, name: str) -> tuple[Remaining | None, Remaining | None]:
-        """What is left of an account's requests and tokens; None where there is no limit."""
+        """An account's remaining budgets of requests and of tokens; None where there is no limit."""
         account = self._accounts.get(name)
         return (None, None) if account is None else _budgets(account, self._clock())
 
@@ -142,7 +142,7 @@ class RateLimits:
         return account
 
     def _forget_one(self) -> None:
-        """The idle one that was not used for longest: its buckets are likeliest to be full. Busy ones stay."""
+        """Forget the least recently used idle account, whose buckets are likeliest to be full. Busy ones stay."""
         idle = next((name for name, account in self._accounts.items() if not account.num_running), None)
         if idle is not None:
             del self._accounts[idle]

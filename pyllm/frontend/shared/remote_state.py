@@ -53,7 +53,7 @@ class StateLostError(EngineDeadError):
 
 
 class _Question(NamedTuple):
-    """A call without an answer yet. With `is_bound`, no successor of the state can answer it: it names a record."""
+    """A pending call. With `is_bound` it names a record, so that no successor of the state can answer it."""
 
     call: StateCall
     answer: "asyncio.Future[Any]"
@@ -72,7 +72,7 @@ class _Ticket:
 def _remote_call(
     method: Callable[Concatenate[LocalState, P], Coroutine[Any, Any, T]], *, is_bound: bool = False, waits: bool = False
 ) -> Callable[Concatenate["RemoteState", P], Coroutine[Any, Any, T]]:
-    """The same method over the wire: it sends its arguments and waits for an answer of the annotated type."""
+    """A method of `LocalState` over the wire: sends its arguments and waits for an answer of the annotated type."""
     name, signature, kind = method.__name__, inspect.signature(method), get_type_hints(method)["return"]
 
     async def ask(state: "RemoteState", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -84,7 +84,7 @@ def _remote_call(
 
 
 def _remote_notice(method: Callable[Concatenate[LocalState, P], None]) -> Callable[Concatenate["RemoteState", P], None]:
-    """The same method over the wire: it sends its arguments and does not wait."""
+    """A method of `LocalState` over the wire: sends its arguments and does not wait."""
     name, signature = method.__name__, inspect.signature(method)
 
     def tell(state: "RemoteState", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -95,7 +95,7 @@ def _remote_notice(method: Callable[Concatenate[LocalState, P], None]) -> Callab
 
 
 class RemoteState:
-    """`LocalState` over a wire.
+    """`LocalState` over the wire.
 
     A call raises EngineDeadError if neither the state nor a successor answers it within `answer_time` seconds. `read`
     and `abandoned` wait for other requests, so they have no deadline: they wait for as long as the state sends beats.
@@ -158,7 +158,7 @@ class RemoteState:
 
     @property
     def trouble(self) -> str:
-        """Why no request can be admitted now; empty if one can."""
+        """The reason why no request can be admitted now; empty if one can."""
         if not self._joined.is_set():
             return _LOST
         seconds = self._num_silent_beats * HEARTBEAT_INTERVAL
@@ -233,7 +233,7 @@ class RemoteState:
             raise ProtocolError(f"the shared state answered {method!r} with a wrong type: {error}") from None
 
     def _notify(self, method: str, *args: Any) -> None:
-        if self._joined.is_set():  # Else a successor has to be joined first, which `_become_member` tells what counts.
+        if self._joined.is_set():  # Else a successor must be joined first; `_become_member` tells it the tickets.
             self._link.post(StateCall(0, method, args))
 
     def _look(self) -> None:

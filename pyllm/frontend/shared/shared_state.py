@@ -29,10 +29,10 @@ class _Ticket:
 
 
 class SharedState:
-    """One for a server. `member` is the API process that calls; `drop` releases everything that it holds.
+    """The state of one server. `member` is the calling API process; `drop` releases everything that it holds.
 
     A ticket is open from the `admit` that granted it until its `ended`, or until a `charge` that was refused. Calls
-    about a ticket that is not open change nothing. `on_cores` hears of each new list of cores.
+    about a ticket that is not open change nothing. `on_cores` is called with each new list of cores.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SharedState:
 
     @property
     def num_tickets(self) -> int:
-        """Those that are open."""
+        """The number of open tickets."""
         return sum(map(len, self._tickets.values()))
 
     def admit(self, member: int, admission: Admission) -> Granted | Refused:
@@ -84,7 +84,7 @@ class SharedState:
         held = self._tickets.get(member, {}).get(ticket)
         if held is None:
             return Refused(LOST, "The server has lost this request. Please send it again.", 1.0)
-        # What has a token already waits no longer, nor do the tokens of its prompt.
+        # A request with an output token waits no longer, and neither do its prompt's tokens.
         refused = None if held.is_started else self._queue.charge(num_prompt_tokens)
         if refused is None:
             held.num_tokens += num_prompt_tokens
@@ -95,14 +95,14 @@ class SharedState:
         return self._granted(held.account, counts_tokens=True)
 
     def started(self, member: int, ticket: int) -> None:
-        """Its first token has come: it waits no longer."""
+        """Note a request's first token, after which it waits no longer."""
         held = self._tickets.get(member, {}).get(ticket)
         if held is not None and not held.is_started:
             held.is_started = True
             self._queue.started(held.num_sequences, held.num_tokens)
 
     def ended(self, member: int, ticket: int, num_output_tokens: int) -> None:
-        """Close a ticket, and count what its request was given."""
+        """Close a ticket, and count its request's output tokens."""
         held = self._tickets.get(member, {}).pop(ticket, None)
         if held is None:
             return
@@ -118,7 +118,7 @@ class SharedState:
         self.responses.resize(share)
 
     def drop(self, member: int) -> None:
-        """An API process is gone: close every ticket of it, and let others take over what it ran."""
+        """Close every ticket of an API process that is gone, and let others take over its runs."""
         self.records.drop(member)
         self.totals.drop(member)
         self.cores.drop(member)

@@ -1,6 +1,6 @@
 """The shared state's side of the wire: a ROUTER, with a `LocalState` for each connected API process (a member).
 
-Calls methods by name, with arguments of their annotated types. Does not know what a method is for.
+Calls methods by name, with arguments of their annotated types. Does not know the purpose of a method.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class StateServer:
 
     @property
     def num_members(self) -> int:
-        """How many connections are alive."""
+        """The number of live connections."""
         return len(self._members)
 
     def beat(self) -> None:

@@ -1,8 +1,8 @@
-"""Stored responses, in bounded memory: the least recently used one leaves first. Does not look into them."""
+"""Stored responses, in bounded memory: the least recently used one is evicted first. Does not look into them."""
 
 from collections import OrderedDict
 
-# Of all together, as they are encoded.
+# Of all encoded responses together.
 MAX_BYTES = 256 << 20
 
 
@@ -30,7 +30,7 @@ class StoredResponses:
         return response
 
     def delete(self, response_id: str, tenant: str) -> bool:
-        """Drop a response; whether it was there."""
+        """Drop a response; return whether it was stored."""
         response = self._responses.pop((tenant, response_id), None)
         if response is None:
             return False

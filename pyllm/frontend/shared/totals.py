@@ -6,7 +6,7 @@ import msgspec
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """What one process has counted: numbers in an order that all agree on, packed float64, and counts by name.
+    """The counts of one process: numbers in an order that all agree on, packed float64, and counts by name.
 
     `grouped` are several numbers by name.
     """
@@ -23,25 +23,25 @@ decode_row = msgspec.msgpack.Decoder(Row).decode
 
 
 class Totals:
-    """Sums of what API processes have counted; what a process counted outlives it."""
+    """Sums of the counts of API processes, dead ones included."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
         self._gone = NOTHING
 
     def count(self, member: int, row: bytes) -> None:
-        """Replace what a process has counted so far: an encoded `Row`."""
+        """Replace the counts of a process by an encoded `Row`."""
         self._rows[member] = decode_row(row)
 
     def sum(self) -> bytes:
-        """The sums, encoded likewise."""
+        """The sums, as an encoded `Row`."""
         total = self._gone
         for row in self._rows.values():
             total = _added(total, row)
         return encode_row(total)
 
     def drop(self, member: int) -> None:
-        """A process is gone; its numbers stay."""
+        """Keep the final counts of a process that is gone."""
         if (row := self._rows.pop(member, None)) is not None:
             self._gone = _added(self._gone, row)
 

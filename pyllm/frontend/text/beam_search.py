@@ -1,4 +1,4 @@
-"""vLLM's interface to beam search: names, meanings and defaults. The scheduler searches; here are tokens and text."""
+"""vLLM's interface to beam search: names, meanings and defaults. Does not search itself; the scheduler does."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from pyllm.vllm_parameters import BEAM_SEARCH, refuse_other_values
 
 
 class BeamSearchParams(msgspec.Struct, metaclass=NamedParameters, frozen=True, forbid_unknown_fields=True):
-    """`beam_width` sequences are kept, and found, of at most `max_tokens` tokens of output.
+    """A beam search that keeps and returns `beam_width` sequences of at most `max_tokens` output tokens.
 
     The best has the highest cumulative log-probability, divided by its length, prompt included, to the power of
     `length_penalty`. `temperature` has no effect here and may only be 0. `include_stop_str_in_output`: the text has the
@@ -46,7 +46,7 @@ class BeamSearchParams(msgspec.Struct, metaclass=NamedParameters, frozen=True, f
         self.sampling()
 
     def sampling(self) -> SamplingParams:
-        """The same as the parameters of one request."""
+        """The sampling parameters of the request that does this search."""
         return SamplingParams(
             n=self.beam_width,
             temperature=self.temperature,
@@ -60,8 +60,8 @@ class BeamSearchParams(msgspec.Struct, metaclass=NamedParameters, frozen=True, f
 class BeamSearchSequence(msgspec.Struct):
     """One of the sequences found.
 
-    `tokens` begin with the prompt's and end with the stop token, if one ended it; `text` is theirs. `cum_logprob` is
-    that of the output.
+    `tokens` begin with the prompt's and end with the stop token, if one ended it; `text` is their text. `cum_logprob`
+    is the output's.
     """
 
     tokens: list[int]
@@ -72,7 +72,7 @@ class BeamSearchSequence(msgspec.Struct):
 
 
 class BeamSearchOutput(msgspec.Struct):
-    """What was found for one prompt, the best first: `beam_width` sequences."""
+    """The `beam_width` sequences found for one prompt, the best first."""
 
     sequences: list[BeamSearchSequence]
 
@@ -81,7 +81,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def beam_search_output(request: RequestOutput, params: BeamSearchParams, decode: Decode) -> BeamSearchOutput:
-    """What a request with `params.sampling()` found; `decode` gives the text of tokens."""
+    """The result of a request with `params.sampling()`; `decode` gives the text of tokens."""
     return BeamSearchOutput([_sequence(request, each, params, decode) for each in request.outputs])
 
 

@@ -30,11 +30,11 @@ class TextDelta(msgspec.Struct, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens these are."""
+        """The number of tokens."""
         return len(self.tokens)
 
     def merge(self, later: "TextDelta") -> None:
-        """Append what came after."""
+        """Append a later delta."""
         self.text += later.text
         self.tokens.extend(later.tokens)
         self.logprobs = extended(self.logprobs, later.logprobs)
@@ -43,7 +43,7 @@ class TextDelta(msgspec.Struct, gc=False):
 
 
 class Detokenizer:
-    """Feeds on tokens in deltas of any size; the text does not depend on how they are split.
+    """Turns tokens into text, in deltas of any size; the text does not depend on how they are split.
 
     Text that may be the beginning of a stop string is held back until it is known not to be. Of several stop strings
     the one that is complete first counts; one that is complete within the first `min_tokens` tokens does not. The text
@@ -66,7 +66,7 @@ class Detokenizer:
         self._stop_strings = stop_strings
         self._stop_token_ids = params.stop_token_ids or ()
         self._include_stop = params.include_stop_str_in_output
-        self._num_unstoppable = params.min_tokens  # more of which end at no stop string
+        self._num_unstoppable = params.min_tokens  # further tokens that end at no stop string
         self._held = ""
 
     def feed(self, tokens: list[int], finish: FinishCode) -> TextDelta:
@@ -98,7 +98,7 @@ class Detokenizer:
             counts = self._num_unstoppable == 0
             if not counts:
                 self._num_unstoppable -= 1
-            if not stop_strings.may_begin_in(window):  # Nothing is held then.
+            if not stop_strings.may_begin_in(window):  # Then no text is held back.
                 pieces.append(piece)
                 continue
             if counts and (match := stop_strings.find(window, len(window) - len(piece))) is not None:

@@ -32,7 +32,7 @@ class EncodingCounts(msgspec.Struct):
 
 
 class EncodingCache:
-    """What was used last stays, within `max_bytes` (texts included) and `max_entries`."""
+    """An LRU cache of texts' ids, within `max_bytes` (texts included) and `max_entries`."""
 
     def __init__(self, counts: EncodingCounts, max_bytes: int = MAX_BYTES, max_entries: int = MAX_ENTRIES) -> None:
         self.num_bytes = 0
@@ -54,7 +54,7 @@ class EncodingCache:
         return packed
 
     def put(self, text: str, packed: bytes) -> None:
-        """Know these ids, which were looked up and not found. A text that alone takes a quarter of all is left out."""
+        """Add ids that were looked up and not found. A text that takes more than a quarter of the cache is left out."""
         self._counts.num_queried += len(packed) // 4
         size = _size(text, packed)
         if size > self._max_bytes // 4 or text in self._packed:
@@ -64,7 +64,7 @@ class EncodingCache:
         self._evict()
 
     def resize(self, share: float) -> None:
-        """Hold at most this share of the bytes that it was made for; what was used last stays."""
+        """Keep at most this share of the original `max_bytes`, the most recently used texts first."""
         self._max_bytes = int(share * self._full_size)
         self._evict()
 
@@ -80,7 +80,7 @@ def _size(text: str, packed: bytes) -> int:
 class EncodingThreads:
     """Two threads, for long work and for short. The event loop is the one that first uses them.
 
-    `encode` gives for each text its packed ids or what is wrong with it; it runs in the threads and lets others run.
+    `encode` gives for each text its packed ids or an exception; it runs in the threads and releases the GIL.
     """
 
     def __init__(self, encode: Encode) -> None:
@@ -89,19 +89,19 @@ class EncodingThreads:
         self._room = asyncio.Semaphore(MAX_ENCODING)
 
     async def encode(self, texts: Sequence[str]) -> dict[str, bytes]:
-        """The packed ids of each text. Short texts that wait go in one call; the same text goes once.
+        """The packed ids of each text. Waiting short texts share one call; a text that several wait for goes once.
 
         Raises:
-            RequestError: a text is none; that of the first such one.
+            RequestError: a text is not valid; the error of the first such text.
         """
         async with self._room:
             lane = self._lane(sum(map(len, texts)))
             waiting = {text: lane.submit(text) for text in texts}
-            await asyncio.wait(waiting.values())  # Others may want the same text: nobody's end ends it for them.
+            await asyncio.wait(waiting.values())  # Others may wait for the same text: one's end must not cancel it.
             return {text: future.result() for text, future in waiting.items()}
 
     async def run(self, characters: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """A call that takes as long as encoding so many characters; gives and raises what it does."""
+        """Run a call that takes as long as encoding so many characters; returns and raises as it does."""
         async with self._room:
             return await self._lane(characters).run(partial(work, *args, **options))
 
@@ -110,12 +110,12 @@ class EncodingThreads:
 
 
 def _one_by_one(encode: Encode, texts: list[str]) -> list[bytes | Exception]:
-    """The library encodes a batch on all processors at once, which the streams would miss for too long here."""
+    """Encode texts one at a time: a batch would take all processors, and hold up the streams for too long."""
     return [result for text in texts for result in encode([text])]
 
 
 class _Lane:
-    """One thread, and what waits for it."""
+    """One thread, and the texts that wait for it."""
 
     def __init__(self, encode: Encode, name: str) -> None:
         self._encode = encode
@@ -132,7 +132,7 @@ class _Lane:
             self._waiting.append(text)
             if not self._is_encoding:
                 self._is_encoding = True
-                loop.call_soon(self._next_batch)  # What comes in this turn of the loop goes with it.
+                loop.call_soon(self._next_batch)  # Texts of the same turn of the loop join the batch.
         return future
 
     async def run(self, work: Callable[[], T]) -> T:

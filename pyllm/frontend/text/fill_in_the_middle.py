@@ -25,7 +25,7 @@ _FORMS = (
     _MiddleTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),
     _MiddleTokens("[PREFIX]", "[SUFFIX]", ""),
 )
-# With these the next file begins, so the middle has ended.
+# Tokens that begin the next file, and so end the middle.
 _STOPS = (
     *("<|endoftext|>", "<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<|file_sep|>", "<|file_separator|>", "<file_sep>"),
     *("<|fim_repo|>", "<|repo_name|>", "<reponame>", "▁<EOT>"),
@@ -37,12 +37,12 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 
 
 def can_fill_middle(tokenizer: Tokenizer) -> bool:
-    """Whether the model's vocabulary has tokens for this."""
+    """Whether the model's vocabulary has tokens to fill in the middle."""
     return _form_of(tokenizer) is not None
 
 
 def middle_prompt(tokenizer: Tokenizer, before: str, after: str) -> str:
-    """The prompt for what stands between two texts.
+    """The prompt for the gap between two texts.
 
     Raises:
         RequestError: the model's vocabulary has no tokens for this.
@@ -59,7 +59,7 @@ def middle_prompt(tokenizer: Tokenizer, before: str, after: str) -> str:
 def files_prompt(tokenizer: Tokenizer, files: Sequence[tuple[str, str]]) -> str:
     """The text of other files, each a name and a text, that stands before that prompt; the form is llama.cpp's.
 
-    Where a family has tokens for them, a repository with these files, the last of which has the middle.
+    If the family has tokens for it, the text is a repository with these files, the last of which has the middle.
     """
     if not files:
         return ""
@@ -80,5 +80,5 @@ def _first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str:
 
 
 def middle_stops(tokenizer: Tokenizer) -> list[int]:
-    """The ids of the tokens that end what is filled in, whatever ends the model's other texts."""
+    """The ids of the tokens that end the middle, beside the tokens that end the model's other texts."""
     return [token for name in _STOPS if (token := tokenizer.added_token_id(name)) is not None]

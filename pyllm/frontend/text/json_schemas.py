@@ -1,6 +1,6 @@
-"""JSON schemas as llguidance can compile them: what it does not know is left out, and named if it constrains.
+"""JSON schemas for llguidance: keywords that it cannot compile are left out, and named if they constrain.
 
-What it knows was found by trial; the tests repeat the trials with the llguidance that is installed. Compiles nothing.
+The keywords were found by trial; the tests repeat the trials with the installed llguidance. Compiles nothing.
 """
 
 import json
@@ -19,7 +19,7 @@ Ignore = Callable[[str, str], None]
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown"}
 )
-# Types in Python's words, which hand-written tools have.
+# Python's names of types, which hand-written tools use.
 PYTHON_TYPES = {
     "bool": "boolean",
     "dict": "object",
@@ -49,7 +49,7 @@ _SCHEMAS: dict[str, type | None] = {
 }
 _DEFINITIONS = ("$defs", "definitions")
 _INDEX = re.compile(r"[0-9]{1,9}")
-# A class in brackets, an escape, or the beginning of a look-around. The groups match what no grammar enforces.
+# A class in brackets, an escape, or the beginning of a look-around. The groups match pieces that no grammar enforces.
 _PATTERN_PIECE = re.compile(r"\[(?:\\.|[^\]\\])*|\\(?:([1-9bBk])|.)|(\(\?<?[=!])", re.DOTALL)
 
 _Node = dict[str, Any]
@@ -97,7 +97,7 @@ class SchemaError(ValueError):
 
 
 class CleanSchema(NamedTuple):
-    """A schema that llguidance knows all keywords of, and the keywords that were left out of it, each once."""
+    """A schema of keywords that llguidance knows, and the keywords that were left out of it, each once."""
 
     schema: dict[str, Any]
     left_out: tuple[str, ...]
@@ -106,7 +106,7 @@ class CleanSchema(NamedTuple):
 def clean_schema(schema: Mapping[str, Any]) -> CleanSchema:
     """A copy of a schema for a grammar. `left_out` has the keywords that would constrain, not the annotations.
 
-    What no `$ref` leads to among the definitions is not looked at.
+    Definitions that no `$ref` leads to are not checked.
 
     Raises:
         RequestError: it is too long.
@@ -244,7 +244,7 @@ class _Cleaner:
             self._todo.append(found)
         elif reference.startswith("#/") and not self._has_ids:
             raise _error(path, "leads nowhere within the schema", reference)
-        elif not self._needs_all:  # By an anchor or an `$id`, any definition may be meant.
+        elif not self._needs_all:  # An anchor or an `$id` may mean any definition.
             self._needs_all = True
             for key in _DEFINITIONS:
                 named = self.root.get(key)
@@ -257,7 +257,7 @@ class _Cleaner:
 
 
 def _pointed(root: _Node, reference: str) -> tuple[Any, _Path] | None:
-    """What a JSON pointer leads to; None if nothing."""
+    """The value at a JSON pointer, and its path; None if there is none."""
     target: Any = root
     path: _Path | None = None
     for part in reference.split("/")[1:]:
@@ -290,7 +290,7 @@ def _is_enforceable(pattern: str) -> bool:
 
 
 def json_type(word: Any) -> Any:
-    """A type in JSON Schema's words; anything else as it is."""
+    """JSON Schema's name of a type that has Python's; any other value as it is."""
     return PYTHON_TYPES.get(word, word) if isinstance(word, str) else word
 
 

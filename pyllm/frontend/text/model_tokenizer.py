@@ -24,9 +24,9 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 
 
 class BatchEncoding(dict[str, Any]):
-    """What a call gives: `input_ids` and `attention_mask`, as keys and as attributes.
+    """The result of a call: `input_ids` and `attention_mask`, as keys and as attributes.
 
-    Each is a list of integers; of several texts a list of such lists.
+    Each is a list of integers; for several texts a list of such lists.
     """
 
     @property
@@ -36,12 +36,12 @@ class BatchEncoding(dict[str, Any]):
 
     @property
     def attention_mask(self) -> Any:
-        """A 1 for each of them."""
+        """A 1 for each token."""
         return self["attention_mask"]
 
 
 class ModelTokenizer:
-    """Read-only, so any thread may use it. Special tokens are those that the tokenizer's file calls special.
+    """A model's tokenizer; any thread may use it. Special tokens are those that the tokenizer's file calls special.
 
     It gives lists and never tensors, and does not pad: options that ask for these are refused by name.
     """
@@ -58,7 +58,7 @@ class ModelTokenizer:
         self.is_fast = True
 
     def __len__(self) -> int:
-        """Tokens in all, those that were added to the vocabulary too."""
+        """The number of tokens, added ones included."""
         return self._library.get_vocab_size(with_added_tokens=True)
 
     def __bool__(self) -> bool:
@@ -96,10 +96,10 @@ class ModelTokenizer:
         return ids
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
-        """The text of token ids, or of one; of a list of lists a list of texts.
+        """The text of token ids, or of one id; for a list of lists a list of texts.
 
         Raises:
-            RequestError: an id is none of the vocabulary.
+            RequestError: an id is not in the vocabulary.
         """
         _refuse_options(options)
         given = as_list(token_ids)
@@ -109,7 +109,7 @@ class ModelTokenizer:
         return self._tokenizer.decode(ids, flag("skip_special_tokens", skip_special_tokens))
 
     def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **options: Any) -> list[str]:
-        """`decode` for each of some sequences."""
+        """The text of each of several sequences; raises as `decode` does."""
         sequences = as_list(sequences)
         if not isinstance(sequences, list | tuple):
             refuse("sequences", sequences, "a list of lists of token ids")
@@ -127,9 +127,9 @@ class ModelTokenizer:
         return_dict: bool = True,
         **variables: Any,
     ) -> Any:
-        """A conversation, or each of several, as text or, with `tokenize`, as what a call gives of it.
+        """A conversation, or each of several, as text or, with `tokenize`, as a `BatchEncoding`.
 
-        Without `return_dict` it is the token ids. Other keywords are variables of the template.
+        Without `return_dict` it is the token ids alone. Other keywords are variables of the template.
 
         Raises:
             RequestError: there is no template, or it refuses the messages, or an option asks for tensors or padding.
@@ -178,13 +178,13 @@ class ModelTokenizer:
         return self._tokenizer.token_names(self.encode(text, add_special_tokens))
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of a token, or of each of several; None for one that is none."""
+        """The id of a token, or of each of several; None for an unknown token."""
         if isinstance(tokens, str):
             return self._library.token_to_id(tokens)
         return [self._library.token_to_id(token) for token in texts("tokens", tokens)]
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
-        """How the vocabulary spells a token, or each of several."""
+        """The vocabulary's spelling of a token, or of each of several."""
         given = as_list(ids)
         if _is_single(given):
             return self._tokenizer.token_names(self._known([given]))[0]

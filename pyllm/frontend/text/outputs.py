@@ -60,7 +60,7 @@ class RequestOutput(msgspec.Struct):
 
 
 class Request(NamedTuple):
-    """What one request asks for."""
+    """The prompt and the parameters of one request."""
 
     prompt_token_ids: Sequence[int]
     params: SamplingParams
@@ -104,7 +104,7 @@ class RequestProcessor:
         return self._num_open == 0
 
     def abort(self) -> None:
-        """End the request; every sample that has not ended gets its last delta at once, with what was held back."""
+        """End the request; every open sample gets its last delta at once, with the text that was held back."""
         if not self.finished:
             self._client.abort(self._request)
             for sample in range(len(self._detokenizers)):
@@ -113,11 +113,11 @@ class RequestProcessor:
                     self._sink.delta(sample, detokenizer.feed([], FinishCode.ABORT))
 
     async def explain(self) -> list[SampleReport]:
-        """Where each sample stands, and why; raises as `EngineClient.explain` does."""
+        """The state of each sample, and its reason; raises as `EngineClient.explain` does."""
         return await self._client.explain(self._request)
 
     def drop(self) -> None:
-        """End the request; the sink hears nothing more of it."""
+        """End the request; the sink gets nothing more."""
         if not self.finished:
             self._close_all()
             self._client.abort(self._request)
@@ -126,7 +126,7 @@ class RequestProcessor:
         """Take new tokens from the client."""
         detokenizer = self._detokenizers[index]
         if detokenizer is None:
-            return  # It ended here, by a stop string, and these were on their way.
+            return  # A stop string ended it while these tokens were on their way.
         finish, logprobs = delta.finish, delta.logprobs
         if finish and finish == FinishCode.ERROR:
             self._client.abort(self._request)
@@ -144,7 +144,7 @@ class RequestProcessor:
         self._sink.delta(index, text)
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Take those of the prompt from the client."""
+        """Take log-probabilities of the prompt from the client."""
         if not self.finished:
             self._sink.prompt_logprobs(index, self._with_texts(logprobs))
 
@@ -170,7 +170,7 @@ class RequestProcessor:
 
 
 class _Taken(NamedTuple):
-    """How much of a sample earlier outputs have given."""
+    """The part of a sample that earlier outputs have given."""
 
     num_tokens: int = 0
     num_characters: int = 0
@@ -223,11 +223,11 @@ class OutputFold:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing follows, be it that all samples have ended or that the request has failed."""
+        """Whether nothing follows: all samples have ended, or the request has failed."""
         return self._unfinished == 0 or self.failure is not None
 
     def delta(self, index: int, delta: TextDelta) -> None:
-        """Add what is new."""
+        """Add new output of a sample."""
         completion = self._output.outputs[index]
         completion.text += delta.text
         completion.token_ids.extend(delta.tokens)
@@ -241,7 +241,7 @@ class OutputFold:
         self._on_change()
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Add those of the prompt's next tokens."""
+        """Add log-probabilities of the prompt's next tokens."""
         if self._output.prompt_logprobs is not None:
             self._output.prompt_logprobs.extend(logprobs)
 
@@ -251,7 +251,7 @@ class OutputFold:
         self._on_change()
 
     def take(self) -> RequestOutput:
-        """The next output of a request that is followed: all that came so far, or what is new since the last one.
+        """The next output of a request that is followed: the whole output so far, or the part since the last one.
 
         Raises:
             PyllmError: the request has failed.
@@ -283,7 +283,7 @@ class OutputFold:
         )
 
     def snapshot(self) -> RequestOutput:
-        """All that came so far, as an object of its own.
+        """A copy of the whole output so far.
 
         Raises:
             PyllmError: the request has failed.
@@ -311,7 +311,7 @@ class _NoText:
 
 
 def decoder_of(tokenizer: "Tokenizer", prompt: Sequence[int], params: SamplingParams) -> "TextDecoder":
-    """A decoder for what follows `prompt`, which gives no text where the parameters want none."""
+    """A decoder for the tokens after `prompt`, which gives no text where the parameters want none."""
     return tokenizer.text_decoder(prompt, params.skip_special_tokens) if params.detokenize else _NoText()
 
 

@@ -16,7 +16,7 @@ from pyllm.frontend.text.templates import NO_CHAT_TEMPLATE, ChatTemplate, Messag
 from pyllm.frontend.text.tokenizer import INLINE_CHARACTERS, Tokenizer
 from pyllm.wire.messages import ModelInfo
 
-# What is looked at on the event loop, for cuts and in the cache, in 1 ms; a longer text is encoded as it is.
+# Characters that are cut and looked up in the cache on the event loop, in 1 ms; a longer text is encoded whole.
 MAX_CACHED_CHARACTERS = 1 << 20
 INLINE_TOKENS = 4096  # ids that are checked in 0.2 ms
 MESSAGE_CHARACTERS = 32  # a message's markup takes the template as long as so many characters take to be encoded
@@ -33,7 +33,7 @@ _NO_VARIABLES: Mapping[str, Any] = {}
 
 
 class PromptEncoder:
-    """For one model. `counts` are those of the cache."""
+    """The encoder of one model's prompts. `counts` are the cache's."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class PromptEncoder:
         too_long: RefusePrompt | None = refuse_prompt,
         name: str = "prompt",
     ) -> list[PromptTokens]:
-        """The token ids of each prompt; one that is token ids already is checked.
+        """The token ids of each prompt; a prompt that is token ids already is checked.
 
         Raises:
             RequestTooLargeError: a prompt certainly cannot fit the context; then none is encoded.
@@ -97,19 +97,19 @@ class PromptEncoder:
         return await self._threads.run(length, template.render, *options)
 
     async def run(self, num_tokens: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """What a call gives that looks at so many tokens one by one; where they are many, in the encoder's threads."""
+        """Run a call that reads so many tokens one by one; for many tokens it runs in the encoder's threads."""
         characters = num_tokens * CHARACTERS_PER_TOKEN
         if characters < INLINE_CHARACTERS:
             return work(*args, **options)
         return await self._threads.run(characters, work, *args, **options)
 
     def resize_cache(self, share: float) -> None:
-        """Keep at most this share of the texts' ids that are kept otherwise."""
+        """Keep at most this share of the cache's usual bytes."""
         self._cache.resize(share)
 
     def _check_length(self, prompt: str | Sequence[int], too_long: RefusePrompt) -> None:
         least = self._tokenizer.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
-        if least > self._model.max_model_len:  # Whether one more must fit is for the request to say.
+        if least > self._model.max_model_len:  # Whether one more token must fit depends on the request.
             raise too_long(least, self._model, not isinstance(prompt, str))
 
     async def _check_ids(self, prompt: bytes | Sequence[int], name: str) -> PromptTokens:
@@ -128,12 +128,12 @@ class PromptEncoder:
             head, tail = frame
             return [head + packed + tail for packed in await self._encode_plain(texts)]
         encode = partial(self._tokenizer.encode_packed, texts, add_special_tokens=True)
-        # All together count: a thousand short texts hold up the other streams as one long text does.
+        # The sum counts: a thousand short texts hold up the other streams as one long text does.
         length = sum(map(len, texts))
         return list(map(_checked, encode() if length < INLINE_CHARACTERS else await self._threads.run(length, encode)))
 
     async def _encode_plain(self, texts: list[str]) -> list[bytes]:
-        """The same without special tokens around it, from the cache where it is known."""
+        """The packed ids of each text without special tokens, from the cache where they are known."""
         split = [
             self._tokenizer.segments.split(text) if len(text) <= MAX_CACHED_CHARACTERS else [text] for text in texts
         ]

@@ -18,7 +18,7 @@ import tokenizers
 MIN_PART = 1024  # characters between two cuts, so that a part is worth a place in a cache
 MAX_SEGMENT_TOKENS = 8  # each costs one search of the text, 0.3 us for 1,000 characters
 
-# What is split by the text at hand alone, wherever in a prompt it stands.
+# Pre-tokenizers that split a text the same way, wherever in a prompt it stands.
 _LOCAL_PRE_TOKENIZERS = {
     *("BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation"),
     *("Sequence", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit"),
@@ -35,7 +35,7 @@ class PromptSegments:
 
     @classmethod
     def of(cls, tokenizer: tokenizers.Tokenizer, template: str | None) -> "PromptSegments":
-        """Those of a tokenizer that the template writes and that are certain; none where one cannot be sure."""
+        """The special tokens that the template writes and that are safe to cut behind; none where that is uncertain."""
         added = tokenizer.get_added_tokens_decoder().values()
         if not template or any(token.single_word or token.lstrip or token.rstrip for token in added):
             return cls(())
@@ -50,14 +50,14 @@ class PromptSegments:
         return cls(certain[:MAX_SEGMENT_TOKENS])
 
     def split(self, text: str) -> list[str]:
-        """The text's parts. They begin with those of any text that it continues, but for the last of them."""
+        """The text's parts. They begin with the parts of any text that it continues, except the last of those."""
         if len(text) <= MIN_PART or not self.tokens:
             return [text]
         ends = list(self._ends(text))
         return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True) if end > start]
 
     def _ends(self, text: str) -> Iterator[int]:
-        """Where parts end: behind the first token that ends MIN_PART characters or more after the end before."""
+        """The ends of parts: each behind the first token that ends MIN_PART characters or more after the last end."""
         last = 0
         found = dict.fromkeys(self.tokens, -1)
         while True:
@@ -101,7 +101,7 @@ def _parts(state: Any) -> Iterator[dict[str, Any]]:
 
 
 def _holds(tokenizer: tokenizers.Tokenizer, token: str) -> bool:
-    """Whether the cut gives the same ids in fact; a tokenizer that behaves otherwise than thought is not cut."""
+    """Whether cuts behind this token keep the ids in a trial, in case the tokenizer behaves in an unknown way."""
 
     def ids(texts: list[str]) -> list[list[int]]:
         return [each.ids for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]

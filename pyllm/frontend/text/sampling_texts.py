@@ -15,7 +15,8 @@ from pyllm.sampling_params import MAX_BAD_WORDS_TOKENS, SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint
 
 _MARKS = "\t\"'`([{<>-_/\\.,:;!?*#=$@&|~+%^“\u2018«¿¡—…"
-# What may stand before a word, in pairs: what is not the word's, and what is encoded with it. A space is the word's.
+# Texts that may stand before a word, in pairs: the part that is removed again, and the text that is encoded with the
+# word. A space belongs to the word.
 _PLACES = [("\n", "\n"), ("", ""), ("a", "a "), *((char, char) for char in _MARKS)]
 
 
@@ -25,7 +26,7 @@ def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore =
     `ignore` is called with each keyword of a JSON schema that the grammar cannot enforce.
 
     Raises:
-        RequestError: a bad word has no tokens, or too many, or a form is none.
+        RequestError: a bad word has no tokens, or too many, or structured outputs are malformed.
     """
     structured = params.structured_outputs
     if structured is not None:
@@ -46,7 +47,7 @@ async def resolve_texts_aside(
 
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
-    """Each word's tokens in every place where it can stand, but for those that end with shorter ones."""
+    """Each word's tokens in every place where it can stand, except forms that end with a shorter one."""
     words = [word.lstrip() for word in params.bad_words or ()]
     if not all(words):
         raise RequestError("bad_words must not contain a word of nothing but spaces", "bad_words")
@@ -65,7 +66,7 @@ def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[l
 def token_forms(words: Sequence[str], tokenizer: Tokenizer, others: Collection[str] = ()) -> list[list[list[int]]]:
     """Each word's tokens in every place where it can begin, at the beginning of a line first: they differ.
 
-    Of `(knew` a vocabulary may make one token of the bracket and the k, which is then the form's first token. `others`
+    In `(knew` a vocabulary may have one token for the bracket and the k, which is then the form's first token. `others`
     are more texts that may stand before the words.
     """
     known, places = zip(*_PLACES, *zip(others, others, strict=True), strict=True)
@@ -76,7 +77,7 @@ def token_forms(words: Sequence[str], tokenizer: Tokenizer, others: Collection[s
 
 
 def _joined_forms(word: str, forms: list[list[int]], vocabulary: Vocabulary) -> Iterator[list[int]]:
-    """The word in one token with its surroundings, and its forms whose last token goes on behind it."""
+    """Tokens that contain the word and its surroundings, and its forms with a last token that extends beyond it."""
     if "\0" not in word:
         yield from ([token] for token in vocabulary.with_word(word))
     for *start, last in _distinct(forms):
@@ -85,7 +86,7 @@ def _joined_forms(word: str, forms: list[list[int]], vocabulary: Vocabulary) -> 
 
 
 def _rest(tokens: list[int], start: list[int]) -> list[int]:
-    """What of the tokens is not the start, which may go on in their first one."""
+    """The tokens after the start; the end of the start may be part of the first of them."""
     same = 0
     while same < min(len(start), len(tokens)) and tokens[same] == start[same]:
         same += 1

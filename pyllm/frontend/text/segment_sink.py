@@ -36,7 +36,7 @@ class SegmentSink:
             self._sink.delta(index, delta)
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Pass those of the prompt on."""
+        """Pass log-probabilities of the prompt on."""
         self._sink.prompt_logprobs(index, logprobs)
 
     def error(self, error: PyllmError) -> None:

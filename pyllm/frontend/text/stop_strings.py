@@ -62,7 +62,7 @@ class StopStrings:
         return None
 
     def num_held(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of a stop string."""
+        """The number of characters at the end of the text that may be the beginning of a stop string."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first_characters and self._is_beginning(text[start:]):
                 return len(text) - start

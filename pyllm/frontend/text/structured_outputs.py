@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MAX_GBNF_BYTES = 1 << 15
 
-# Whitespace of the model's choice lets small models write nothing else without end, and fixed separators come without
-# a step where they are forced. These are those of Python's `json.dumps`, of which models have read the most.
+# With whitespace of their choice, small models may write whitespace without end. Fixed separators are forced tokens,
+# which need no step; they are those of Python's `json.dumps`, of which models have read the most.
 # A `oneOf` whose options may overlap is taken as `anyOf`, as there is no grammar of exactly one.
 JSON_STYLE: "JsonCompileOptions" = {
     "whitespace_flexible": False,
@@ -46,7 +46,7 @@ def grammar_text(params: StructuredOutputsParams, ignore: Ignore = warn_once) ->
 
     Raises:
         RequestError: it is not JSON, has nothing to choose from, or is too long, or a schema has an unknown type or the
-            like. What only a compiler finds, such as a wrong regex, is left for the worker to refuse.
+            like. The worker refuses errors that only a compiler finds, such as a wrong regex.
     """
     if isinstance(params, ResolvedConstraint):
         return params.grammar

@@ -24,7 +24,7 @@ from pyllm.errors import ConfigError, RequestError, TemplateRefusalError
 MAX_CHARACTERS = 16 << 20
 # Of a template that comes with a request: the longest that models have are below 40,000.
 MAX_SOURCE_CHARACTERS = 1 << 17
-# For whoever sends messages to a model that has none.
+# The error for messages to a model without a template.
 NO_CHAT_TEMPLATE = (
     "this model has no chat template: give one by --chat-template FILE, or have a text continued instead, by "
     "`pyllm complete`, /v1/completions or generate()"
@@ -39,7 +39,7 @@ _END_MARK = "\x00end of the last message\x00"
 
 
 class ChatTemplate:
-    """A compiled template, with the special tokens that it may name. `variables` are those that it looks at.
+    """A compiled template, with the special tokens that it may name. `variables` are the names that it reads.
 
     `tool_source` is the template that takes its place where tools are given (transformers' `tool_use`).
 
@@ -56,7 +56,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self.source = source
-        # Of what a caller has, such a template gets a copy: lists of other requests may be among it.
+        # Such a template gets a copy of the variables, as they may share lists with other requests.
         self._changes_lists = environment.changes_lists = ".append(" in source or ".pop(" in source
         try:
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
@@ -67,7 +67,7 @@ class ChatTemplate:
         self._for_tools = None if tool_source is None else ChatTemplate(tool_source, bos_token, eos_token)
 
     def for_tools(self, tools: object) -> "ChatTemplate":
-        """The template to render with where these tools are given, which may be none."""
+        """The template to render with these tools, which may be none."""
         return self._for_tools if tools and self._for_tools is not None else self
 
     @classmethod
@@ -100,7 +100,7 @@ class ChatTemplate:
         """The prompt for a conversation; each message has a `role` and, as text, a `content`.
 
         `continue_final_message` ends the prompt with the last message's content, for the model to go on with it. Other
-        `variables` are `tools`, `documents`, and whatever the template looks at.
+        `variables` are `tools`, `documents`, and any others that the template reads.
 
         Raises:
             TemplateRefusalError: the template refuses the messages; the text is the template's own.
@@ -153,7 +153,7 @@ class ChatTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Transformers' own, in which a template that `changes_lists` may fill and empty them, as Kimi K2's does."""
+    """Transformers' sandbox. With `changes_lists` a template may append to lists or pop from them, as Kimi K2's."""
 
     changes_lists = False
 
@@ -182,7 +182,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which a model would read as it stands."""
+    """The filter `tojson` without the HTML escapes of Jinja's own, which a model would read as they stand."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

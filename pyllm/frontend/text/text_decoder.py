@@ -21,10 +21,10 @@ class TextDecoder(Protocol):
 
 
 class ByteDecoder:
-    """For byte-level vocabularies (GPT-2, Llama 3, Qwen): every token is some bytes of UTF-8.
+    """The decoder of byte-level vocabularies (GPT-2, Llama 3, Qwen): every token is some bytes of UTF-8.
 
-    `table` is as `byte_table` makes it; ids past its end have no text. What is not UTF-8 becomes U+FFFD, exactly as in
-    `tokenizers`. A token costs a table look-up, however long the sample is.
+    `table` is as `byte_table` makes it; ids past its end have no text. Bytes that are not UTF-8 become U+FFFD, exactly
+    as in `tokenizers`. A token costs a table look-up, however long the sample is.
     """
 
     __slots__ = ("_begun", "_table")
@@ -46,14 +46,14 @@ class ByteDecoder:
         text, end = codecs.utf_8_decode(known, "replace", False)
         self._begun = known[end:]
         if self._begun and len(rest := self._begun.decode(errors="replace")) > 1:
-            # Half a surrogate, which Python waits for the end of, and UTF-8 does not have.
+            # Half a surrogate pair: Python waits for the other half, which UTF-8 does not allow.
             self._begun = b""
             return text + rest
         return text
 
 
 class StreamDecoder:
-    """For every other vocabulary (SentencePiece with byte fallback among them), over `tokenizers`' own stream.
+    """The decoder of all other vocabularies (as SentencePiece with byte fallback), over `tokenizers`' own stream.
 
     `context` is the end of the prompt: with it the first word keeps the space before it.
     """

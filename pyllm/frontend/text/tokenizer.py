@@ -28,8 +28,8 @@ _MOST_TEXTS = 1 << 18  # of tokens that are kept; the largest vocabularies have 
 class Tokenizer:
     """One model's tokenizer. Read-only once made, so any thread may use it.
 
-    `segments` says where its texts may be cut, `frame` what special tokens put around the ids of any text, packed; None
-    where that is not all that they do. `bos_token` and `eos_token` are their texts, empty where there is none.
+    `segments` has the places where texts may be cut. `frame` has the packed ids that special tokens add before and
+    after any text; None where they do more. `bos_token` and `eos_token` are their texts, empty where there is none.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -63,7 +63,7 @@ class Tokenizer:
 
     @property
     def library(self) -> tokenizers.Tokenizer:
-        """The library's own, for what has no method here; it must not be changed."""
+        """The library's tokenizer, for functions without a method here; it must not be changed."""
         return self._tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -78,7 +78,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_packed(self, texts: list[str], add_special_tokens: bool = False) -> list[bytes | Exception]:
-        """For each text its ids as little-endian int32, or why there are none: for no Unicode a RequestError."""
+        """Each text's ids as little-endian int32, or an exception: a RequestError for a text that is not Unicode."""
         try:
             batch = self.encode_batch(texts, add_special_tokens)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other texts are not to blame
@@ -88,7 +88,7 @@ class Tokenizer:
         return [array("i", ids).tobytes() for ids in batch]
 
     def min_tokens(self, text: str) -> int:
-        """A number of tokens that the text certainly has: what is far too long need not be encoded to be refused."""
+        """A lower bound of the text's tokens, by which a text that is far too long is refused without encoding it."""
         return len(text) // self._longest_token
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -105,13 +105,13 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The texts of tokens that are no added ones, and no parts of characters. Takes some 2 us a token, once."""
+        """The texts of all tokens but added ones and parts of characters. Takes some 2 us a token, once."""
         added = set(self._added.values())
         texts = ["" if token in added else self.token_text(token) for token in range(self.max_token_id + 1)]
         return Vocabulary(["" if "\ufffd" in text else text for text in texts])
 
     def token_names(self, tokens: Sequence[int]) -> list[str]:
-        """How the vocabulary spells each token; nothing for an unknown id."""
+        """The vocabulary's spelling of each token; empty for an unknown id."""
         return [self._tokenizer.id_to_token(token) or "" for token in tokens]
 
     def added_token_id(self, text: str) -> int | None:
@@ -119,7 +119,7 @@ class Tokenizer:
         return self._added.get(text)
 
     def text_decoder(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextDecoder:
-        """A decoder for what follows `prompt`, in which ids that are none have no text."""
+        """A decoder for the tokens after `prompt`, whose invalid ids have no text."""
         context = [token for token in prompt[-CONTEXT_TOKENS:] if 0 <= token < 2**31]
         if self._byte_tables:
             return ByteDecoder(self._byte_tables[skip_special_tokens], context)
@@ -129,7 +129,7 @@ class Tokenizer:
         return self.token_bytes(token).decode(errors="replace")
 
     def _find_frame(self) -> tuple[bytes, bytes] | None:
-        """What special tokens put around the ids of any text, packed; None where that is not all that they do."""
+        """The packed ids that special tokens add before and after any text; None where they do more."""
         texts = ["x", "", "Hello, world", *self.segments.tokens]
         framed, plain = self.encode_batch(texts), self.encode_batch(texts, add_special_tokens=False)
         for start in range(len(framed[0]) - len(plain[0]) + 1):

@@ -11,22 +11,22 @@ Side = Literal["left", "right"]
 
 
 class Truncation(NamedTuple):
-    """At most `limit` tokens stay; those on the `side` go."""
+    """A cut to at most `limit` tokens, which drops the tokens on the `side`."""
 
     limit: int
     side: Side
 
     def kept(self, tokens: Sequence[int]) -> Sequence[int]:
-        """What stays of a prompt."""
+        """The tokens of a prompt that stay."""
         if len(tokens) <= self.limit:
             return tokens
         return tokens[-self.limit :] if self.side == "left" else tokens[: self.limit]
 
 
 def truncation_from(limit: int | None, side: Side | None, num_reserved: int, model: ModelInfo) -> Truncation | None:
-    """What the fields `truncate_prompt_tokens` and `truncation_side` ask for; None: nothing.
+    """The truncation that the fields `truncate_prompt_tokens` and `truncation_side` ask for, or None.
 
-    A limit of -1 is what the model's context leaves beside `num_reserved` tokens.
+    A limit of -1 stands for the model's context length less `num_reserved` tokens.
 
     Raises:
         RequestError: the limit is out of its range, or there is a side without one.

@@ -22,7 +22,7 @@ class Vocabulary:
         self._starts = list(accumulate((len(text) + 1 for text in self.texts), initial=1))
 
     def with_word(self, word: str) -> Iterator[int]:
-        """Tokens that have a whole word."""
+        """Tokens whose texts contain a whole word."""
         for token, start in self._find(word):
             text = self.texts[token]
             if is_edge(text[:start], word) and is_edge(word, text[start + len(word) :]):
@@ -35,7 +35,7 @@ class Vocabulary:
         return {place for place in places if place and is_edge(place, word)}
 
     def longer(self, token: int) -> Iterator[int]:
-        """Tokens that are a token at the end of a word, and what follows the word."""
+        """Tokens that extend a token at the end of a word by text that follows the word."""
         begin = self.texts[token]
         if begin:
             for other, _ in self._find(_END + begin):
@@ -43,7 +43,7 @@ class Vocabulary:
                     yield other
 
     def _find(self, wanted: str) -> Iterator[tuple[int, int]]:
-        """Tokens, and where in their texts these characters are; the end before a text is at its first one."""
+        """Tokens, and the index of these characters in their texts, a leading end mark not counted."""
         at = self._all.find(wanted)
         while at >= 0:
             first = at + wanted.startswith(_END)

@@ -6,7 +6,7 @@ from pyllm.frontend.chat.parsers.tool_call_finder import Body
 
 
 class ChosenCalls:
-    """Another body, which `choose` makes of the first characters as soon as they show it. Whitespace is left out."""
+    """A body that `choose` makes as soon as the first characters show the format. Leading whitespace is skipped."""
 
     def __init__(self, choose: Callable[[str], Body | None]) -> None:
         self._choose = choose

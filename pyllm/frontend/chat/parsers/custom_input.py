@@ -59,12 +59,12 @@ class InputDecoder:
     """Decodes one call's arguments, which may be cut anywhere.
 
     If `input` is the first key, its text streams at once. Otherwise it arrives at the end. Arguments without a text
-    `input` are passed through whole, and so is what cannot be read after the text's end.
+    `input` are passed through whole, and so is unreadable text after the input's end.
     """
 
     def __init__(self) -> None:
         self._state: Literal["first", "text", "other"] = "first"  # the part that comes next
-        self._parts: list[str] = []  # all of the arguments; if the input is first, what follows it
+        self._parts: list[str] = []  # all of the arguments; if the input is first, the text after it
         self._string = StringDecoder()
 
     def feed(self, text: str) -> str:

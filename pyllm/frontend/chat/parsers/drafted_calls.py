@@ -1,4 +1,4 @@
-"""Calls that stand within reasoning: complete ones at its very end, where it was never closed, are calls.
+"""Calls within reasoning that was never closed: complete calls at its very end count as calls.
 
 Knows no call format, and no marker of reasoning.
 """
@@ -22,7 +22,7 @@ class CallSyntax(Struct, frozen=True):
 class Draft:
     """Text from a call's marker on, as long as it may be calls and nothing else.
 
-    `blank` is the whitespace before the marker. `closing` is the one of reasoning, once it has come.
+    `blank` is the whitespace before the marker. `closing` is the closing marker of reasoning, once it has come.
     """
 
     def __init__(self, syntax: CallSyntax, closings: Sequence[str], blank: str, marker: str) -> None:
@@ -37,11 +37,11 @@ class Draft:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole draft."""
         return "".join(self._text)
 
     def feed(self, char: str) -> bool:
-        """Whether one more character leaves it possible."""
+        """Take a character; return whether the text may still be calls and nothing else."""
         self._text.append(char)
         self.size += 1
         self.closing = self._closings.find(char, 0).marker
@@ -52,7 +52,7 @@ class Draft:
     def split(self) -> tuple[str, str]:
         """The text that is no call, and the rest from the last marker on, which may be a draft of its own.
 
-        Without another marker that is the first one, and what follows.
+        Without another marker the text is split behind the first one.
         """
         text, end = self.text, len(self._text[0])
         last = max(text.rfind(marker, end) for marker in self._syntax.markers)
@@ -61,7 +61,7 @@ class Draft:
         return text[:end], text[end:]
 
     def is_complete(self) -> bool:
-        """Whether it is complete calls and nothing else, now that nothing follows."""
+        """Whether the draft is complete calls and nothing else, at the end of the text."""
         whole = folded([*self._pieces, *self._parser.finish()])
         return bool(whole.tool_calls) and not whole.content and all(_is_object(c.arguments) for c in whole.tool_calls)
 

@@ -4,7 +4,7 @@ from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, To
 
 
 class ForcedCall:
-    """All of the text is the arguments of one call, or the input of a `custom` tool."""
+    """A parser of text that is all the arguments of one call, or the input of a `custom` tool."""
 
     def __init__(self, name: str, custom: bool = False) -> None:
         self._name = name
@@ -27,17 +27,17 @@ class ForcedCall:
 
 
 class OnlyCalls:
-    """Another parser's pieces, without content: where the text is all calls, that is the beginning of one cut off."""
+    """Another parser's pieces without content, which in a text of calls is the beginning of a call cut off."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
 
     def feed(self, text: str) -> list[Piece]:
-        """Those of the other that are kept."""
+        """The other parser's pieces, without content."""
         return _without_content(self._parser.feed(text))
 
     def finish(self) -> list[Piece]:
-        """Those of the other that are kept."""
+        """The other parser's rest, without content."""
         return _without_content(self._parser.finish())
 
 
@@ -48,11 +48,11 @@ class UncutCalls:
         self._parser = parser
 
     def feed(self, text: str) -> list[Piece]:
-        """The other's."""
+        """The other parser's pieces."""
         return self._parser.feed(text)
 
     def finish(self) -> list[Piece]:
-        """The other's without content: what was held back is a call that never came."""
+        """The other parser's rest without content, which is the beginning of a call cut off."""
         return _without_content(self._parser.finish())
 
 
@@ -63,11 +63,11 @@ class FirstCall:
         self._parser = parser
 
     def feed(self, text: str) -> list[Piece]:
-        """Those of the other that are kept."""
+        """The other parser's content, and pieces of the first call."""
         return _without_others(self._parser.feed(text))
 
     def finish(self) -> list[Piece]:
-        """Those of the other that are kept."""
+        """The rest of the other parser's content and first call."""
         return _without_others(self._parser.finish())
 
 

@@ -1,4 +1,4 @@
-"""gpt-oss' answers: messages in channels, of which a header says which. Knows no tokens, and no tool's schema.
+"""gpt-oss' answers: messages in channels that their headers name. Knows no tokens, and no tool's schema.
 
 `<|channel|>analysis<|message|>` is reasoning, `commentary to=functions.f` a call of `f`, all else content. The prompt
 ends with `<|start|>assistant`, so the first header has no start.
@@ -33,27 +33,27 @@ class HarmonyParser:
     """The messages of one answer; those of one kind are separated by a line break.
 
     Text outside of messages is content. Without `calls` a message to a tool is content, header and all. A call is given
-    with the first character of its arguments, or with its end: one that is cut off before was none.
+    with the first character of its arguments, or with its end; a call that is cut off earlier is dropped.
     """
 
     def __init__(self, calls: bool = True) -> None:
         self.reasoning_end: int | None = None  # in characters, once the first message without reasoning begins
         self._calls = calls
-        self._header: str | None = ""  # what has come of one; None within a message
+        self._header: str | None = ""  # the header so far; None within a message
         self._kind: _Kind = "content"
         self._finder = MarkerFinder((HARMONY_END, CALL, RETURN, HARMONY_START, HARMONY_CHANNEL), strips=False)
         self._num_calls = 0
         self._name = ""  # of the call that is open, until it is given
         self._arguments: ObjectScanner | None = None  # of that call, unless they may be no JSON
-        self._raw = ""  # what has come of them before their object
+        self._raw = ""  # the arguments so far, before their object begins
         self._ends = ""  # closing braces and brackets behind it, and space
         self._given: set[_Kind] = set()
-        self._separates = False  # a line break comes before what the message has
+        self._separates = False  # a line break precedes the message's text
         self._num_read = 0  # characters before the piece that is read
         self._end = 0  # of the last message, in characters
 
     def feed(self, text: str) -> list[Piece]:
-        """All that has come of messages, but for what may be their end."""
+        """All text of messages so far, except a possible beginning of an end marker."""
         pieces: list[Piece] = []
         position = 0
         while position < len(text):
@@ -65,7 +65,7 @@ class HarmonyParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was held back, after the end of the sample. Of a header without a message the markup is dropped."""
+        """The text that was held back, after the end of the sample. The markup of a lone header is dropped."""
         pieces: list[Piece] = []
         if self._header is None:
             self._give(self._finder.rest(), pieces)
@@ -133,7 +133,7 @@ class HarmonyParser:
         add(pieces, Reasoning(text) if self._kind == "reasoning" else Content(text))
 
     def _mended(self, text: str) -> str:
-        """More of the arguments, where they are an object or a string with one; what is no such thing as it is.
+        """More of the arguments: mended if they are an object or a string with one, else as they are.
 
         Closing braces and brackets that are too many are dropped.
         """

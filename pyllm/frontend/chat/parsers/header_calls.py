@@ -16,7 +16,7 @@ from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFin
 class HeaderTags(NamedTuple):
     """The tags around a header and its arguments. The first group of the pattern `name`, for the header, is the name.
 
-    Without a `closing` there is no section, and one call is all.
+    Without a `closing` there is no section, and only one call.
     """
 
     begin: str
@@ -52,7 +52,7 @@ _Step = Callable[[str, int], int]
 
 
 class HeaderCalls:
-    """Calls in a row. One without its end, or the last one without the closing, is a call, too."""
+    """Calls in a row. A call without its end counts, and so does the last one without the closing."""
 
     def __init__(self, writer: CallWriter, tags: HeaderTags) -> None:
         self._writer = writer

@@ -35,7 +35,7 @@ class _Element(Struct):
 class MinimaxM3Calls:
     """Calls up to the end of their section. A call is given with its first argument or its end.
 
-    Texts stream; other arguments come whole. What is open where a call ends or breaks off is closed.
+    Texts stream; other arguments come whole. Elements that are open where a call ends or breaks off are closed.
     """
 
     def __init__(self, writer: CallWriter, schemas: Schemas) -> None:

@@ -47,7 +47,7 @@ Piece = Content | Reasoning | ToolCallBegin | ToolArguments
 class Parser(Protocol):
     """A machine for the raw text of one sample.
 
-    What it has given after some number of characters depends on these alone, never on how they were cut.
+    Its pieces after some number of characters depend on these alone, never on how they were split.
     """
 
     def feed(self, text: str) -> list[Piece]:
@@ -62,7 +62,7 @@ def add(pieces: list[Piece], piece: Content | Reasoning | ToolArguments) -> None
     if not piece.text:
         return
     last = pieces[-1] if pieces else None
-    # Those of one call end before another's begin.
+    # The arguments of one call end before another call's begin.
     if last is None or isinstance(last, ToolCallBegin) or type(last) is not type(piece):
         pieces.append(piece)
     else:
@@ -73,18 +73,18 @@ class CallWriter:
     """Makes pieces of the calls in a sample, and numbers them."""
 
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []  # those since they were taken
+        self.pieces: list[Piece] = []  # the pieces that were not taken yet
         self.num_calls = 0
-        self.missing = ""  # what would close the last call's arguments where they broke, or nothing
+        self.missing = ""  # the text that would close the last call's broken arguments, or nothing
 
     def begin(self, name: str) -> None:
-        """Another call. The arguments of the last one are closed, if only that is missing."""
+        """Begin a call, after closing the last one's arguments if they lack only that."""
         self.close()
         self.pieces.append(ToolCallBegin(self.num_calls, name))
         self.num_calls += 1
 
     def give(self, arguments: str) -> None:
-        """More arguments of the last call."""
+        """Add arguments to the last call."""
         add(self.pieces, ToolArguments(self.num_calls - 1, arguments))
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class CallWriter:
 
 
 class PlainParser:
-    """All of the text is content."""
+    """A parser to which all text is content."""
 
     def feed(self, text: str) -> list[Piece]:
         """The text."""

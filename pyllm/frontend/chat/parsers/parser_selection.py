@@ -29,9 +29,9 @@ _NO_SCHEMAS: Schemas = {}
 
 
 class Parsers(Struct, frozen=True):
-    """The names of one model's; `none` where it has none.
+    """The names of one model's parsers; `none` where it has none.
 
-    A model whose template shows tools for a form of calls that is not known `explains_tools` in Hermes' form instead.
+    With `explains_tools` the template's form of calls is unknown, and tools are explained in Hermes' form instead.
     """
 
     tool_call: str = "none"
@@ -40,10 +40,10 @@ class Parsers(Struct, frozen=True):
 
 
 def parsers_of(template: str, reads_tools: bool, tool_call: str, reasoning: str) -> Parsers:
-    """What `auto` stands for, by the markers in a template.
+    """The parsers of a model; `auto` selects by the markers in its template.
 
-    To a model whose template leaves tools out they are explained in Hermes' format. One parser reads all channels of
-    Harmony, so with it go both.
+    If the template leaves tools out, they are explained in Hermes' format. Harmony's parser reads calls and reasoning,
+    so selecting it for one selects it for both.
 
     Raises:
         ConfigError: there is no such parser, or it cannot be loaded.
@@ -73,13 +73,13 @@ def tool_form(name: str) -> ToolForm:
     """The form of this name.
 
     Raises:
-        ConfigError: there is none, or what a package offers is none.
+        ConfigError: there is none, or a package offers an object of another type.
     """
     return load_tool_form(name)
 
 
 def load_tool_form(name: str, offered: Iterable[EntryPoint] | None = None) -> ToolForm:
-    """The same, of the packages that are `offered`."""
+    """The form of this name, ours or of an `offered` package; raises as `tool_form` does."""
     entry = find_entry_point("tool parser", name, TOOL_PARSERS, TOOL_FORMS, offered)
     form = TOOL_FORMS[name] if entry is None else _loaded("tool parser", entry)
     if not isinstance(form, ToolForm):
@@ -92,13 +92,13 @@ def reasoning_form(name: str) -> ReasoningForm:
     """The form of this name.
 
     Raises:
-        ConfigError: there is none, or what a package offers is none.
+        ConfigError: there is none, or a package offers an object of another type.
     """
     return load_reasoning_form(name)
 
 
 def load_reasoning_form(name: str, offered: Iterable[EntryPoint] | None = None) -> ReasoningForm:
-    """The same, of the packages that are `offered`."""
+    """The form of this name, ours or of an `offered` package; raises as `reasoning_form` does."""
     entry = find_entry_point("reasoning parser", name, REASONING_PARSERS, REASONING_FORMS, offered)
     form = REASONING_FORMS[name] if entry is None else _loaded("reasoning parser", entry)
     if not isinstance(form, ReasoningForm):

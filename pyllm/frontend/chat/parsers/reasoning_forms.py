@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReasoningForm:
-    """Reasoning stands at the beginning of an answer, between one of the `openings` and one of the `closings`.
+    """Reasoning at the beginning of an answer, between one of the `openings` and one of the `closings`.
 
-    The first of each is what a grammar writes. A template that has one of the `signs` is of a model with this form.
-    With `in_channels` it is Harmony's, whose markers do not matter.
+    A grammar writes the first of each. A template that has one of the `signs` is of a model with this form. With
+    `in_channels` it is Harmony's, whose markers do not matter.
     """
 
     openings: tuple[str, ...]
@@ -27,7 +27,7 @@ _COHERE = ReasoningForm(("<|START_THINKING|>",), ("<|END_THINKING|>",), ("<|STAR
 _SEED = ReasoningForm(("<seed:think>",), ("</seed:think>",), ("<seed:think>",))
 HARMONY = ReasoningForm((), (), ("<|channel|>analysis",), in_channels=True)
 
-# In this order: a template that has the signs of several is of the first.
+# The order matters: a template that has the signs of several forms has the first.
 REASONING_FORMS: dict[str, ReasoningForm] = {
     "openai_gptoss": HARMONY,
     "gemma4": ReasoningForm(("<|channel>thought",), ("<channel|>",), ("<|channel>",)),

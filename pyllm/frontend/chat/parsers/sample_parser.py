@@ -12,10 +12,10 @@ from pyllm.frontend.text.text_decoder import TextDecoder
 
 
 class SampleParser:
-    """Feeds on the deltas of one sample, which may be merged or cut in any way. `make_decoder` is for its tokens.
+    """Parses the deltas of one sample, which may be merged or cut in any way. `make_decoder` is for its tokens.
 
-    With `thinks_opened` reasoning is split off first: True where the prompt opened it, False where the model may. It
-    stays in the content unless it is to be `separate`. `form` and `calls` are the model's.
+    With `thinks_opened` reasoning is split off first: True where the prompt opened it, False where the model may.
+    Reasoning stays in the content unless `separate`. `form` and `calls` are the model's.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class SampleParser:
         self.has_tool_calls = False
 
     def feed(self, delta: TextDelta) -> list[Piece]:
-        """The pieces of a delta; those of the last one with all that was held back."""
+        """The pieces of a delta; after the last delta also all text that was held back."""
         was_open = self._think is not None and self._think.reasoning_end is None
         pieces = self._parser.feed(delta.text)
         if delta.finish_reason is not None:

@@ -153,14 +153,14 @@ class TaggedCall:
         return position
 
     def _drop_argument(self) -> None:
-        """The call is given, though nothing of this argument is: nobody could tell its key."""
+        """Drop an argument whose key cannot be read, but give its call."""
         self.broken, self.settled = False, True
         self._word.clear()
         self._begin()
         self._read_on(drops=True)
 
     def _end_key(self, types: frozenset[str] | None = None) -> None:
-        """`types` come from the tag, and hold for a key that the schema does not have."""
+        """End a key. `types` come from the tag, and hold for a key that the schema does not have."""
         key = self._key = "".join(self._word).strip()
         self._word.clear()
         self._begin()

@@ -14,13 +14,13 @@ class Reasoner(Parser, Protocol):
 
     @property
     def reasoning_end(self) -> int | None:
-        """In characters of the sample, once it is known; 0 if there is none."""
+        """The end of reasoning in characters of the sample, once it is known; 0 if there is none."""
 
 
 def make_reasoner(
     form: ReasoningForm, rest: Parser, opened: bool, separate: bool, calls: CallSyntax | None = None
 ) -> Reasoner:
-    """A machine for the raw text of one sample. Unless it is to be `separate`, reasoning stays in the content.
+    """A machine for the raw text of one sample. Unless `separate`, reasoning stays in the content.
 
     `calls` is the syntax of the calls that `rest` reads, if they have markers.
     """
@@ -57,7 +57,7 @@ class ThinkParser:
 
     @property
     def num_held(self) -> int:
-        """How many characters of reasoning are held back."""
+        """The number of characters of reasoning that are held back."""
         drafted = 0 if self._draft is None else len(self._draft.blank) + self._draft.size
         return len(self._held) + self._markers.num_held + drafted
 
@@ -176,7 +176,7 @@ class RawReasoning:
 
     @property
     def reasoning_end(self) -> int | None:
-        """As `ThinkParser.reasoning_end`."""
+        """The end of reasoning, see `ThinkParser.reasoning_end`."""
         return self._think.reasoning_end
 
     def feed(self, text: str) -> list[Piece]:

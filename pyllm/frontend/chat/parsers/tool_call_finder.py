@@ -19,10 +19,10 @@ class Body(Protocol):
     A body that is `broken` does not take the character that broke it; one that is `done` may leave it, too.
     """
 
-    done: bool  # all of it has come
+    done: bool  # the whole body has come
     broken: bool  # the text cannot go on like this
     settled: bool  # the text so far need not be kept for the case that the body is broken
-    in_arguments: bool  # the arguments of the last call go on: if the body is broken, the text after it is theirs
+    in_arguments: bool  # the last call's arguments are open: if the body is broken, they take the text after it
 
     def step(self, text: str, position: int) -> int:
         """Read on from a position in the text; gives the position after the text that was read."""
@@ -35,11 +35,11 @@ MakeBody = Callable[[CallWriter], Body]
 
 
 class MarkedCalls:
-    """Content, and calls in it. Whitespace around calls is dropped; between content that before the calls is kept.
+    """Content, and calls in it. Whitespace around calls is dropped, except before calls between content.
 
     A text that looked like calls and is broken is content, marker and all. Once a call was given, only the text after
-    the break is, without the `closings`; but if its arguments broke, they go on up to one of these, the next call or
-    the end of the sample. Where only closing braces and brackets are missing there, they are added.
+    the break is content, without the `closings`; but broken arguments go on up to a closing, the next call or the end
+    of the sample. If they lack only closing braces and brackets there, these are added.
 
     `make_body` makes a body, which gives its calls to a writer. A body reads a marker that is `kept` itself. The sample
     may also begin with calls without a marker, if the `opener` is its first character. With `make_bare_body` objects
@@ -75,10 +75,10 @@ class MarkedCalls:
         self._arguments_go_on = False  # those of the last call, which broke
         self._ends: list[str] = []  # closing braces and brackets, and space, with which they do
         self._is_bare = False  # the body is
-        self._object: JsonScanner | None = None  # one that is no call, in the content
+        self._object: JsonScanner | None = None  # an object in the content that is no call
 
     def feed(self, text: str) -> list[Piece]:
-        """Content as soon as it is no marker, calls as their body gives them."""
+        """Content as soon as it cannot be a marker, and calls as their body gives them."""
         self._run(text)
         return self._writer.taken()
 
@@ -187,12 +187,12 @@ class MarkedCalls:
         self._num_introducing = 0
 
     def _keep_gap(self, blank: str) -> None:
-        """The whitespace before calls, or the first of that behind them where there is none."""
+        """Keep the whitespace before calls, or the first whitespace character behind them if there is none."""
         if self._has_content and not self._gap:
             self._gap = blank
 
     def _leave_broken(self) -> str:
-        """End a body that is none, or not whole; gives the text to be read again."""
+        """End a body that is broken or cut off; gives the text to be read again."""
         assert self._body is not None
         introduction, rest = "".join(self._held[: self._num_introducing]), "".join(self._held[self._num_introducing :])
         self._arguments_go_on = self._arguments_go_on or self._body.in_arguments
@@ -207,7 +207,7 @@ class MarkedCalls:
         return rest
 
     def _give(self, text: str) -> None:
-        """More text outside of calls, or of the arguments that broke."""
+        """Add text outside of calls, or to arguments that broke."""
         if not self._arguments_go_on:
             if text:
                 add(self._writer.pieces, Content(self._gap + text))
@@ -222,7 +222,7 @@ class MarkedCalls:
         self._writer.give(text)
 
     def _close_arguments(self) -> None:
-        """What only lacks its closing braces and brackets gets them in place of those with which it ends."""
+        """Close arguments that lack only braces and brackets, in place of the closers that they end with."""
         if self._arguments_go_on:
             self._writer.close()
             self._arguments_go_on = False

@@ -56,7 +56,7 @@ class Closed:
 class CallList:
     """Calls in brackets with commas; in a row, apart by space, commas or semicolons; or either, also in a code fence.
 
-    Commas may be missing, and closing braces and brackets too many. The rest is for `CallReader`.
+    Commas may be missing, and closing braces and brackets too many. `CallReader` reads each call.
     """
 
     def __init__(

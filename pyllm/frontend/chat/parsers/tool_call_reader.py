@@ -12,9 +12,9 @@ from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 class CallShape(NamedTuple):
     """The keys of a call's object, and its difference from other objects.
 
-    With `names` only these are called. Where it `needs_arguments`, an object without them is no call, and only some
-    keys may precede the name. `in_order`: the name is first, and the arguments follow. `is_keyed`: the name is the key
-    of the arguments, `{"f": {"city": "Paris"}}`.
+    With `names` only these can be called. With `needs_arguments` an object without them is no call, and only some keys
+    may precede the name. `in_order`: the name is first, and the arguments follow. `is_keyed`: the name is the key of
+    the arguments, `{"f": {"city": "Paris"}}`.
     """
 
     name: str = "name"
@@ -176,7 +176,7 @@ class CallReader:
         return self._mark(text, position, {",": self._expect_key_or_end})
 
     def _end_early(self, position: int) -> int:
-        """Only the end of the call's object is missing."""
+        """End a call whose object lacks only its end."""
         self.done = self.settled = True
         return position
 

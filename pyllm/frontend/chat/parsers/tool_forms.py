@@ -1,4 +1,4 @@
-"""The forms of tool calls, by vLLM's names of their parsers: one table. A form makes parsers, and tells a template."""
+"""The forms of tool calls, by vLLM's names of their parsers. A form makes parsers, and recognises its templates."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ Style = Literal["none", "closed", "mistral", "bare", "list", "tagged", "harmony"
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """How models of a family write tool calls.
+    """The form in which models of a family write tool calls.
 
     `make_parser` makes a machine for one sample's text; it is given the schemas of the tools by name. A template that
     has all of one of the `signs` is of such a model. Calls begin with one of the `markers`, if it has any; complete
@@ -71,7 +71,7 @@ def llama_parser(schemas: Schemas) -> Parser:
 
 
 def leading_llama_parser(names: Collection[str]) -> Parser:
-    """The same where a grammar writes the text: bare calls are at the beginning, and their name comes first."""
+    """Llama 3's calls as a grammar writes them: bare calls are at the beginning, and their name comes first."""
     shape = CallShape(names=names, needs_arguments=True, in_order=True)
     return MarkedCalls([_PYTHON_TAG], lambda writer: CallList(writer, "row", shape), opener=LLAMA_OPENER)
 
@@ -89,7 +89,7 @@ def _form(
     kept: tuple[str, ...] = (),
     opener: str = "",
 ) -> ToolForm:
-    """Without other signs the first marker is one. `closings` are others. `reads_closing`: the calls read them all."""
+    """A form with markers, of which the first is the default sign. With `reads_closing` the calls read all closings."""
 
     def make_parser(schemas: Schemas) -> Parser:
         def make_body(writer: CallWriter) -> Body:
@@ -107,7 +107,7 @@ def _call_list(writer: CallWriter, schemas: Schemas) -> Body:
 
 
 def _header_form(marker: str, tags: HeaderTags, *signs: tuple[str, ...]) -> ToolForm:
-    """A call may come without the marker of its section, or has none."""
+    """A form of calls with headers. A call may come without the marker of its section, or has none."""
     return _form(
         (marker,) if marker else (),
         lambda writer, schemas: HeaderCalls(writer, tags),
@@ -141,7 +141,7 @@ def _gemma_form(marker: str, closing: str, delimiter: str) -> ToolForm:
 
 
 def _lfm_calls(writer: CallWriter, schemas: Schemas) -> Body:
-    """In Python, or in JSON where the model was asked for it."""
+    """LFM2's calls: in Python, or in JSON where the model was asked for it."""
     del schemas
 
     def choose(beginning: str) -> Body | None:
@@ -172,7 +172,7 @@ _COHERE = _form(
     keys=("tool_name", "parameters"),
 )
 
-# In this order: a template that has the signs of several is of the first.
+# The order matters: a template that has the signs of several forms has the first.
 TOOL_FORMS: dict[str, ToolForm] = {
     "openai": ToolForm(lambda schemas: HarmonyParser(), ((HARMONY_CHANNEL, "commentary"),), "harmony"),
     "seed_oss": _tagged_form("<seed:tool_call>", "</seed:tool_call>", QWEN),
@@ -235,7 +235,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
         (), lambda writer, schemas: PythonCalls(writer, "brackets", schemas or None), ("[func_name1(",), opener="["
     ),
     "llama3_json": _LLAMA,
-    # Other names of the same.
+    # Other names of the same forms.
     "qwen3_xml": _QWEN,
     "mimo": _QWEN,
     "step3p5": _QWEN,

@@ -21,7 +21,7 @@ const made = {};
 let current = null;
 let keyDialog = null;
 
-// What the page says of the server, asked once.
+// The page's facts about the server, requested once.
 async function server() {
   const [models, info] = await Promise.all([askJson("/v1/models"), askJson("/model_info")]);
   const [model] = models.data;
@@ -83,7 +83,7 @@ function askForKey() {
     keepKey(field.value.trim());
     keyDialog.close();
     for (const name of Object.keys(made).filter((each) => each !== "chat")) {
-      made[name].hide?.(); // What it did not get without the key it asks for again.
+      made[name].hide?.(); // It requests again what the server refused without the key.
       delete made[name];
     }
     showView();

@@ -96,14 +96,14 @@ async function copied(text) {
 
 const MAX_ANNOUNCEMENTS = 8;
 
-// Says a text to screen readers, after those before it. Old ones are dropped, so that the page does not grow.
+// Announces a text to screen readers, after earlier ones. Old texts are dropped, so that the page does not grow.
 export function announce(text) {
   const log = document.getElementById("announcements");
   log.append(element("p", {}, text));
   while (log.children.length > MAX_ANNOUNCEMENTS) log.firstChild.remove();
 }
 
-// Has the browser save a text as a file.
+// Makes the browser save a text as a file.
 export function saveFile(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   element("a", { href: url, download: name }).click();

@@ -6,17 +6,17 @@ import { ask, ServerError } from "./server.js";
 const TRIES_TO_BEGIN = 2;
 const TRIES_TO_GO_ON = 30;
 const LONGEST_WAIT = 4000; // ms
-// What a server says that will be well again.
+// Statuses of a server that will recover.
 const PASSING = new Set([502, 503, 504]);
 
-// Splits a stream of characters into events, wherever its pieces are cut.
+// Splits a stream of characters into events, however its pieces are cut.
 export class EventParser {
   #rest = "";
   #id = "";
   #data = [];
   #idOfEvent = null;
 
-  // The events that are complete now: objects with `id`, empty if none has come, and `data`.
+  // The events that are now complete: objects with `id`, empty if none has come, and `data`.
   feed(text) {
     const events = [];
     const lines = (this.#rest + text).split(/\r\n|\n|\r(?!$)/);

@@ -1,4 +1,4 @@
-// Whether the server is ready, by its last answer to anybody on the page, so that all of the page says the same.
+// The server's readiness, by its last answer to any part of the page, so that all parts show the same.
 
 import { ask, ServerError } from "./server.js";
 
@@ -11,7 +11,7 @@ export function health() {
   return current;
 }
 
-// Takes in the body of `/health/ready`, or null where there was no answer.
+// Reads the body of `/health/ready`, or null where there was no answer.
 export function tellHealth(answer) {
   if (!answer) current = { state: "down", text: "no answer", reason: "" };
   else if (answer.status === "ready") current = { state: "ready", text: "ready", reason: "" };

@@ -39,7 +39,7 @@ export function keepKey(key) {
   }
 }
 
-// A successful response; throws a ServerError for another, and what fetch throws where there is none.
+// A successful response; throws a ServerError for any other, and fetch's error without one.
 export async function ask(path, { method = "GET", body, headers = {}, signal } = {}) {
   const response = await fetch(address(path), {
     method,

@@ -10,7 +10,7 @@ class Tags(NamedTuple):
     """The tags around a name, a key and a value.
 
     Without `after_name` a name ends with its line, or before a tag. With `lines` a value stands on lines of its own.
-    After a key that stands before `text_key` or `json_key` in place of `after_key` the value is text, or JSON. With
+    Where `text_key` or `json_key` follows a key in place of `after_key`, the value is text, or JSON. With
     `several` calls share the section around them. With `alone` a call may stand without a section.
     """
 

@@ -21,7 +21,7 @@ _NAMED = {
 
 
 def types_of(schema: Schema, key: str) -> frozenset[str]:
-    """The types that a property may have. One of which the schema says nothing is a string."""
+    """The types that a property may have. A property without types in the schema is a string."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     return _types(found, schema) or _TEXT
@@ -66,7 +66,7 @@ def _type_names(value: str) -> frozenset[str]:
 
 
 def _types(schema: Any, root: Schema) -> frozenset[str]:
-    """Empty where the schema says nothing of them. Each part of it is looked at once, however it refers to itself."""
+    """The types that a schema names, or none. Each part of the schema is read once, even if it refers to itself."""
     types: set[str] = set()
     seen: set[int] = set()
     parts = [schema]

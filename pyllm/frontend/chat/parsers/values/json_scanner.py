@@ -36,10 +36,10 @@ _NUMBER_ENDS = frozenset({"0", "digit", "decimal", "exponent"})
 
 
 class JsonScanner:
-    """As strict as the standard, but for three things, which are mended: the result is JSON.
+    """A scanner as strict as the standard, but for three mistakes, which it mends: the result is JSON.
 
-    In a string control characters are escaped, and the backslash of an escape that there is not is doubled. A comma
-    before the end of an object or array is dropped.
+    In a string control characters are escaped, and the backslash of an unknown escape is doubled. A comma before the
+    end of an object or array is dropped.
 
     `done` is set where the value ends, which for a number is before the character after it. `broken` is set before the
     first character that cannot be read. The text that was held back is given there.
@@ -75,7 +75,7 @@ class JsonScanner:
 
     @property
     def missing(self) -> str:
-        """What closes the objects and arrays that are open, if a value in them has ended; else nothing."""
+        """The text that closes all open objects and arrays, if a value in them has ended; else empty."""
         ended = self._state == _AFTER or (self._state == _NUMBER and self._number in _NUMBER_ENDS)
         return "".join(reversed(self._closers)) if ended else ""
 

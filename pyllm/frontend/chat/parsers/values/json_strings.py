@@ -90,7 +90,7 @@ class ObjectScanner:
 
     @property
     def missing(self) -> str:
-        """What closes the object, if a value in it has ended; nothing where it stands in a string."""
+        """The text that closes the object, if a value in it has ended; empty where it stands in a string."""
         return "" if self._string is not None else self._value.missing
 
     def read(self, text: str, position: int) -> tuple[str, int]:

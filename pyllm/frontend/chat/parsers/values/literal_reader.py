@@ -24,7 +24,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class _State(Enum):
-    """What may come next."""
+    """The syntax that may come next."""
 
     VALUE, ITEM_OR_END, KEY_OR_END, KEY, COLON, AFTER, STRING, ESCAPE, WORD = range(9)
 
@@ -48,10 +48,10 @@ def delimited(delimiter: str) -> Dialect:
 
 
 class LiteralReader:
-    """Gives JSON as soon as it is certain.
+    """Reads one value in a dialect, and gives JSON as soon as it is certain.
 
     `done` is set where the value ends, which for a word is before the character after it. `broken` is set before the
-    first character that no value has there. While it is `pending`, characters were read that are not given.
+    first character that is no part of a value. While it is `pending`, characters were read that are not given.
     """
 
     # As those of `ObjectScanner`: it begins at once, and ends where it is done.

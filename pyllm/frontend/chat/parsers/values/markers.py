@@ -53,7 +53,7 @@ class MarkerFinder:
 
     @property
     def num_held(self) -> int:
-        """How many characters are held back."""
+        """The number of characters that are held back."""
         return sum(map(len, self._blank)) + len(self._begun)
 
     def rest(self) -> str:
@@ -92,7 +92,7 @@ class LiteralMatcher:
         self.found = ""  # the literal, once all of it has come
 
     def take(self, char: str) -> bool:
-        """Whether a character goes on with one of them. One that does not is not taken."""
+        """Take a character if it continues one of the literals; return whether it does."""
         matched = self.matched + char
         if not any(literal.startswith(matched) for literal in self._literals):
             return False
@@ -103,7 +103,7 @@ class LiteralMatcher:
 
 
 def num_begun(text: str, markers: Sequence[str], start: int = 0) -> int:
-    """How many characters at the end of a text, from `start` on, may be the beginning of a marker."""
+    """The number of characters at the end of a text, from `start` on, that may be the beginning of a marker."""
     longest = 0
     for marker in markers:
         length = min(len(marker) - 1, len(text) - start)

@@ -20,9 +20,9 @@ class Read(NamedTuple):
 
 
 class TaggedValue:
-    """Reads one value up to its end, which is the tag after it. Where its call does not go on behind, the tag is text.
+    """Reads one value up to the tag after it. If no further part of a call follows the tag, the tag is text.
 
-    Where that is missing, the value ends before the tag of another key at a line's beginning, which must be one of
+    Where the tag is missing, the value ends before the tag of another key at a line's beginning, which must be one of
     `keys`; before the end of its call if its section is closed there, too, or another call follows; or before the
     `closing` of the section if another section, or the end of the sample, follows. A value that begins on a line of its
     own ends on a line of its own.
@@ -36,7 +36,7 @@ class TaggedValue:
         behind_key = filter(None, (tags.after_key, tags.text_key, tags.json_key))
         self._keys = [key + behind for behind in behind_key for key in keys]
         next_calls = [opening, tags.before_name]
-        # What makes each of these an end, if it follows.
+        # The tags that make each of these an end, if they follow.
         self._behind = {
             after: [tags.key_stem, end, closing, *next_calls],
             end: [closing, *next_calls],
@@ -98,7 +98,7 @@ class TaggedValue:
         return found.position
 
     def _without_first_break(self, text: str) -> str:
-        """The line break before a value on a line of its own is not part of it."""
+        """A part of the value, without the line break before a value on a line of its own."""
         begins = self._at_start and bool(text)
         self._at_start = self._at_start and not begins
         return text[1:] if begins and self._own_line else text

@@ -16,7 +16,7 @@ const EXAMPLES = {
   "/detokenize": { tokens: [1, 2, 3] },
 };
 const MAX_DEPTH = 8;
-// The first group whose path begins so has a route.
+// A route is in the first group with a matching beginning of the path.
 const GROUPS = [
   ["Models and answers", ["/v1/", "/infill"]],
   ["Tokens", ["/tokenize", "/detokenize"]],
@@ -156,7 +156,7 @@ export class ApiView {
 
   #fields(schema, depth) {
     const required = new Set(schema.required || []);
-    // What must be there comes first, what has no effect or is refused last.
+    // Required fields come first, fields without effect and refused ones last.
     const rank = ([name, { description = "" }]) =>
       required.has(name) ? 0 : /^(Not supported|Accepted without effect)/.test(description) ? 2 : 1;
     const sorted = Object.entries(schema.properties).sort((one, other) => rank(one) - rank(other));

@@ -4,8 +4,8 @@ import { resumedEvents } from "../event_stream.js";
 import { ServerError } from "../server.js";
 import { CHAT_PATH } from "./request.js";
 
-// Runs until the answer has ended, and keeps all that came in `message`. `onChange` is called after each event.
-// A message that has an `eventId` goes on after it.
+// Runs until the answer has ended, and keeps all of it in `message`. `onChange` is called after each event.
+// A message that has an `eventId` continues after that event.
 export class Answer {
   #stop = new AbortController();
 
@@ -67,7 +67,7 @@ export class Answer {
     this.onChange();
   }
 
-  // Whether the event had something that a reader sees.
+  // Whether the event had visible content.
   #take(chunk) {
     const { message } = this;
     if (chunk.error) throw new ServerError(chunk.error.message, 0, chunk.error);

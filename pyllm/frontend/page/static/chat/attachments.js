@@ -19,7 +19,7 @@ export class Attachments {
     return !this.#files.length;
   }
 
-  // The message with the files behind it; then there are none any more.
+  // The message with the files behind it; removes the files.
   addTo(text) {
     const parts = this.#files.map(asText);
     this.#files = [];

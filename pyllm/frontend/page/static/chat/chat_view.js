@@ -1,4 +1,4 @@
-// The chat: conversations, the thread, the composer and the settings, and what happens between them.
+// The chat: conversations, the thread, the composer and the settings, and the events between them.
 
 import { announce, element, iconButton, oncePerFrame, saveFile } from "../dom.js";
 import { asked, confirmed, showTexts } from "../dialog.js";
@@ -24,7 +24,7 @@ import { Thread } from "./thread.js";
 const SETTINGS = "pyllm.settings";
 const CURRENT = "pyllm.conversation";
 const PANEL = "pyllm.settings-open";
-// From here on the settings have a column of their own, below it they are a drawer.
+// From this width on the settings have a column of their own, below it they are a drawer.
 const WIDE = matchMedia("(min-width: 1080px)");
 const SAVE_EVERY = 1000; // ms, while an answer grows
 
@@ -130,7 +130,7 @@ export class ChatView {
     const conversation = running?.conversation || (await load(id));
     if (!conversation) return;
     for (const message of Object.values(conversation.messages)) {
-      // Where nobody reads it any more, the page was closed in mid-answer.
+      // If nothing reads it any more, the page was closed in mid-answer.
       if (message.state === "running" && !this.#answers.has(message.id)) message.state = "stopped";
     }
     this.conversation = conversation;

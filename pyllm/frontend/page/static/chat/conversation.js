@@ -56,7 +56,7 @@ export function apiMessages(messages, system) {
   return [...first, ...messages.filter(hasSomething).map(apiMessage)];
 }
 
-// An answer that was stopped before its first token says nothing.
+// An answer that was stopped before its first token has no text.
 function hasSomething({ role, content, reasoning, toolCalls }) {
   return role !== "assistant" || Boolean(content || reasoning || toolCalls?.length);
 }
@@ -82,9 +82,9 @@ export function asFile(conversations) {
   return JSON.stringify({ pyllm_conversations: 1, conversations }, null, 1);
 }
 
-// The conversations of a file that are not there yet: those of `asFile`, or the one of `pyllm chat`'s /save, which is a
-// request. `known` has when each that is there was changed, by its id; one that was changed since gets another id, so
-// that nothing is written over. Throws an Error that says what is wrong.
+// The conversations of a file that are not kept yet: those of `asFile`, or the one of `pyllm chat`'s /save, which is a
+// request. `known` has the time of the last change of each kept conversation, by id; a conversation that was changed
+// since gets another id, so that nothing is overwritten. Throws an Error that says what is wrong.
 export function conversationsOf(text, settings, known = new Map()) {
   let file;
   try {

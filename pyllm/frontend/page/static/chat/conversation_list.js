@@ -1,4 +1,4 @@
-// The list of conversations that the browser keeps. What is done with one is the chat's to do.
+// The list of conversations that the browser keeps. The chat carries out the actions on one.
 
 import { element, icon, iconButton } from "../dom.js";
 
@@ -9,7 +9,7 @@ export class ConversationList {
   #found = null; // ids, while something is searched for
   #timer = null;
 
-  // `search` gives the ids of those that have a text.
+  // `search` gives the ids of the conversations that have a text.
   constructor({ choose, rename, remove, begin, search, exportAll, importFile }) {
     this.actions = { choose, rename, remove, search };
     this.list = element("ul", {});

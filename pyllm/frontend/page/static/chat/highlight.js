@@ -1,4 +1,4 @@
-// Colours code by what most languages share: comments, strings, numbers, keywords. Guesses no language.
+// Colours the parts that most languages share: comments, strings, numbers, keywords. Guesses no language.
 
 import { element } from "../dom.js";
 
@@ -51,7 +51,7 @@ const STRING = [
 ].join("|");
 const MAX_LENGTH = 50_000;
 
-// The nodes of some code; a language that is not known is text.
+// The nodes of some code; code in an unknown language is text.
 export function highlighted(code, language) {
   const name = language.toLowerCase();
   if (PLAIN.has(name) || code.length > MAX_LENGTH) return [code];

@@ -14,7 +14,7 @@ const TOKEN = new RegExp(
     String.raw`\$\$(?<dollars>(?:[^$\\]|\\[^])+?)\$\$`,
     // An amount of money is no formula: `$5 and $6`.
     String.raw`(?<![\w$\\])\$(?=[^\s$])(?<dollar>(?:[^$\\\n]|\\.)*?[^\s$\\])\$(?![\w$])`,
-    // Not brackets: of a formula that is not complete yet, or was never closed, the beginning stays.
+    // Not brackets: the beginning of a formula that is incomplete, or was never closed, stays.
     "\\\\(?<escaped>[!-'*-\\/:-@\\\\^-`{-~])",
     "(?<ticks>`+)(?<code>(?:.|\\n)*?[^`])\\k<ticks>(?!`)",
     LABEL + TARGET,
@@ -27,10 +27,10 @@ const TOKEN = new RegExp(
   "g",
 );
 const MAX_DEPTH = 8;
-// Of a longer paragraph each sign would be searched for a partner all over it, with each new token.
+// In a longer paragraph the search for each sign's partner would read all of it with each new token.
 const MAX_LENGTH = 10_000;
 
-// The nodes of a text. What is no Markdown stays as it is.
+// The nodes of a text. Text that is not Markdown stays as it is.
 export function inlineNodes(text, depth = 0) {
   if (depth === MAX_DEPTH || text.length > MAX_LENGTH) return [text];
   const nodes = [];

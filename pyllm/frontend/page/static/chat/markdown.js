@@ -13,9 +13,9 @@ const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
 const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 const MATH = /^ {0,3}(\\\[|\$\$)/;
 const MAX_DEPTH = 6;
-const MAX_MATH_LINES = 60; // of what begins like a formula and does not end
+const MAX_MATH_LINES = 60; // of text that begins like a formula and does not end
 
-// Shows a text that grows at its end. `onBlock` gets the text of each block that will not change any more.
+// Shows a text that grows at its end. `onBlock` gets the text of each block that is final.
 export class MarkdownView {
   #ended = 0; // characters of the text whose blocks have ended
   #open = []; // nodes of the rest
@@ -61,7 +61,7 @@ function nodesOf(lines, depth) {
   return split(lines).map((block) => nodeOf(block, depth));
 }
 
-// The blocks of some lines, each with what it is, and its first line's number.
+// The blocks of some lines, each with its kind, and its first line's number.
 function split(lines) {
   const blocks = [];
   for (let start = 0; start < lines.length;) {
@@ -120,7 +120,7 @@ function readFence(lines, start, [, indent, mark, language]) {
   return { kind: "code", language: language.trim().split(/\s/)[0], code, end: Math.min(end + 1, lines.length) };
 }
 
-// A formula on lines of its own, which would be lists and rules otherwise; until it ends, what is there of it.
+// A formula on lines of its own, which would otherwise be lists and rules; until it ends, the part so far.
 function readMath(lines, start) {
   const close = lines[start].trim().startsWith("$$") ? "$$" : "\\]";
   const most = Math.min(lines.length, start + MAX_MATH_LINES);
@@ -128,7 +128,7 @@ function readMath(lines, start) {
     const at = lines[end - 1].indexOf(close, end === start + 1 ? lines[start].search(/\S/) + 2 : 0);
     if (at < 0) continue;
     const text = lines.slice(start, end).join("\n").trim();
-    // Where a sentence goes on behind it, it is part of a paragraph.
+    // If a sentence continues behind it, it is part of a paragraph.
     return text.endsWith(close) ? { kind: "math", text, end } : null;
   }
   return most < lines.length ? null : { kind: "paragraph", text: lines.slice(start).join("\n"), end: lines.length };

@@ -2,14 +2,14 @@
 
 import { element } from "../dom.js";
 
-// A formula may be of any model: no links, no sizes beyond the message, no macros without end.
+// A formula is untrusted text: no links, no sizes beyond the message, no endless macros.
 const OPTIONS = { output: "mathml", trust: false, strict: "ignore", maxSize: 20, maxExpand: 500 };
 
 let loading = null;
 let katex = null;
 
-// A formula; its text as the model wrote it, `whole`, stays where it is none, and until KaTeX has come. `display` is
-// "inline" for one on a line of its own within a paragraph, and "block" for a paragraph of its own.
+// A formula. The model's text, `whole`, stays if it is no formula, and until KaTeX is loaded. `display` is "inline" for
+// a line of its own within a paragraph, and "block" for a paragraph of its own.
 export function mathNode(source, whole, display = "") {
   const options = display ? { class: "math display" } : { class: "math" };
   const node = element(display === "block" ? "div" : "span", { ...options, "data-spoken": source.trim() }, whole);

@@ -1,4 +1,4 @@
-// One message in the thread: its text, branches, figures and buttons. What the buttons do is the thread's.
+// One message in the thread: its text, branches, figures and buttons. The thread carries out the buttons' actions.
 
 import { announce, copyButton, element, icon, iconButton } from "../dom.js";
 import { siblings } from "./conversation.js";
@@ -37,7 +37,7 @@ export class MessageView {
     else this.#showText();
   }
 
-  // Shows what is new; `answer` is the Answer that is running, if it is.
+  // Shows changes; `answer` is the running Answer, if there is one.
   update(answer) {
     const { message } = this;
     this.root.toggleAttribute("aria-busy", Boolean(answer));

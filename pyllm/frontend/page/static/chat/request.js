@@ -167,7 +167,7 @@ function pythonLiteral(value, indent) {
   return `${open}\n${parts.map((part) => `${margin}${part},\n`).join("")}${" ".repeat(indent)}${close}`;
 }
 
-// JSON's escapes are Python's, too; only what has two surrogates must be written as it is.
+// JSON's escapes are Python's, too; only characters of two surrogates must be written as they are.
 function pythonString(text) {
   return JSON.stringify(text);
 }

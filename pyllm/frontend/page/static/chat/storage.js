@@ -1,4 +1,4 @@
-// Keeps conversations in the browser's database: at most so many, and so many characters; the oldest leave first.
+// Keeps conversations in the browser's database, within limits of number and characters; the oldest are deleted first.
 
 const NAME = "pyllm";
 const VERSION = 1;
@@ -7,7 +7,7 @@ const MAX_CHARACTERS = 20e6;
 const PATIENCE = 5000; // ms
 
 let opening = null;
-// What there is where the browser keeps nothing for this page: it lasts as long as the page.
+// The store if the browser keeps nothing for this page: it lasts as long as the page.
 const unkept = new Map();
 
 // The conversations without their messages, the latest first.
@@ -24,12 +24,12 @@ export function load(id) {
   return inStores("readonly", ({ conversations }) => conversations.get(id), () => unkept.get(id));
 }
 
-// All of them, whole.
+// All conversations, with their messages.
 export function all() {
   return inStores("readonly", ({ conversations }) => conversations.getAll(), () => [...unkept.values()]);
 }
 
-// The ids of those that have a text in their title or in a message, in upper or lower case.
+// The ids of the conversations that have a text in their title or in a message, in upper or lower case.
 export async function search(text) {
   const wanted = text.toLowerCase();
   const has = (each) => each.toLowerCase().includes(wanted);
@@ -49,7 +49,7 @@ export async function save(conversation) {
   await forgetOldest(conversation.id);
 }
 
-// Throws an Error where saving so many more would make others leave.
+// Throws an Error if saving so many more would delete others.
 export async function checkRoom(conversations) {
   const kept = await summaries();
   const count = kept.length + conversations.length;
@@ -119,9 +119,9 @@ function open() {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
     request.onblocked = () => reject(new Error("another tab holds an older version of the page's database"));
-    // Without an answer the page would keep nothing and say nothing.
+    // Without an answer the page would keep nothing, and report no error.
     setTimeout(() => reject(new Error("the browser's database does not answer")), PATIENCE);
-    // A page that is left but kept for "back" must not hold what the next one waits for.
+    // A page that is left but kept for "back" must not hold the database, which the next page waits for.
     addEventListener("pagehide", () => leave(request), { once: true });
   });
 }

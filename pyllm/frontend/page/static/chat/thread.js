@@ -69,7 +69,7 @@ export class Thread {
     this.#scroll();
   }
 
-  // Shows what is new in one message.
+  // Shows the changes of one message.
   update(message, answer) {
     this.#views.get(message.id)?.update(answer);
     this.#scroll();

@@ -1,4 +1,4 @@
-// An answer token by token: how likely each was, and what else was, by pointer, focus or arrow keys.
+// An answer token by token: the probability of each and its alternatives, by pointer, focus or arrow keys.
 
 import { element } from "../dom.js";
 

@@ -103,7 +103,7 @@ export class Chart {
     write(this.span, `${minutes} min${this.end > data.times[data.length - 1] ? "" : " ago"}`);
   }
 
-  // Of the values in a column of pixels the lowest and the highest are drawn: a long time costs what a short one does.
+  // Draws the lowest and the highest value in each column of pixels: a long time costs no more than a short one.
   #path(values) {
     let path = "";
     let isOpen = false;

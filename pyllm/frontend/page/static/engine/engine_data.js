@@ -1,7 +1,7 @@
-// What the Engine view shows, asked from the server every few seconds and kept for a while. Knows no node.
+// The data of the Engine view, requested from the server every few seconds and kept for a while. Knows no node.
 //
-// A source is a route with a reader. One that answers 401, 403 or 404 is left out from then on, and with it what the
-// view would show of it, so a source of a route that a server or a key may lack costs one request.
+// A source is a route with a reader. A source that answers 401, 403 or 404 is left out from then on, with its part of
+// the view, so a route that a server or a key may lack costs one request.
 
 import { ask, ServerError } from "../server.js";
 import { buckets, byLabel, parseMetrics, quantile, sumOf } from "./prometheus.js";
@@ -13,7 +13,7 @@ export const NUM_KEPT = 900;
 const WINDOW = 15;
 const MAX_EVENTS = 40;
 
-// `name` is the key in a snapshot; `once` for what does not change, `every` for what is asked in one of so many looks.
+// `name` is the key in a snapshot; `once` is for constant data, `every` for data requested in one of so many looks.
 // `read` makes the value of a response.
 export const SOURCES = [
   { name: "metrics", path: "/metrics", read: async (response) => parseMetrics(await response.text()) },
@@ -75,7 +75,7 @@ export class EngineData {
     this.refusal = "";
   }
 
-  // Asks every source once, and takes in what they say.
+  // Requests every source once, and adds the answers.
   async poll() {
     const found = await Promise.all(SOURCES.map((source) => this.#ask(source)));
     this.#number += 1;
@@ -85,7 +85,7 @@ export class EngineData {
     this.take(this.snapshot.metrics, this.snapshot.health);
   }
 
-  // Takes in one look. `current` is the latest one, and `oldest` the one that percentiles and rates are counted from.
+  // Adds one look. `current` is the latest one, and percentiles and rates are counted from `oldest`.
   take(metrics, health) {
     const time = this.clock();
     this.#noteHealth(health, time);
@@ -97,7 +97,7 @@ export class EngineData {
     return this.length ? this.series[name][this.length - 1] : NaN;
   }
 
-  // Takes in the looks that the server remembers; one just now would leave no time for a rate until the next.
+  // Adds the looks that the server has kept, except one just now: it would leave no time for a rate until the next.
   #recall({ ages, series }) {
     const now = this.clock();
     ages.forEach((age, index) => {
@@ -112,7 +112,7 @@ export class EngineData {
     const before = this.#looks.at(-1);
     const look = { time, metrics, histograms: {} };
     for (const [name, metric] of Object.entries(HISTOGRAMS)) look.histograms[name] = buckets(metrics, metric);
-    // A process that began anew counts from 0; what came before says nothing of it.
+    // A restarted process counts from 0, so earlier values are no basis for a rate.
     const isSame = before &&
       sumOf(metrics, "vllm:prompt_tokens_total") >= sumOf(before.metrics, "vllm:prompt_tokens_total");
     if (!isSame) this.#looks = [];
@@ -164,7 +164,7 @@ export class EngineData {
     }
   }
 
-  // A process that another one with its title took the place of.
+  // A process that was replaced by another one with its title.
   #noteReplaced(samples) {
     for (const { name, pid } of samples?.processes || []) {
       const before = this.#pids.get(name);

@@ -1,4 +1,4 @@
-// The engine as it runs: figures, charts, and panels of what each source has.
+// The running engine: figures, charts, and a panel for each source of data.
 
 import { element, write } from "../dom.js";
 import { health, healthSignals, tellHealth } from "../health.js";
@@ -20,7 +20,7 @@ const CHARTS = [
   ["KV cache", [["kvUsage", "in use"], ["hitRate", "prompt tokens found"]], share, 1],
 ];
 
-// Each has a `root`, which it hides while its source has nothing, and `update` for the data.
+// Each has a `root`, which it hides while its source has no data, and `update` for the data.
 const PANELS = [
   EventsPanel,
   BlocksPanel,
@@ -123,14 +123,14 @@ export class EngineView {
     if (this.#isShown) this.#timer = setTimeout(() => this.#next(), POLL_EVERY);
   }
 
-  // What the header says, too, with the reason.
+  // The server's condition, as in the header, with the reason.
   #drawHealth() {
     const { state, text, reason } = health();
     write(this.status, this.data.problem || (reason ? `${text}: ${reason}` : text));
     this.status.classList.toggle("bad", Boolean(this.data.problem) || !["ready", ""].includes(state));
   }
 
-  // Shows the data as it is now.
+  // Shows the current data.
   draw() {
     const { data } = this;
     write(this.refusal, data.refusal && `Not all is shown. ${data.refusal}`);

@@ -3,7 +3,7 @@
 import { element, svg, write } from "../dom.js";
 import { grouped, share } from "./figures.js";
 
-// What happened while the page looked, the latest first.
+// Events while the page was open, the latest first.
 export class EventsPanel {
   #newest;
 
@@ -32,7 +32,7 @@ const BAR_HEIGHT = 14;
 const MAX_NAMED = 4; // tenants
 const NUM_OWNERS = MAX_NAMED + 4;
 
-// Whose the KV blocks are: a bar that is divided among the owners, and what the prefix cache holds.
+// The owners of the KV blocks: a bar that is divided among them, and the contents of the prefix cache.
 export class BlocksPanel {
   constructor() {
     this.parts = Array.from({ length: NUM_OWNERS }, (_, index) => ({
@@ -87,7 +87,7 @@ export class BlocksPanel {
   }
 }
 
-// Always in the same places: the largest tenants by name, the others together, then what no tenant has.
+// Parts in a fixed order: the largest tenants by name, the others together, then blocks without a tenant.
 function ownersOf({ owners }) {
   const tenants = Object.entries(owners.tenants).sort((one, other) => other[1] - one[1]);
   const named = Array.from({ length: MAX_NAMED }, (_, index) => tenants[index] || ["", 0]);
@@ -101,7 +101,7 @@ function ownersOf({ owners }) {
   ];
 }
 
-// What is served, which does not change.
+// The model and the server's settings, which do not change.
 export class ModelPanel {
   constructor() {
     this.list = element("dl", { class: "facts" });

@@ -1,10 +1,10 @@
-// Prometheus' text format, and what can be said of its counters and histograms between two looks. Knows no metric.
+// Prometheus' text format, and statistics of its counters and histograms between two looks. Knows no metric.
 
 const SAMPLE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})?$/;
 const LABEL = /(\w+)="((?:\\.|[^"\\])*)"/g;
 const ESCAPES = { n: "\n", '"': '"', "\\": "\\" };
 
-// Names and labels of the samples that came before: each look has the same ones.
+// Names and labels of earlier samples: each look has the same ones.
 const known = new Map();
 const MAX_KNOWN = 5000;
 
@@ -66,8 +66,8 @@ export function buckets(metrics, name) {
   return { bounds: sorted.map(([bound]) => bound), counts: sorted.map(([, count]) => count) };
 }
 
-// The quantile of what was observed between two looks, interpolated in its bucket as Prometheus' histogram_quantile;
-// NaN if nothing was.
+// The quantile of the observations between two looks, interpolated in its bucket like Prometheus' histogram_quantile;
+// NaN without observations.
 export function quantile(share, before, now) {
   const counts = now.counts.map((count, index) => count - (before?.counts[index] ?? 0));
   const total = counts.at(-1);

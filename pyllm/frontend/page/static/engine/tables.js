@@ -1,4 +1,4 @@
-// Panels that are tables, whose rows are made once and filled anew. Each hides while its source has nothing.
+// Panels that are tables, whose rows are made once and refilled. Each hides while its source has no data.
 
 import { element, write } from "../dom.js";
 import { bytes, grouped, span } from "./figures.js";
@@ -76,7 +76,7 @@ function requestRow(request) {
   ];
 }
 
-// What most of its samples do, or what keeps one of them from being computed.
+// The state of most of its samples, or the reason why one of them is not computed.
 function stateOf({ finish, ended_age: ended, samples }) {
   if (finish) return `${finish}, ${span(ended)} ago`;
   const waiting = samples.find(({ reason }) => reason);

@@ -17,7 +17,7 @@ const COLUMNS = [
   "#Saved",
 ];
 
-// What the engine itself has: the tier, the label of its size, and its metrics.
+// The engine's own tiers: the name, the label of the size, and the metrics.
 const OWN = [
   ["device", "num_gpu_blocks", "vllm:kv_cache_usage_perc", "vllm:prefix_cache"],
   ["host", "num_cpu_blocks", "vllm:cpu_cache_usage_perc", "vllm:external_prefix_cache"],
@@ -27,12 +27,12 @@ export class TiersPanel extends TablePanel {
   constructor() {
     super("KV memory by tier", COLUMNS, ({ oldest, current }) => {
       const rows = tierRows(oldest, current);
-      return rows.length > 1 ? rows : null; // With one tier other panels say it all.
+      return rows.length > 1 ? rows : null; // A single tier is in other panels.
     });
   }
 }
 
-// The texts of each tier that there is. Rates are those between two looks.
+// The texts of each existing tier. Rates are between two looks.
 export function tierRows(before, now) {
   const stores = [...new Set((now.metrics.get("pyllm:kv_store_queries_total") || []).map(({ labels }) => labels.tier))];
   return [
@@ -45,7 +45,7 @@ function ownRow(metrics, tier, label, usage, cache) {
   const caches = metrics.get("vllm:cache_config_info") || [];
   const capacity = caches.reduce((sum, { labels }) => sum + Number(labels[label]), 0);
   if (!capacity) return null;
-  // What a store gave is an external hit, too.
+  // Blocks from a store are external hits, too.
   const loaded = tier === "host" ? sumOf(metrics, "pyllm:loaded_prefix_hits_total") || 0 : 0;
   const hits = sumOf(metrics, `${cache}_hits_total`) - loaded;
   return [
