@@ -24,7 +24,7 @@ class CpuBlocks:
     """
 
     def __init__(self, cache: KVCache) -> None:
-        # numpy copies without torch's threads, which would compete with the threads of the step.
+        # numpy copies without torch's threads, which would wait for the threads of the step.
         self._memory = cache.memory.view(torch.uint8).numpy()  # [layers, 2, num_blocks, ...]
         self._shape = (*self._memory.shape[:2], *self._memory.shape[3:])
 
