@@ -1,7 +1,7 @@
 """The kernels of pyllm: each op has a torch reference, which is its specification, and a version in Triton or Rust.
 
-Call an op from here and the device of its tensors picks the version, or `select` a backend by name. Nothing here
-knows of requests, schedulers or models. Importing this package imports torch, but Triton only when it is selected.
+Call an op from here and the device of its tensors picks the version, or `select` a backend by name. Knows no
+requests, schedulers or models. Importing this package imports torch, but Triton only when it is selected.
 """
 
 import os

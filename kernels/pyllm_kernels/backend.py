@@ -1,4 +1,4 @@
-"""What a backend is: a function for each op. Knows no backend; `ops.py` documents the ops."""
+"""The interface of a backend: a function for each op. Knows no backend; `ops.py` documents the ops."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionS
 
 
 class PackedLinearOp(Protocol):
-    """`packed_linear`."""
+    """The signature of `packed_linear`."""
 
     def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None, /) -> Tensor: ...
 
 
 class W4A16LinearOp(Protocol):
-    """`linear_w4a16`."""
+    """The signature of `linear_w4a16`."""
 
     def __call__(
         self, x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None = None, /
@@ -30,13 +30,13 @@ class W4A16LinearOp(Protocol):
 
 
 class W8LinearOp(Protocol):
-    """`linear_w8a16` and `linear_w8a8`."""
+    """The signature of `linear_w8a16` and `linear_w8a8`."""
 
     def __call__(self, x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None, /) -> Tensor: ...
 
 
 class FP8LinearOp(Protocol):
-    """`linear_fp8`."""
+    """The signature of `linear_fp8`."""
 
     def __call__(
         self, x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None = None, block: tuple[int, int] = ..., /
@@ -44,7 +44,7 @@ class FP8LinearOp(Protocol):
 
 
 class AddNormOp(Protocol):
-    """`add_rms_norm` and `add_layer_norm`."""
+    """The signature of `add_rms_norm` and `add_layer_norm`."""
 
     def __call__(
         self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0, /
@@ -52,25 +52,25 @@ class AddNormOp(Protocol):
 
 
 class AddOp(Protocol):
-    """`add`."""
+    """The signature of `add`."""
 
     def __call__(self, x: Tensor, residual: Tensor, factor: float = 1.0, /) -> Tensor: ...
 
 
 class ScaleAndCapOp(Protocol):
-    """`scale_and_cap`."""
+    """The signature of `scale_and_cap`."""
 
     def __call__(self, x: Tensor, factor: float, cap: float | None = None, /) -> Tensor: ...
 
 
 class ActivationOp(Protocol):
-    """`activation`."""
+    """The signature of `activation`."""
 
     def __call__(self, x: Tensor, kind: str, gated: bool = True, /) -> Tensor: ...
 
 
 class ExpertsOp(Protocol):
-    """`experts`."""
+    """The signature of `experts`."""
 
     def __call__(
         self, x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices, /
@@ -78,7 +78,7 @@ class ExpertsOp(Protocol):
 
 
 class RopeAndKVWriteOp(Protocol):
-    """`rope_and_kv_write`."""
+    """The signature of `rope_and_kv_write`."""
 
     def __call__(
         self,
@@ -98,7 +98,7 @@ class RopeAndKVWriteOp(Protocol):
 
 
 class PackRowsOp(Protocol):
-    """`pack_rows`."""
+    """The signature of `pack_rows`."""
 
     def __call__(
         self,
@@ -111,7 +111,7 @@ class PackRowsOp(Protocol):
 
 
 class PlanAttentionOp(Protocol):
-    """`plan_attention`."""
+    """The signature of `plan_attention`."""
 
     def __call__(
         self, metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None, /
@@ -119,7 +119,7 @@ class PlanAttentionOp(Protocol):
 
 
 class EditLogitsOp(Protocol):
-    """`edit_logits`."""
+    """The signature of `edit_logits`."""
 
     def __call__(
         self,
@@ -137,10 +137,10 @@ class EditLogitsOp(Protocol):
 class Kernels:
     """The ops of one backend. Each field has the signature and meaning of the function of that name in `ops.py`.
 
-    `kept_format` gives the format in which `pack_rows` can keep quantised rows as they are, or an empty text where it
-    cannot. On a CPU that is one of `GGUF_BLOCKS`, or "int8" with a scale a row. In Triton it is "q4_0", "q4_1", "q8_0",
-    which rows of "q5_0" and "iq4_nl" become without any loss, such "int8", or "float8_e4m3fn" whose scales are each for
-    a multiple of 64 features or for a row.
+    `kept_format` returns the format in which `pack_rows` can keep quantised rows without loss, or an empty text. On a
+    CPU it is one of `GGUF_BLOCKS`, or "int8" with a scale a row. In Triton it is "q4_0", "q4_1", "q8_0" (also for rows
+    of "q5_0" and "iq4_nl"), "int8" with a scale a row, or "float8_e4m3fn" with a scale for each row, or for a multiple
+    of 64 features.
     """
 
     backend: str

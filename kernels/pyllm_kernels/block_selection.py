@@ -24,9 +24,9 @@ _Lengths = TypeVar("_Lengths", int, npt.NDArray[np.int32])
 class BlockBudget:
     """The number of blocks that a sparse row keeps. A row with no more than `num_blocks` keeps all of them.
 
-    - `num_sink_blocks`: its first ones (attention sinks, arXiv 2309.17453).
-    - `top_k`: the best of those between.
-    - `num_recent_blocks`: its last ones, at least 1. The last of them may be partly filled.
+    - `num_sink_blocks`: the first blocks (attention sinks, arXiv 2309.17453).
+    - `top_k`: the best blocks between the first and the last ones.
+    - `num_recent_blocks`: the last blocks, at least 1. The last of them may be partly filled.
     """
 
     num_sink_blocks: int
@@ -35,13 +35,13 @@ class BlockBudget:
 
     @property
     def num_blocks(self) -> int:
-        """The most blocks that a row keeps."""
+        """The largest number of blocks that a row keeps."""
         return self.num_sink_blocks + self.top_k + self.num_recent_blocks
 
     def num_candidates(self, lengths: _Lengths, block_size: int) -> _Lengths:
-        """Blocks between the first and the last ones of sequences this long (an int or an array).
+        """The number of blocks between the first and the last ones of sequences of these lengths (an int or an array).
 
-        Negative where the first and the last ones overlap. With more than `top_k` a sparse row leaves blocks out.
+        It is negative if the first and the last ones overlap. If it exceeds `top_k`, a sparse row leaves blocks out.
         """
         return -(-lengths // block_size) - self.num_sink_blocks - self.num_recent_blocks
 
@@ -61,11 +61,11 @@ class SparseRows:
 
 @dataclass(frozen=True, slots=True)
 class KeySummaries:
-    """Summaries of the keys of one layer; a block's is made when a row first needs it.
+    """Summaries of the keys of one layer; a block's summary is computed when a row first needs it.
 
     - `kind`: one of `SUMMARY_PARTS`.
     - `vectors` [num_blocks, kv_heads, parts, head_dim], of the cache's dtype.
-    - `known` uint8 [num_blocks]: 1 if a block's summary is there. After each write to a block, the caller sets it to 0.
+    - `known` uint8 [num_blocks]: 1 if a block has a summary. After each write to a block, the caller sets it to 0.
     """
 
     kind: str

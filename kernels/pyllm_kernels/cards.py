@@ -1,4 +1,4 @@
-"""CUDA cards: which ones the Triton kernels run on, and what the kernels ask about one. It does not know any kernel."""
+"""CUDA cards: those that the Triton kernels support, and the properties that kernels read. Knows no kernel."""
 
 import functools
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ _OLDEST_FLOAT8 = 89
 
 
 class CardError(ValueError):
-    """The card cannot run the kernels in these precisions."""
+    """A card that cannot run the kernels in these precisions."""
 
 
 def check_card(name: str, capability: tuple[int, int], dtype: torch.dtype, kv_cache_dtype: torch.dtype) -> None:
-    """Refuse a card that the kernels cannot run on, with what to do instead.
+    """Refuse a card that cannot run the kernels; the error suggests other settings.
 
     Raises:
-        CardError: it is too old for the kernels, or for one of the precisions.
+        CardError: the card is too old for the kernels, or for one of the precisions.
     """
     number, version = capability[0] * 10 + capability[1], f"{capability[0]}.{capability[1]}"
     if number < OLDEST_CAPABILITY:
@@ -40,7 +40,7 @@ def check_card(name: str, capability: tuple[int, int], dtype: torch.dtype, kv_ca
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What the kernels ask about a GPU. The interpreter has none: it is a small one of the newest kind."""
+    """The properties of a GPU that kernels read. The interpreter has those of a small GPU of the newest kind."""
 
     capability: int  # major * 10 + minor
     num_multiprocessors: int
@@ -51,7 +51,7 @@ INTERPRETED = Card(90, 4)
 
 @functools.cache
 def card_of(device: torch.device) -> Card:
-    """The card of a CUDA device; any other device means the interpreter."""
+    """The card of a CUDA device; `INTERPRETED` for any other device."""
     if device.type != "cuda":
         return INTERPRETED
     properties = torch.cuda.get_device_properties(device)

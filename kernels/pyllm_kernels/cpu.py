@@ -1,6 +1,6 @@
-"""The ops on a CPU, by Rust: each checks what a pointer cannot say, makes the output, and gives addresses.
+"""The ops on a CPU, in Rust: each function checks shapes and dtypes, allocates the output and passes addresses.
 
-float32 and bfloat16. float16, which no model needs on a CPU, is the reference's. Nothing here computes.
+They take float32 and bfloat16. float16, which no model needs on a CPU, is left to the reference. Does not compute.
 """
 
 from dataclasses import replace
@@ -258,9 +258,9 @@ def sample(
 ) -> Tensor:
     """Choose tokens from logits [rows, vocabulary], float32 or bfloat16 -> int32 [samples].
 
-    Temperature, top-p and min-p float32, top-k int32, uniforms float32: a number a sample, all [samples]; a temperature
-    of 0 takes the first of the greatest logits. The token is -1 where no logit is above minus infinity. `rows` int32
-    [samples] is the row of logits of each; None: its own.
+    Temperature, top-p, min-p and uniforms are float32 [samples], top-k is int32 [samples]; a temperature of 0 takes the
+    first of the greatest logits. The token is -1 if no logit is above minus infinity. `rows` int32 [samples] is each
+    sample's row of logits; None: sample i has row i.
     """
     (samples,) = uniforms.shape
     for name, tensor, dtype in (
@@ -284,7 +284,7 @@ def sample(
 
 
 def sample_greedily(logits: Tensor, rows: Tensor | None = None) -> Tensor:
-    """The first of the greatest logits of each sample, as `sample` does at temperature 0; reads nothing twice."""
+    """The first of the greatest logits of each sample, as `sample` at temperature 0; reads the logits once."""
     return _sample(logits, len(logits) if rows is None else len(rows), rows, None)
 
 
@@ -414,20 +414,20 @@ def _add_norm(
 
 
 def _rows(name: str, tensor: Tensor) -> _Rows:
-    """A matrix whose rows are contiguous, by pointer."""
+    """The dtype, address and row stride of a matrix whose rows are contiguous."""
     if not tensor.is_cpu or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
         raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give contiguous rows on a CPU")
     return _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.stride(0)
 
 
 def _row(name: str, tensor: Tensor) -> _Rows:
-    """A contiguous vector, by pointer, as a matrix of one row."""
+    """The dtype, address and length of a contiguous vector, as a matrix of one row."""
     _check_contiguous(name, tensor)
     return _DTYPES[tensor.dtype], tensor.data_ptr(), len(tensor)
 
 
 def _rows_of_heads(name: str, tensor: Tensor) -> _Rows:
-    """[tokens, heads, head_dim], whose tokens are contiguous, by pointer."""
+    """The dtype, address and token stride of [tokens, heads, head_dim] whose tokens are contiguous."""
     _, heads, head_dim = tensor.shape
     if not tensor.is_cpu or tensor.stride(2) != 1 or (tensor.stride(1) != head_dim and heads > 1):
         raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give contiguous heads on a CPU")

@@ -1,7 +1,7 @@
-"""`x @ weight.T` on a CPU, of weights packed once: Rust's kernels by pointer. It does not know what a layer computes.
+"""`x @ weight.T` on a CPU with packed weights, by Rust's kernels. Does not know the computation of a layer.
 
-A row's result does not depend on the rows beside it. float16 weights, which no model needs on a CPU, stay torch's, for
-which this does not hold.
+A row's result does not depend on other rows. This does not hold for float16 weights, which no model needs on a CPU, and
+which torch multiplies.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ INT8_BLOCKS = ("q4_0", "q4_1")
 
 
 class NotFiniteError(ValueError):
-    """A row of a matrix has a NaN or an infinity; `row` is its number, from 0."""
+    """A row of a matrix has a NaN or an infinity; `row` is its index."""
 
     def __init__(self, row: int) -> None:
         super().__init__(f"row {row} of the matrix has a NaN or an infinity")
@@ -29,17 +29,17 @@ class NotFiniteError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A matrix in the form that its backend multiplies with.
+    """A matrix in the form of its backend.
 
-    `format` is the weight's dtype, "int8", "float8_e4m3fn" or one of `GGUF_BLOCKS`; `dtype` that of inputs and outputs.
-    The other fields say what `data` is:
+    `format` is the weight's dtype, "int8", "float8_e4m3fn" or one of `GGUF_BLOCKS`; `dtype` is the dtype of inputs and
+    outputs. `data` is one of:
 
-    - `layout` set: all memory of the matrix, packed by Rust; floats in their dtype, integers in bytes.
-    - `factors` set: elements for Triton. The factors are their scales, then minimums if the format has them: one per
+    - With `layout`: all memory of the matrix, packed by Rust; floats in their dtype, integers in bytes.
+    - With `factors`: elements for Triton. The factors are their scales, then minimums if the format has them: one per
       group of 32 features of "q4_0", "q4_1" and "q8_0", one per row of "int8", one per `scale_features` of a row of
       "float8_e4m3fn".
-    - Neither: floats [out_features, in_features]; of the reference's "int8", column 0 is the scale of the row, and its
-      integers follow.
+    - With neither: floats [out_features, in_features]; in the reference's "int8", column 0 is the scale of the row,
+      followed by its integers.
     """
 
     data: Tensor
@@ -62,7 +62,7 @@ class PackedLinear:
         return self.data.nbytes + sum(factor.nbytes for factor in self.factors)
 
     def to(self, device: torch.device) -> "PackedLinear":
-        """The same on a device."""
+        """A copy on a device."""
         factors = tuple(factor.to(device) for factor in self.factors)
         return replace(self, data=self.data.to(device), factors=factors)
 
@@ -137,7 +137,7 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
 
 
 def _stride(out: Tensor) -> int | None:
-    """Elements from one row to the next; None where rows are not contiguous, or not apart."""
+    """Elements from one row to the next; None if rows are not contiguous, or overlap."""
     if out.is_contiguous():
         return out.shape[1]
     apart, within = out.stride()
@@ -150,6 +150,6 @@ def _check_matrix(name: str, tensor: Tensor) -> None:
 
 
 def _check_on_cpu(name: str, tensor: Tensor) -> None:
-    """What a pointer cannot say."""
+    """Refuse a tensor that is not contiguous on the CPU."""
     if not tensor.is_cpu or not tensor.is_contiguous():
         raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give a contiguous CPU tensor")

@@ -1,8 +1,8 @@
-"""How decode attention is shared out among programs: all rows' tiles in one line, cut into pieces of equal length.
+"""The split of decode attention among programs: all rows' tiles in one line, cut into shares of equal length.
 
-A piece is a share: what one program of each KV head attends to, in one wave or few whole ones, whatever the lengths of
-the rows (stream-K, arXiv 2301.03598; for decode, arXiv 2405.10480). Where a cut falls into a row, the parts of the row
-are merged. Pure functions: `gpu/attention_tasks.py` computes the same on the device, where the lengths are.
+A share is the work of one program of each KV head. All shares run in one wave or a few whole ones, whatever the lengths
+of the rows (stream-K, arXiv 2301.03598; for decode, arXiv 2405.10480). A row that is cut is merged from its parts. Pure
+functions: `gpu/attention_tasks.py` computes the same on the device, where the lengths are.
 """
 
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# What a row costs beside its tiles, in tiles: a program that goes on to its next row waits for a block table, then for
-# keys. By an H100's bandwidth, a tile of 64 positions takes 4 us where three programs share a multiprocessor. Not
+# The cost of a row beside its tiles, in tiles: a program that begins its next row waits for a block table, then for
+# keys. By an H100's bandwidth, a tile of 64 positions takes 4 us if three programs share a multiprocessor. Not
 # measured.
 ROW_TILES = 1
 _MAX_WAVES = 4
@@ -28,9 +28,9 @@ class Splits(NamedTuple):
 
 
 def count_shares(resident: int, kv_heads: int) -> int:
-    """Shares for a card on which `resident` programs run at once.
+    """The number of shares for a card on which `resident` programs run at once.
 
-    As many as fill one wave with all KV heads of each, or more waves where one would leave over 5 % of the card idle.
+    It fills one wave with all KV heads of each share, or more waves if one would leave over 5 % of the card idle.
     """
     counts = [waves * resident // kv_heads for waves in range(1, _MAX_WAVES + 1)]
     filled = [count * kv_heads / (waves * resident) for waves, count in enumerate(counts, 1)]
@@ -41,8 +41,8 @@ def count_shares(resident: int, kv_heads: int) -> int:
 def tiles_of_share(tiles: npt.NDArray[np.int64], num_shares: int, min_tiles: int) -> int:
     """The length of a share, in tiles of the line, for rows of `tiles` each.
 
-    At least `min_tiles`, so that a row is not cut to dust; but short rows are not strung together where there is a
-    program for each.
+    It is at least `min_tiles`, so that parts of rows are not too short; but short rows do not share a program if there
+    are enough programs.
     """
     length = int(tiles.sum()) + ROW_TILES * (len(tiles) - 1)
     return max(-(-length // num_shares), min(min_tiles, int(tiles.max())), ROW_TILES + 1)
@@ -53,7 +53,7 @@ def cut_rows(
 ) -> Splits:
     """The splits of rows of one query token each; a row of length 0, which pads a batch, has one empty split.
 
-    Tiles that lie before the `window` are in no split. Takes some 60 us for 256 rows.
+    Tiles before the `window` are in no split. Takes some 60 us for 256 rows.
     """
     passed = np.zeros(len(lengths), np.int64) if window is None else np.maximum(lengths - window, 0) // block_n
     tiles = np.maximum(-(-lengths.astype(np.int64) // block_n) - passed, 1)

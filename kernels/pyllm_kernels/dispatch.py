@@ -1,6 +1,6 @@
-"""The backends, and the one place that decides which runs: by name, or by the tensors' device.
+"""The choice of a backend, by name or by the tensors' device.
 
-It does not know how any op is computed, nor imports Triton until it is selected.
+Does not know the computation of any op, and imports Triton only when it is selected.
 """
 
 import functools
@@ -13,15 +13,15 @@ from pyllm_kernels.backend import Kernels
 
 
 class BackendError(ValueError):
-    """The backend does not exist, or cannot run on the device."""
+    """A backend that does not exist, or cannot run on the device."""
 
 
 @functools.cache
 def select(backend: str, device: torch.device | str) -> Kernels:
     """The ops of a backend: "reference" (torch, any device), "cpu" (Rust), "triton"; "auto": Triton on CUDA, else cpu.
 
-    Raises `BackendError` for an unknown name, for "triton" where Triton can neither compile nor interpret, and for
-    "cpu" elsewhere than on one.
+    Raises `BackendError` for an unknown name, for "triton" if Triton can neither compile nor interpret, and for "cpu"
+    on any other device.
     """
     device_type = torch.device(device).type
     if backend == "auto":
@@ -36,9 +36,9 @@ def select(backend: str, device: torch.device | str) -> Kernels:
 
 
 def batch_invariant(kernels: Kernels) -> Kernels:
-    """The same ops, their linears and experts such that a row's result does not depend on the others on a GPU, either.
+    """The ops with batch-invariant linears and experts on GPUs, too: a row's result does not depend on the other rows.
 
-    Attention is asked for it by its metadata; the other ops work row by row.
+    Attention reads this from its metadata; the other ops work row by row.
     """
     if kernels.backend != "triton":
         return kernels

@@ -1,4 +1,4 @@
-"""What `edit_logits` changes, as columns. Knows neither requests nor why."""
+"""The edits of `edit_logits`, as columns. Knows neither requests nor the reasons for edits."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitsEdits:
-    """Ragged: row i has the edits `starts[i]` to `starts[i + 1]`, each of another token.
+    """Ragged edits: row i has the edits `starts[i]` to `starts[i + 1]`, each of another token.
 
-    A logit x becomes `x + bias`, then that over `repetition` where it is positive and times it elsewhere, then that
-    less `subtracted`.
+    `bias` is added to a logit; then a positive one is divided by `repetition`, any other multiplied by it; then
+    `subtracted` is subtracted.
     """
 
     starts: Tensor  # int32 [rows + 1]
@@ -24,12 +24,12 @@ class LogitsEdits:
 
     @classmethod
     def from_columns(cls, columns: tuple[bytearray, bytearray, bytearray, bytearray, bytearray]) -> Self:
-        """What `LogitsStates.edits` gives, on the host and without a copy."""
+        """The result of `LogitsStates.edits` as tensors on the host, without a copy."""
         starts, ids, *floats = columns
         return cls(*(_tensor(column, np.int32) for column in (starts, ids)), *(_tensor(f, np.float32) for f in floats))
 
     def to(self, device: torch.device) -> Self:
-        """The same on a device, to which one copy goes; the caller does not wait for it."""
+        """The edits on a device, by one copy; the caller does not wait for it."""
         if self.starts.device == device:
             return self
         columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]

@@ -1,6 +1,6 @@
-"""What a layer of experts is made of: its router's rule, its activation, and the matrices of the experts that are here.
+"""The parts of a mixture-of-experts layer: the router's rule, the activation, and the matrices of this rank's experts.
 
-It does not know how they are multiplied.
+Does not know how they are multiplied.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from pyllm_kernels.cpu_linear import PackedLinear
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How scores become weights: a softmax over all experts, of which each token keeps the `active` largest.
+    """The router's rule: the weights are a softmax over all experts, and each token keeps the `active` largest.
 
-    With `normalised` those that are kept add up to 1. `first` and `count` are the experts whose matrices are here.
+    With `normalised` the kept weights add up to 1. `first` and `count` are the range of this rank's experts.
     """
 
     num_experts: int
@@ -26,7 +26,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
-    """`(up + 1) * gate * sigmoid(alpha * gate)` of a gate up to `limit`, and of an up from `-limit` to `limit`."""
+    """`(up + 1) * gate * sigmoid(alpha * gate)`; gate is at most `limit`, up from `-limit` to `limit`."""
 
     limit: float
     alpha: float
@@ -34,11 +34,11 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """The matrices of all experts that are here, each kind packed as one, an expert below the other.
+    """The matrices of this rank's experts, each kind packed as one matrix with the experts stacked by rows.
 
     `gate` and `up` are [count * size, hidden], `down` is [count * hidden, size]; sizes are multiples of 32. Biases are
-    [count, outputs], of the dtype of inputs: of gate and up both or neither. `down_bias` is left out where another rank
-    adds it.
+    [count, outputs], of the dtype of inputs; gate and up both have one or neither has. `down_bias` is None if another
+    rank adds it.
     """
 
     gate: PackedLinear

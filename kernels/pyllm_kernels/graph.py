@@ -1,6 +1,6 @@
-"""Steps without Python: the ops on a CPU, recorded once, then run again by one call. Like a CUDA graph.
+"""Graphs on a CPU, like CUDA graphs: ops recorded once, then run again by one call, without Python.
 
-It does not know what the ops compute. Outside of a capture the functions here do what torch does.
+Does not know the computation of an op. Outside of a capture the functions here do what torch does.
 """
 
 import threading
@@ -21,21 +21,20 @@ _Result = TypeVar("_Result")
 
 
 class CaptureError(ValueError):
-    """A graph cannot hold an op, as it is torch's."""
+    """An op that a graph cannot hold, as torch computes it."""
 
 
 class Graph:
     """Ops of the cpu backend, in the order in which they were called during `capture`.
 
-    While it captures, no op computes: it notes its tensors' addresses and sizes. So the tensors given to it must be
-    those that the caller fills before each replay, or weights, or outputs of other ops of the same graph. Views of them
-    may be made, but an op of torch's own that computes would do so once, at the capture, on memory that holds nothing
-    yet.
+    During a capture ops do not compute: they record the addresses and sizes of their tensors. So their inputs must be
+    tensors that the caller fills before each replay, or weights, or outputs of other ops of the same graph. Views are
+    allowed, but an op of torch that computes would do so only once, at the capture, on memory without content.
 
-    The first dimension of the tensors is the most that a replay can have of it, and the same in every op; what has
-    another, such as the rows of a head beside a step's tokens, is captured in a graph of its own. The graph keeps the
-    tensors alive. Outputs lie in its own memory, which the next op takes over once no tensor lies in it any more: one
-    to be read after a replay must be held.
+    The first dimension of the tensors is the largest for a replay, and the same in every op; ops with another one, such
+    as the rows of a head beside a step's tokens, are captured in their own graph. The graph keeps the tensors alive.
+    Outputs are in its own memory, which later ops reuse once no tensor references it: keep a reference to outputs that
+    are read after a replay.
     """
 
     def __init__(self) -> None:
@@ -44,10 +43,11 @@ class Graph:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Record the ops that this thread calls. `RuntimeError` where it captures already.
+        """Record the ops that this thread calls.
 
         Raises:
-            CaptureError: torch was asked to compute something.
+            CaptureError: an op of torch was called.
+            RuntimeError: this thread captures already.
         """
         self._graph.begin_capture()
         _thread.graph = self
@@ -59,28 +59,29 @@ class Graph:
             self._graph.end_capture()
 
     def replay(self, num_tokens: int, num_rows: int) -> None:
-        """Run the ops in order for the first so many tokens and sequences.
+        """Run the ops in order for the first `num_tokens` tokens and `num_rows` sequences.
 
-        `ValueError` where that is more than was captured, and `IndexError` where a position, cell, block or token id
-        names nothing; the ops before that one have run then.
+        Raises:
+            ValueError: that is more than was captured.
+            IndexError: a position, cell, block or token id does not exist; the ops before have run.
         """
         self._graph.replay(num_tokens, num_rows)
 
     @property
     def num_ops(self) -> int:
-        """How many ops were recorded."""
+        """The number of recorded ops."""
         return self._graph.num_ops
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the outputs take."""
+        """The bytes of memory of the outputs."""
         return self._graph.num_bytes
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         num_bytes = dtype.itemsize
         for size in shape:
             num_bytes *= size
-        # The tensor's memory, whatever views it has, holds the lease.
+        # The memory is lent as long as the tensor or a view of it lives.
         return torch.frombuffer(self._graph.lend(num_bytes), dtype=dtype).view(shape)
 
     def _keep(self, tensors: tuple[Tensor, ...]) -> None:
@@ -88,19 +89,19 @@ class Graph:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """The output of an op: in the memory of the graph that this thread captures, if it does."""
+    """An empty tensor for the output of an op, in the memory of the graph that this thread captures, if any."""
     graph = _thread.graph
     return torch.empty(shape, dtype=dtype, device=device) if graph is None else graph._empty(shape, dtype)
 
 
 def keep(*tensors: Tensor) -> None:
-    """Tensors that an op has pointed to: they live as long as the graph that this thread captures, if it does."""
+    """Keep tensors whose addresses an op uses alive as long as the graph that this thread captures, if any."""
     if _thread.graph is not None:
         _thread.graph._keep(tensors)
 
 
 def not_captured(op: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """The same op, which is no kernel of ours. `CaptureError` where it is called during a capture."""
+    """Wrap an op that torch computes, so that it raises a `CaptureError` during a capture."""
 
     @wraps(op)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -118,7 +119,7 @@ class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as abov
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False, so that torch does not import its compiler for the first op, which takes seconds."""
+        """Return False, so that torch does not import its compiler for the first op, which takes seconds."""
         return False
 
     def __torch_dispatch__(

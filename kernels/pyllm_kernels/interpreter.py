@@ -1,4 +1,4 @@
-"""Products in Triton's interpreter, in a fixed order. It knows no kernel."""
+"""Products in Triton's interpreter, in a fixed order. Knows no kernel."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ import numpy as np
 def order_products() -> None:
     """Make the interpreter's `tl.dot` add in the order of k, in the whole process.
 
-    Triton multiplies with NumPy, whose BLAS may add a row's products in another order when there are more rows: on CPUs
-    with AVX2 it does. No kernel could then give the same row alone and among others.
+    Triton multiplies with NumPy, whose BLAS may add a row's products in another order if there are more rows: on CPUs
+    with AVX2 it does. Then no kernel could give a row the same result alone and among others.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 
@@ -17,7 +17,7 @@ def order_products() -> None:
 
 
 def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """`total + a @ b`, one k after the other. Shapes: a `[..., m, k]`, b `[..., k, n]`, total `[..., m, n]`."""
+    """`total + a @ b`, added in the order of k. Shapes: a `[..., m, k]`, b `[..., k, n]`, total `[..., m, n]`."""
     from triton.runtime.interpreter import TensorHandle
 
     dtype = total.data.dtype
@@ -31,7 +31,7 @@ def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, 
 
 
 def _numbers(operand: Any) -> Any:
-    """An operand's values; NumPy has no type for those of 8 bits with a point, so they become float16."""
+    """An operand's values; NumPy has no 8-bit floats, so they become float16."""
     from triton import language
     from triton.runtime.interpreter import _convert_float
 

@@ -1,6 +1,6 @@
-"""Launches of one Triton kernel whose constants are known, without what Triton's own launch costs the host each time.
+"""Launches of a Triton kernel with known constants, without the cost of Triton's own launch on the host.
 
-It does not know any kernel, and imports no Triton.
+Knows no kernel, and imports no Triton.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-# Triton compiles another version for addresses that are no multiples of it.
+# Triton compiles another version for addresses that are no multiples of this.
 _ALIGNMENT = 16
 _MAX_KINDS = 4096
 
@@ -23,14 +23,14 @@ Constant = int | float | str | None
 class Launcher:
     """A kernel with constants: `launcher(grid, tensors, numbers)` does what `kernel[grid](...)` does, but quicker.
 
-    The kernel's parameters are tensors, numbers and `tl.constexpr`s, in this order. `constants` has a value for each of
-    the last, and Triton's options. A launcher is made once for the shapes that its constants follow from, by a function
-    with `functools.cache`. Raises `ValueError` where a parameter behind a constant is none.
+    The kernel's parameters are tensors, numbers and `tl.constexpr`s, in this order. `constants` has a value for each
+    `tl.constexpr`, and Triton's options. A function with `functools.cache` makes a launcher once for the shapes that
+    determine its constants. Raises `ValueError` if a parameter after a constant is no constant.
 
     Triton compiles a version for dtypes, for addresses that are multiples of 16, and for numbers that are 1, multiples
     of 16 or wide. To find the version, it binds parameters by name and makes a text of them: 10 to 20 us a launch. Here
-    Triton does that for the first launch of a kind, and returns the version for those that follow. Its interpreter
-    returns none, so there each launch is Triton's own.
+    Triton does that only for the first launch of a kind, and returns the version, which later launches reuse. Its
+    interpreter returns none, so there each launch is Triton's own.
     """
 
     __slots__ = ("_constants", "_kernel", "_values", "_versions")
@@ -59,23 +59,23 @@ class Launcher:
             if compiled is not None:
                 self._versions[kind] = _Version(compiled, grid, compiled[grid])
             return
-        if version.grid != grid:  # The layers of a step have the same.
+        if version.grid != grid:  # It is the same for all layers of a step.
             version.grid, version.run = grid, version.compiled[grid]
         version.run(*tensors, *numbers, *self._values)
 
 
 @dataclass(slots=True)
 class _Version:
-    """`run` launches `compiled` in a grid, the last one that was asked for."""
+    """A compiled version; `run` launches it in `grid`, the grid of the last launch."""
 
-    compiled: Any  # Triton's: `compiled[grid](*parameters)`, constants too
+    compiled: Any  # Triton's kernel: `compiled[grid](*parameters)`, with constants
     grid: Grid
     run: Callable[..., None]
 
 
-@functools.lru_cache(_MAX_KINDS, typed=True)  # 1.0 is not 1.
+@functools.lru_cache(_MAX_KINDS, typed=True)  # 1.0 and 1 differ
 def _kind_of(number: Number) -> tuple[object, ...]:
-    """Equal for numbers that Triton compiles one version for."""
+    """The kind of a number: Triton compiles one version for numbers of equal kinds."""
     if isinstance(number, float):
         return (float,)
     return (type(number), number == 1, number % _ALIGNMENT == 0, number.bit_length() > 31, number.bit_length() > 63)

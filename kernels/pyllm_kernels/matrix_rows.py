@@ -1,4 +1,4 @@
-"""A matrix as files have it: rows of elements or of quantised blocks, each wherever it lies. Knows no file."""
+"""Matrices in the formats of files: rows of elements or of quantised blocks, each at its own address. Knows no file."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,9 +31,10 @@ SCALED_DTYPES = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
 class Scales(NamedTuple):
-    """What the elements of some rows are multiplied with.
+    """The scales of the elements of some rows.
 
-    `numbers` is float32 [rows, groups], contiguous: one for each `features` of a row, of which the last may have fewer.
+    `numbers` is float32 [rows, groups], contiguous: one for each `features` elements of a row; the last group may be
+    smaller.
     """
 
     numbers: Tensor
@@ -44,7 +45,7 @@ class Scales(NamedTuple):
 class MatrixRows:
     """Rows on the CPU, of `in_features` in a format of `GGUF_BLOCKS` or a dtype of `FLOAT_DTYPES` or `SCALED_DTYPES`.
 
-    `addresses` is int64 [rows], 0 for a row of zeros; `owners` keeps what they point to where it is.
+    `addresses` is int64 [rows], 0 for a row of zeros; `owners` keeps their memory alive.
     """
 
     format: str
@@ -66,10 +67,10 @@ class MatrixRows:
 
     @classmethod
     def of(cls, rows: Tensor, weight_format: str = "") -> "MatrixRows":
-        """A matrix [rows, in_features], or uint8 [rows, bytes] of a format of `GGUF_BLOCKS`.
+        """The rows of a matrix [rows, in_features], or of uint8 [rows, bytes] in a format of `GGUF_BLOCKS`.
 
         Raises:
-            ValueError: it is no matrix of the format.
+            ValueError: `rows` is no matrix of the format.
         """
         if rows.ndim != 2 or not rows.is_cpu:
             raise ValueError(f"rows are {list(rows.shape)} on {rows.device}: give a matrix on the CPU")
@@ -89,7 +90,7 @@ class MatrixRows:
 
     @classmethod
     def scaled(cls, rows: Tensor, scales: Scales) -> "MatrixRows":
-        """A contiguous matrix [rows, in_features] of a dtype of `SCALED_DTYPES`."""
+        """The rows of a contiguous matrix [rows, in_features] of a dtype of `SCALED_DTYPES`."""
         addresses = rows.data_ptr() + torch.arange(len(rows)) * rows.shape[1]
         return cls(dtype_name(rows.dtype), rows.shape[1], addresses, (rows,), scales)
 
@@ -98,17 +99,17 @@ class MatrixRows:
 
     @property
     def is_int8(self) -> bool:
-        """Whether they are integers with a scale a row, which "int8" keeps as they are."""
+        """Whether the rows are integers with one scale each, which "int8" keeps unchanged."""
         return self.format == "int8" and self.scales is not None and self.scales.numbers.shape[1] == 1
 
     def numbers(self) -> Tensor:
-        """float32 [rows, in_features]."""
+        """The dequantised numbers, float32 [rows, in_features]."""
         out = torch.empty(len(self), self.in_features)
         _cpu.read_rows(sources([self]), self.in_features, out.data_ptr())
         return out
 
     def stored(self) -> Tensor:
-        """As they lie in the file: uint8 [rows, bytes]."""
+        """The bytes in the file's format, uint8 [rows, bytes]."""
         out = torch.empty(len(self), self._row_bytes(), dtype=torch.uint8)
         _cpu.copy_rows(sources([self]), self.in_features, out.data_ptr())
         return out
@@ -121,18 +122,18 @@ class MatrixRows:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype as a format: "bfloat16" of `torch.bfloat16`."""
+    """The name of a dtype as a format: "bfloat16" for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def zero_rows(like: MatrixRows, num_rows: int) -> MatrixRows:
-    """So many rows of zeros."""
+    """`num_rows` rows of zeros in the format of `like`."""
     scales = like.scales and Scales(torch.zeros(num_rows, like.scales.numbers.shape[1]), like.scales.features)
     return MatrixRows(like.format, like.in_features, torch.zeros(num_rows, dtype=torch.int64), (), scales)
 
 
 def sources(parts: Iterable[MatrixRows]) -> list[tuple[str, int, int, int, int]]:
-    """The parts as `_cpu` takes them, which must live as long as it uses them."""
+    """The parts as arguments of `_cpu`; keep the parts alive as long as it uses them."""
     return [(part.format, part.addresses.data_ptr(), len(part), *_scales(part)) for part in parts]
 
 
@@ -142,10 +143,10 @@ def empty_bytes(num_bytes: int) -> Tensor:
 
 
 def check_alike(parts: Sequence[MatrixRows]) -> int:
-    """How many features all parts have.
+    """The number of features of all parts.
 
     Raises:
-        ValueError: not all have as many.
+        ValueError: the parts have different numbers.
     """
     features = {part.in_features for part in parts}
     if len(features) != 1:

@@ -1,6 +1,6 @@
-"""The torch twin of each op on the paged KV cache: the specification, as `reference.py` is of the others.
+"""The torch reference of each op on the paged KV cache: its specification, like `reference.py` for the other ops.
 
-It reads lengths on the host, so on CUDA it waits for the device; `ops.py` documents the ops.
+The functions read lengths on the host, so on CUDA they wait for the device; `ops.py` documents the ops.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> Attent
     tables = metadata.block_tables[metadata.slots.long()].clone()
     lengths = metadata.sequence_lengths.clone()
     for row, first, end in _selecting_rows(key_cache, rows):
-        # Of equal shares the first: torch's `topk` promises no order.
+        # The first of equal shares: torch's `topk` promises no order.
         best = shares[row, : end - first].sort(descending=True, stable=True).indices[: budget.top_k].sort().values
         kept = tables[row, first:end][best]
         chosen = torch.cat((tables[row, :first], kept, tables[row, end : end + budget.num_recent_blocks]))
@@ -119,7 +119,7 @@ def scatter_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
 
 
 def _selecting_rows(key_cache: Tensor, rows: SparseRows) -> Iterator[tuple[int, int, int]]:
-    """The rows that leave blocks out, and where the blocks begin and end of which they keep the best."""
+    """The rows that leave blocks out, with the first and the end of their candidate blocks."""
     budget = rows.budget
     starts, may_choose = rows.metadata.query_starts.tolist(), rows.is_sparse.tolist()
     for row, length in enumerate(rows.metadata.sequence_lengths.tolist()):
@@ -140,7 +140,7 @@ def _summarise(key_cache: Tensor, blocks: Tensor, summaries: KeySummaries) -> No
 
 
 def _shares(query: Tensor, summaries: Tensor) -> Tensor:
-    """What each block gets of a token's attention, summed over the heads, if all of its keys have its score.
+    """Each block's share of a token's attention, summed over the heads, if all keys of a block have its score.
 
     query [heads, head_dim], scaled; summaries [blocks, kv_heads, parts, head_dim] -> [blocks].
     """
@@ -165,12 +165,12 @@ def _write(cache: Tensor, slot_mapping: Tensor, numbers: Tensor) -> None:
     if cache.dtype is torch.float8_e4m3fn:
         largest = torch.finfo(cache.dtype).max
         numbers = numbers.float().clamp(-largest, largest).to(cache.dtype).view(torch.uint8)
-        cache = cache.view(torch.uint8)  # torch indexes bytes on every device, and fp8 on none of them surely.
+        cache = cache.view(torch.uint8)  # torch indexes bytes on every device, but not always fp8.
     cache.flatten(0, 1).index_copy_(0, slot_mapping.long(), numbers.to(cache.dtype))
 
 
 def _gather(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
-    """The positions from `first` to before `length`, [positions, kv_heads, head_dim]."""
+    """The cached positions from `first` to before `length`, [positions, kv_heads, head_dim]."""
     first_block, num_blocks = first // cache.shape[1], -(-length // cache.shape[1])
     cells = cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
     gathered = cells.index_select(0, table[first_block:num_blocks]).view(cache.dtype)
@@ -179,9 +179,9 @@ def _gather(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
-    """Attention of the last positions over all: query [queries, heads, head_dim], keys [length, kv_heads, head_dim].
+    """Attention of the last positions to all: query [queries, heads, head_dim], keys [length, kv_heads, head_dim].
 
-    With a window the keys begin where the first query's window does.
+    With a window the keys begin at the first query's window.
     """
     queries, heads, head_dim = query.shape
     length, kv_heads, _ = keys.shape
@@ -190,7 +190,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) 
     if layer.soft_cap is not None or layer.sinks is not None:
         return _attend_by_scores(query, keys, values, layer)
     if queries == 1 and not is_windowed:
-        # A lone query sees every key, so the heads that share a KV head can stand where queries do.
+        # A single query attends to every key, so the heads that share a KV head can be passed as queries.
         grouped = query.view(1, kv_heads, heads // kv_heads, head_dim)
         attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], scale=layer.scale)
         return attended.reshape(1, heads, head_dim)
@@ -217,7 +217,7 @@ def _attend_by_scores(query: Tensor, keys: Tensor, values: Tensor, layer: Attent
 
 
 def _seen(queries: int, length: int, layer: AttentionLayer, device: torch.device) -> Tensor:
-    """Which positions each of the last tokens sees; bool [queries, length]."""
+    """The mask of positions that each of the last tokens attends to; bool [queries, length]."""
     positions = torch.arange(length, device=device)
     own = positions[length - queries :, None]
     seen = positions <= own

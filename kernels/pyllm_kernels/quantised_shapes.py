@@ -1,6 +1,6 @@
-"""What the linears of quantised weights take: shapes, dtypes, and which scale belongs to which weight.
+"""Checks of the arguments of quantised linears: shapes, dtypes, and the weights that share a scale.
 
-It does not know how they are multiplied: the reference and the Triton kernels both ask here.
+Does not know how they are multiplied; the reference and the Triton kernels both use it.
 """
 
 import torch
@@ -10,14 +10,14 @@ from pyllm_kernels.cpu_linear import PackedLinear
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 _GROUP_UNIT = 32
-# Of the widest row whose sum of int8 products (-128 * 127 each) fits int32.
+# The widest row whose sum of int8 products (-128 * 127 each) fits into int32.
 _MAX_INT8_FEATURES = (2**31 - 1) // (128 * 127)
 FP8_SCALE_UNIT = 64
 """A scale of fp8 is for so many features of a row, for a multiple of them, or for the whole row."""
 
 
 def w4a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None) -> int:
-    """How many features share a scale and a minimum; `ValueError` where the arguments of `linear_w4a16` do not fit."""
+    """The features that share a scale and a minimum; `ValueError` if the arguments of `linear_w4a16` do not fit."""
     _check_matrix("integers", integers, torch.uint8)
     _check_matrix("scales", scales, torch.float16)
     _check_matrix("minimums", minimums, torch.float16)
@@ -29,7 +29,7 @@ def w4a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tens
 
 
 def w8a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None) -> int:
-    """How many features share a scale; `ValueError` where the arguments of `linear_w8a16` do not fit."""
+    """The number of features that share a scale; `ValueError` if the arguments of `linear_w8a16` do not fit."""
     _check_matrix("integers", integers, torch.int8)
     _check_matrix("scales", scales, torch.float16)
     out_features, in_features = integers.shape
@@ -38,7 +38,7 @@ def w8a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | 
 
 
 def check_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None) -> None:
-    """`ValueError` where the arguments of `linear_w8a8` do not fit."""
+    """Raise a `ValueError` if the arguments of `linear_w8a8` do not fit."""
     _check_matrix("integers", integers, torch.int8)
     out_features, in_features = integers.shape
     _check_input_and_output(x, in_features, out_features, out)
@@ -49,14 +49,14 @@ def check_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None) 
 
 
 def fp8_block(packed: PackedLinear) -> tuple[int, int]:
-    """The outputs and features that share a scale, as `linear_fp8` takes them."""
+    """The outputs and features that share a scale, as the argument `block` of `linear_fp8`."""
     return 1, packed.scale_features if packed.factors[0].shape[1] > 1 else FP8_SCALE_UNIT
 
 
 def fp8_scale_block(
     x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None, block: tuple[int, int]
 ) -> tuple[int, int]:
-    """How many outputs and features share a scale; `ValueError` where the arguments of `linear_fp8` do not fit."""
+    """The outputs and features that share a scale; `ValueError` if the arguments of `linear_fp8` do not fit."""
     _check_matrix("weight", weight, torch.float8_e4m3fn)
     _check_matrix("scales", scales, torch.float32)
     out_features, in_features = weight.shape

@@ -1,5 +1,5 @@
-"""The torch twin of each op on rows: the specification, what the tests compare with, and what runs where nothing else
-does. `paged_reference.py` has those on the KV cache; `ops.py` documents all of them.
+"""The torch reference of each op on rows: its specification, for tests, and for devices and dtypes without a kernel.
+`paged_reference.py` has the ops on the KV cache; `ops.py` documents all of them.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
 }
 _GROUP = 32
-# Exponentials of at most 1 are summed up as whole numbers of this unit: exactly, so in any order. 2^20 of them fit.
+# Exponentials up to 1 are summed as integers in this unit: exactly, so in any order. The sum has room for 2^20 of them.
 _EXPONENTIAL_UNIT = 2.0**-42
 
 
@@ -90,7 +90,7 @@ def linear_w8a16(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None
 def linear_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
     check_w8a8(x, integers, scales, out)
     x_scales, x_integers = _quantise(x.float())
-    # float64 has room for every sum of these integers.
+    # Every sum of these integers is exact in float64.
     product = ((x_scales * scales) * (x_integers.double() @ integers.double().T).float()).to(x.dtype)
     return product if out is None else out.copy_(product)
 
@@ -230,7 +230,7 @@ def _product(x: Tensor, packed: PackedLinear) -> Tensor:
     if packed.format == "int8":
         scales, integers = packed.data.tensor_split([1], dim=1)
         x_scales, x_integers = _quantise(x.float(), 127 * 128)
-        # float64 has room for every sum of integers that is exact in Rust.
+        # Every sum of integers that is exact in Rust is exact in float64.
         return (x_scales * scales[:, 0]) * (x_integers.double() @ integers.double().T).float()
     x_scales, x_integers = _quantise(x.float().view(len(x), x.shape[1] // _GROUP, _GROUP))
     return ((x_scales.double() * x_integers).flatten(1) @ packed.data.double().T).float()
@@ -245,7 +245,7 @@ def _int8(part: MatrixRows, in_blocks: bool) -> Tensor:
 
 
 def _int8_of_blocks(part: MatrixRows) -> Tensor:
-    """The numbers that 8 bits make of GGUF's 4: see `_cpu.Linear`."""
+    """The numbers of GGUF's 4-bit blocks as 8-bit integers: see `_cpu.Linear`."""
     features, block_bytes = GGUF_BLOCKS[part.format]
     row_bytes = part.in_features // features * block_bytes
     rows = [
@@ -262,7 +262,7 @@ def _int8_of_blocks(part: MatrixRows) -> Tensor:
 
 
 def _quantise(groups: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:
-    """The scale of each group [..., features] and its integers, up to `steps`, halves to even."""
+    """The scale of each group [..., features] and its integers, up to `steps` in magnitude, halves to even."""
     largest = groups.abs().amax(-1, keepdim=True)
     tiny = largest < 2.0**-100
     scales = torch.where(largest.isfinite(), (largest / steps).masked_fill(tiny, 0), torch.nan)
@@ -275,7 +275,7 @@ def _half(pairs: Tensor) -> Tensor:
 
 
 def _banned(masks: Tensor, vocabulary: int) -> Tensor:
-    """Where bits are 0 or missing; bool [masks + 1, vocabulary], of which the last, mask -1, bans nothing."""
+    """The tokens whose bits are 0 or missing; bool [masks + 1, vocabulary]; the last row, mask -1, bans nothing."""
     shifts = torch.arange(32, dtype=torch.int32, device=masks.device)
     bits = (masks.view(torch.int32).unsqueeze(-1) >> shifts & 1).flatten(1)[:, :vocabulary]
     banned = F.pad(bits == 0, (0, vocabulary - bits.shape[1]), value=True)
@@ -283,9 +283,9 @@ def _banned(masks: Tensor, vocabulary: int) -> Tensor:
 
 
 def _first_best(numbers: Tensor, count: int) -> Tensor:
-    """The places of the greatest of each row, equal ones by ascending place; int64 [rows, count]."""
-    bits = (numbers + 0.0).view(torch.int32)  # 0 has two signs, of which this leaves one.
-    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # As floats are ordered.
+    """The indices of the greatest numbers of each row, equal ones by ascending index; int64 [rows, count]."""
+    bits = (numbers + 0.0).view(torch.int32)  # -0 becomes 0.
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # in the order of the floats
     places = torch.arange(numbers.shape[1], device=numbers.device)
     keys = (ordered.long() << 32) + (0xFFFFFFFF - places)
     return 0xFFFFFFFF - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""Cohere 2 (Command A, arXiv 2504.00698): parallel layers with one layer norm; only layers with a window rotate."""
+"""Cohere 2 (Command A, arXiv 2504.00698): parallel layers with one layer norm; RoPE only in sliding-window layers."""
 
 from dataclasses import replace
 

@@ -11,7 +11,7 @@ _REQUIRED: Any = object()
 
 
 class Config:
-    """The fields of a model's configuration; null counts as absent. `nulls` names those that are there and null.
+    """The fields of a model's configuration; null counts as absent. `nulls` names the fields whose value is null.
 
     Every method raises `ConfigError` for a field that is missing without a default, or of the wrong kind.
     """
@@ -62,7 +62,7 @@ class Config:
         return self.positive(name) if name in self else None
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """So many finite numbers above 0."""
+        """`count` finite numbers above 0."""
         values = self._get(name, _REQUIRED)
         if not isinstance(values, list) or len(values) != count:
             raise self.error(name, values, f"a list of {count} numbers")
@@ -111,26 +111,26 @@ class Config:
         return Config(value, f"{self.place}: {name}")
 
     def with_defaults(self, **defaults: Any) -> "Config":
-        """The same with other values where a field is absent; null stays null."""
+        """A copy with defaults for absent fields; null stays null."""
         return Config(defaults | dict.fromkeys(self.nulls) | self._fields, self.place)
 
     def replaced(self, **changes: Any) -> "Config":
-        """The same with other values in some fields."""
+        """A copy with other values in some fields."""
         return Config(dict.fromkeys(self.nulls) | self._fields | changes, self.place)
 
     def with_section(self, name: str, **changes: Any) -> "Config":
-        """The same with other values in a dictionary within."""
+        """A copy with other values in a dictionary within."""
         return self.replaced(**{name: self.section(name)._fields | changes})
 
     def without(self, *names: str) -> "Config":
-        """The same without some fields."""
+        """A copy without some fields."""
         return Config({name: value for name, value in self._fields.items() if name not in names}, self.place)
 
     def refuse_unless(self, **supported: Any) -> None:
         """Refuse fields whose value would change the answer in a way that is not supported.
 
         Raises:
-            ConfigError: a field is there and is not the value given for it.
+            ConfigError: a field is present and has another value than the one given for it.
         """
         for name, value in supported.items():
             found = self._fields.get(name, value)

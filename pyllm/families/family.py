@@ -26,12 +26,12 @@ GGUF_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufNames:
-    """How llama.cpp's files describe a family.
+    """The names that describe a family in llama.cpp's files.
 
     - `architectures`: values of `general.architecture`.
-    - `fields`: its keys, without the architecture before them, and the config.json field that each stands for, beside
-      those that all families share (`pyllm/checkpoint/gguf_config.py`).
-    - `complete`: adds the config.json fields that such a file leaves to the reader.
+    - `fields`: the family's keys, without the architecture prefix, and the config.json field for each; beside the keys
+      that all families share (`pyllm/checkpoint/gguf_config.py`).
+    - `complete`: adds config.json fields that these files do not have.
     """
 
     architectures: tuple[str, ...]
@@ -42,9 +42,9 @@ class GgufNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Models of one kind. `architectures` are those of config.json; `read` gives the model that a config describes.
+    """Models of one kind. `architectures` are names in config.json; `read` returns the model that a config describes.
 
-    `read` raises `ConfigError`, with the name of the field, for what the family may ask for and is not supported.
+    `read` raises `ConfigError`, with the name of the field, for features of the family that are not supported.
     """
 
     architectures: tuple[str, ...]
@@ -54,7 +54,7 @@ class Family:
 
 
 def read_attention(config: Config, **features: Any) -> AttentionSpec:
-    """Heads and their size, with the scale of most families; `features` are fields of `AttentionSpec`."""
+    """The heads, their size and the usual scale, head_size ** -0.5; `features` override fields of `AttentionSpec`."""
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -66,7 +66,7 @@ def read_attention(config: Config, **features: Any) -> AttentionSpec:
 
 
 def read_feed_forward(config: Config, name: str = "hidden_act", **features: Any) -> FeedForwardSpec:
-    """The gated feed-forward layer whose activation the field `name` has; `features` are fields of the spec."""
+    """The gated feed-forward layer; the field `name` has its activation, `features` override fields of the spec."""
     activation = config.text(name, "silu")
     if activation not in ACTIVATIONS:
         raise config.error(name, activation, f"one of {', '.join(ACTIVATIONS)}")
@@ -75,8 +75,8 @@ def read_feed_forward(config: Config, name: str = "hidden_act", **features: Any)
 
 
 def read_routing(config: Config, normalised: bool) -> RoutingSpec:
-    """The rule of a router: how many experts there are, and how many of them a token takes."""
-    name = "num_local_experts" if "num_local_experts" in config else "num_experts"  # as older files have it
+    """The rule of a router: the number of experts, and how many of them process each token."""
+    name = "num_local_experts" if "num_local_experts" in config else "num_experts"  # in older files
     experts, active = config.integer(name, most=MAX_EXPERTS), config.integer("num_experts_per_tok")
     if active > experts:
         raise config.error("num_experts_per_tok", active, f"at most {name}, {experts}")
@@ -84,14 +84,14 @@ def read_routing(config: Config, normalised: bool) -> RoutingSpec:
 
 
 def read_norm(config: Config, name: str = "rms_norm_eps", **features: Any) -> NormSpec:
-    """The norm whose epsilon the field `name` has."""
+    """The norm with the epsilon in the field `name`."""
     return NormSpec(**{"epsilon": config.positive(name, 1e-6 if name == "rms_norm_eps" else 1e-5)} | features)
 
 
 def text_config(config: Config, **defaults: Any) -> Config:
-    """The configuration of the text model within that of a model for text and images, or the config itself.
+    """The text model's section in the configuration of a model for text and images; otherwise the config itself.
 
-    `defaults` are those of the text model's class in transformers, which such files leave out.
+    `defaults` are the defaults of the text model's class in transformers, which such files leave out.
     """
     if "text_config" not in config:
         return config
@@ -102,18 +102,18 @@ def text_config(config: Config, **defaults: Any) -> Config:
 
 
 def num_layers(config: Config) -> int:
-    """How many layers the model has."""
+    """The number of layers."""
     return config.integer("num_hidden_layers", most=MAX_LAYERS)
 
 
 def layer_types(config: Config, pattern: Callable[[int], bool]) -> list[str]:
-    """The type of each layer: as the field layer_types lists it, else sliding where `pattern` holds for its index."""
+    """The type of each layer, from the field layer_types; without it, sliding where `pattern(index)` is true."""
     count = num_layers(config)
     if "layer_types" not in config:
         return ["sliding_attention" if pattern(index) else "full_attention" for index in range(count)]
     types = config.items("layer_types", count)
     for kind in types:
-        if kind not in ("sliding_attention", "full_attention"):  # which may be of any kind
+        if kind not in ("sliding_attention", "full_attention"):  # a value of any JSON type
             raise config.error("layer_types", kind, "a list of sliding_attention and full_attention")
     return types
 
@@ -121,7 +121,7 @@ def layer_types(config: Config, pattern: Callable[[int], bool]) -> list[str]:
 def read_model(
     config: Config, layers: Sequence[LayerSpec], ropes: Sequence[RopeSpec] | None = None, **features: Any
 ) -> ModelSpec:
-    """The model around its layers; one rotation for all of them unless `ropes` are given."""
+    """The model with these layers; all layers share one rotation unless `ropes` are given."""
     if ropes is None:
         ropes = (read_rope(config, layers[0].attention.head_size),)
     fields = {

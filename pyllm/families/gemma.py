@@ -1,7 +1,7 @@
-"""Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786): norms before and after, windows, scaled embeddings.
+"""Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786): pre- and post-norms, windows, scaled embeddings.
 
-Gemma 2 caps scores and logits; Gemma 3 normalises query and key, and rotates window layers by another base. The text
-model of Gemma 3 with images is read, too; the tensors for images are skipped.
+Gemma 2 caps scores and logits; Gemma 3 normalises query and key, and uses another RoPE base in sliding-window layers.
+Of a Gemma 3 model with images the text model is read, and the tensors for images are skipped.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 from pyllm.families.tensors import LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
 
 _DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
-# Of Gemma3TextConfig in transformers: the files of the models with images leave out what is equal to it.
+# Defaults of Gemma3TextConfig in transformers: files of models with images leave out fields that have these values.
 _TEXT_DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -44,7 +44,7 @@ def read_gemma2(config: Config) -> ModelSpec:
 
 
 def read_gemma3(config: Config) -> ModelSpec:
-    """The model that a config.json of Gemma 3 describes, of its text model if it has images."""
+    """The model that a config.json of Gemma 3 describes; the text model if it is for images, too."""
     config = text_config(config, **_TEXT_DEFAULTS).with_defaults(**_DEFAULTS, sliding_window=4096)
     norm = read_norm(config, unit_offset=True)
     cap = config.optional_positive("attn_logit_softcapping")
@@ -62,7 +62,7 @@ def read_gemma3(config: Config) -> ModelSpec:
 
 
 def _local_rope(config: Config, attention: AttentionSpec) -> RopeSpec:
-    """The rotation of window layers; what older files have in rope_scaling is about the full layers only."""
+    """The rotation of sliding-window layers; in older files rope_scaling applies to full-attention layers only."""
     theta = config.positive("rope_local_base_freq", 10_000.0)
     plain = config.without("rope_scaling", "rope_theta")
     return read_rope(plain, attention.head_size, theta=theta, layer_type="sliding_attention")
@@ -105,12 +105,12 @@ def _read(
 
 
 def _soft_cap(config: Config, name: str, default: float) -> float | None:
-    """The cap; null means none, which `Config` cannot tell from a field that is absent."""
+    """The soft cap; null means none, while an absent field means the default."""
     return config.positive(name, default) if name not in config.nulls else None
 
 
 def _complete(config: Config) -> Config:
-    """llama.cpp derives the scale: from the size of a head, in the models of 27 billion from the hidden size."""
+    """Add the attention scale that llama.cpp derives: from the head size; from the hidden size in the 27B models."""
     is_largest = (config.integer("num_hidden_layers"), config.integer("hidden_size")) in {(46, 4608), (62, 5376)}
     scalar = config.integer("head_dim")
     if is_largest:

@@ -1,4 +1,4 @@
-"""GLM-4 (arXiv 2406.12793): half of each head rotates, by neighbours. Models of 0414 have norms after layers, too."""
+"""GLM-4 (arXiv 2406.12793): RoPE on half of each head, in adjacent pairs. The 0414 models also have post-norms."""
 
 from dataclasses import replace
 

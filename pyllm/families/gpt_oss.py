@@ -1,6 +1,6 @@
 """gpt-oss (arXiv 2508.10925): experts with biases and a clamped gate, attention sinks, every other layer with a window.
 
-Its files have the matrices of all experts in one tensor, rows of the gate and of up in turns.
+Its files have the matrices of all experts in one tensor, with the rows of gate and up interleaved.
 """
 
 from dataclasses import replace
@@ -83,7 +83,7 @@ FAMILY = Family(
             parts=GGUF_PARTS | {"attention.sinks": "attn_sinks", "feed_forward_norm": "post_attention_norm"},
         ),
         fields=GGUF_EXPERTS | {"expert_feed_forward_length": "intermediate_size"},
-        # Such a file does not say it, and every model that was released has it so.
+        # GGUF files do not have this field; it is false in every released model.
         complete=lambda config: config.with_section("rope_scaling", truncate=False),
     ),
 )

@@ -1,4 +1,4 @@
-"""Granite 3, its models of experts, and the dense models of Granite 4: Llama with multipliers for embeddings, scores,
+"""Granite 3, dense and with experts, and the dense models of Granite 4: Llama with multipliers for embeddings, scores,
 residuals and logits.
 """
 
@@ -58,7 +58,7 @@ def read_granite_moe(config: Config) -> ModelSpec:
 
 
 def read_granite4(config: Config) -> ModelSpec:
-    """The same for Granite 4, if it has neither experts nor Mamba layers."""
+    """The model that a config.json of Granite 4 describes; models with experts or Mamba layers are refused."""
     if experts := config.integer("num_local_experts", 8, least=0):
         raise ConfigError(f"{config.place}: num_local_experts = {experts} is not supported, only dense models")
     layers = num_layers(config)
@@ -71,7 +71,7 @@ def read_granite4(config: Config) -> ModelSpec:
 
 
 def _complete(config: Config) -> Config:
-    """llama.cpp's files have a flag for whether there are positions."""
+    """Add the kind of positions, RoPE or none, from the flag in llama.cpp's files."""
     rotates = config.flag("rope_finetuned", True)
     return config.replaced(position_embedding_type="rope" if rotates else "nope")
 

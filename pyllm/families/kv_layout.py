@@ -1,31 +1,31 @@
-"""The groups of layers that share block tables: those of a group read equally far back. Knows no blocks, no torch."""
+"""The groups of layers that share block tables: layers with the same window. Knows no blocks, no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyllm.families.spec import ModelSpec
 
-MAX_GROUPS = 16  # that the scheduler takes
+MAX_GROUPS = 16  # the scheduler's limit
 # The share of KV cache that may be lost to padding for fewer groups: a step costs some time for each group.
 _MAX_PADDING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Some layers of a model with one window, None for all positions. All groups but the last ones are equally large.
+    """Some layers of a model with the same window; None for full attention. The last group of a window may be smaller.
 
-    Each group has a block of its own for the same tokens, which is as large in every group.
+    Each group has its own block for the same tokens; blocks have the same size in every group.
     """
 
     window: int | None
-    layers: tuple[int, ...]  # of the model, in order
+    layers: tuple[int, ...]  # indices of layers, in order
 
 
 def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True) -> tuple[KVGroup, ...]:
-    """The groups of a model: those without a window first, then by window.
+    """The groups of a model: full attention first, then by window.
 
     Groups are as large as possible without losing more than a tenth of a sequence of `max_model_len` tokens to padding.
-    Without `hybrid`, and where no window is shorter than `max_model_len`, all layers are one group that keeps all.
+    Without `hybrid`, or if no window is shorter than `max_model_len`, all layers are one group with full attention.
     """
     layers: dict[int | None, list[int]] = {}
     for index, layer in enumerate(spec.layers):
@@ -42,12 +42,12 @@ def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True) -> tuple
 
 
 def layers_of_group(groups: Sequence[KVGroup]) -> int:
-    """How many layers a block is for: those of the largest group."""
+    """The number of layers that a block has room for: the size of the largest group."""
     return max(len(group.layers) for group in groups)
 
 
 def kv_tokens_per_layer(groups: Sequence[KVGroup], num_tokens: int) -> int:
-    """The tokens that each layer keeps of a sequence of `num_tokens` tokens, added up, padding included."""
+    """The sum over layers of the tokens kept from a sequence of `num_tokens` tokens, padding included."""
     return layers_of_group(groups) * sum(min(group.window or num_tokens, num_tokens) for group in groups)
 
 

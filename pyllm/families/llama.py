@@ -22,7 +22,7 @@ def read(config: Config) -> ModelSpec:
     """The model that a config.json of Llama describes."""
     config.refuse_unless(sliding_window=None)
     bias, norm = config.flag("attention_bias", False), read_norm(config)
-    # In GGUF files Mixtral is a Llama with experts.
+    # GGUF files describe Mixtral as a Llama with experts.
     has_experts = config.integer("num_local_experts", 0, least=0) > 0
     routing = read_routing(config, normalised=True) if has_experts else None
     layer = LayerSpec(
@@ -37,6 +37,6 @@ def read(config: Config) -> ModelSpec:
 FAMILY = Family(
     architectures=("LlamaForCausalLM",),
     read=read,
-    # llama.cpp rotates neighbours, and its converter reorders the rows of Llama's query and key for that.
+    # llama.cpp rotates adjacent pairs, and its converter reorders the rows of Llama's query and key for that.
     gguf=GgufNames(architectures=("llama",), tensors=replace(GGUF_NAMES, interleaved=True), fields=GGUF_EXPERTS),
 )

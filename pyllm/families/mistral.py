@@ -1,7 +1,7 @@
-"""Mistral (arXiv 2310.06825), Ministral and Ministral 3: Llama with windows, and a query scale by position in the last;
-Mixtral (arXiv 2401.04088), which has experts.
+"""Mistral (arXiv 2310.06825), Ministral and Ministral 3: Llama with windows, and in Ministral 3 a query scale by
+position; Mixtral (arXiv 2401.04088), which has experts.
 
-The text model of Mistral 3 with images is read, too; the tensors for images are skipped.
+Of a Mistral 3 model with images the text model is read, and the tensors for images are skipped.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, QueryScaling
 from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
 
-# Of the configurations' classes in transformers, by model_type; a sliding_window of null is none.
+# Defaults of the configuration classes in transformers, by model_type; null in sliding_window means no window.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "ministral": {"num_key_value_heads": 8, "sliding_window": 4096},

@@ -1,5 +1,5 @@
-"""OLMo 2 (arXiv 2501.00656) and OLMo 3: norms after the layers only, and of all heads of query and key together; OLMoE
-(arXiv 2409.02060): experts, and norms before the layers.
+"""OLMo 2 (arXiv 2501.00656) and OLMo 3: post-norms only, and query and key norms over all heads together; OLMoE
+(arXiv 2409.02060): experts, and pre-norms.
 """
 
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ from pyllm.families.tensors import LLAMA_PARTS, TensorNames
 
 
 def read_olmo2(config: Config) -> ModelSpec:
-    """The model that a config.json of OLMo 2 describes, or a GGUF file of OLMo 3, which has no name of its own."""
+    """The model that a config.json of OLMo 2 describes, or a GGUF file of OLMo 2 or 3: both have the name olmo2."""
     return _read(config, layer_types(config, lambda _: False))
 
 
@@ -48,7 +48,7 @@ def read_olmoe(config: Config) -> ModelSpec:
 
 
 def _read(config: Config, types: list[str]) -> ModelSpec:
-    """Positions are scaled in full layers only."""
+    """The model; RoPE scaling applies to full-attention layers only."""
     layers = _layers(config, types)
     head_size = layers[0].attention.head_size
     full = read_rope(config, head_size, layer_type="full_attention")

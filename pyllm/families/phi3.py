@@ -24,7 +24,7 @@ def read(config: Config) -> ModelSpec:
     layer = LayerSpec(
         attention=attention, feed_forward=read_feed_forward(config), attention_norm=norm, feed_forward_norm=norm
     )
-    # The first files call LongRoPE by other names.
+    # The first files have other names for LongRoPE.
     rope = read_rope(_with_original(config), attention.head_size, renamed={"su": "longrope", "yarn": "longrope"})
     return read_model(
         config,
@@ -35,14 +35,14 @@ def read(config: Config) -> ModelSpec:
 
 
 def _with_original(config: Config) -> Config:
-    """As in transformers, the original context that stands beside the section about RoPE wins over that within."""
+    """Move the original context into the RoPE section; as in transformers, the top-level field wins."""
     name = "original_max_position_embeddings"
     if (original := config.optional_integer(name)) is None:
         return config.with_defaults(**{name: _ORIGINAL})
     return config.with_section("rope_parameters" if "rope_parameters" in config else "rope_scaling", **{name: original})
 
 
-_ORIGINAL = 4096  # of all models but the longest, and transformers' default
+_ORIGINAL = 4096  # the default of transformers, and the value of all models with shorter contexts
 _QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
 
 FAMILY = Family(

@@ -1,5 +1,5 @@
-"""Qwen 2 and 2.5 (arXiv 2407.10671): Llama with biases; Qwen 3 (arXiv 2505.09388): with norms of query and key, and
-also with experts.
+"""Qwen 2 and 2.5 (arXiv 2407.10671): Llama with biases; Qwen 3 (arXiv 2505.09388): with norms of query and key, dense
+or with experts.
 """
 
 from msgspec.structs import replace
@@ -33,7 +33,7 @@ def read_qwen3(config: Config) -> ModelSpec:
 
 
 def read_qwen3_moe(config: Config) -> ModelSpec:
-    """The model that a config.json of Qwen 3 MoE describes, some of whose layers may have no experts."""
+    """The model that a config.json of Qwen 3 MoE describes; some layers may be dense."""
     spec = read_qwen3(config)
     routing = read_routing(config, config.flag("norm_topk_prob", False))
     step, without = config.integer("decoder_sparse_step", 1), set(config.integers("mlp_only_layers"))
@@ -72,7 +72,7 @@ QWEN3_MOE = Family(
     gguf=GgufNames(
         architectures=("qwen3moe",),
         fields=GGUF_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"},
-        # Such a file does not say it, and every model that was released does it.
+        # GGUF files do not have this field; it is true in every released model.
         complete=lambda config: config.replaced(norm_topk_prob=True),
     ),
 )

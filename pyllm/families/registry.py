@@ -1,4 +1,4 @@
-"""The table of families, and those that other packages add by the entry-point group `pyllm.families`.
+"""The table of families, and lookup of families that other packages add by the entry-point group `pyllm.families`.
 
 A new family is a file beside this one, its import and its line in the table here, and its test.
 """
@@ -37,14 +37,14 @@ FAMILIES = (
 
 
 class UnknownArchitectureError(ConfigError):
-    """No family knows an architecture."""
+    """An architecture that belongs to no family."""
 
 
 def find_family(architecture: str, offered: Iterable[EntryPoint] | None = None) -> Family:
-    """The family of an architecture of config.json. Another package's family may not take one of ours.
+    """The family of an architecture of config.json. Families of other packages cannot replace a built-in architecture.
 
     Raises:
-        UnknownArchitectureError: none knows it; the text lists those that are known.
+        UnknownArchitectureError: no family has it; the message lists the known architectures.
         ConfigError: an entry point is no family.
     """
     families = {name: family for family in FAMILIES for name in family.architectures}
@@ -57,10 +57,9 @@ def find_family(architecture: str, offered: Iterable[EntryPoint] | None = None) 
 
 
 def spelled_architecture(name: str) -> str:
-    """The architecture that another name means: a type of models, a class without a head, another spelling; else empty.
+    """The architecture for another name: a model_type, a class without a head, another spelling; empty if unknown.
 
-    `llama`, `LlamaModel`, `LLaMAForCausalLM` and `LlamaForCausalLM` are one model, `Gemma3TextModel` is that of
-    `Gemma3ForCausalLM`.
+    `llama`, `LlamaModel` and `LLaMAForCausalLM` give `LlamaForCausalLM`; `Gemma3TextModel` gives `Gemma3ForCausalLM`.
     """
     names = [known for family in FAMILIES for known in family.architectures]
     if name in names or not (stem := _stem(name)):

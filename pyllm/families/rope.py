@@ -1,4 +1,4 @@
-"""Inverse frequencies of rotary position embeddings, from a model's parameters. Does not know which layers rotate.
+"""Inverse frequencies of rotary position embeddings, from a model's parameters. Does not know which layers use them.
 
 The kinds and their formulas are those of `modeling_rope_utils.py` in transformers, with one difference: `dynamic` and
 `longrope` choose once, by `max_model_len`. transformers chooses by the longest sequence of a batch, so a request's keys
@@ -29,11 +29,11 @@ def read_rope(
     layer_type: str | None = None,
     renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> RopeSpec:
-    """The rotation that a configuration asks for.
+    """The rotation that a configuration describes.
 
-    `rope_parameters` (transformers 5), `rope_scaling` with `rope_theta` (older files), or none of them. With a
-    `layer_type` the parameters may stand in a section of that name. `theta` is the family's default, and `renamed` has
-    the family's own names of kinds.
+    It is read from `rope_parameters` (transformers 5), or from `rope_scaling` with `rope_theta` (older files), if there
+    are any. With a `layer_type` the parameters may be in a section of that name. `theta` is the family's default, and
+    `renamed` maps the family's own names of kinds.
 
     Raises:
         ConfigError: the kind is not supported, or a parameter is missing or out of range.
@@ -60,12 +60,12 @@ def read_rope(
 
 
 def rope_parameters(config: Config) -> Config:
-    """The section of a configuration that is about RoPE; empty if there is none."""
+    """The RoPE section of a configuration; empty if there is none."""
     return config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
 
 
 def longest_context(config: Config) -> int:
-    """The context that the model was made for, stretched as its RoPE is, as vLLM counts it."""
+    """The longest context of the model, with the scaling of its RoPE, as vLLM computes it."""
     context = config.integer("max_position_embeddings")
     parameters = rope_parameters(config)
     kind = _kind(parameters)
@@ -78,7 +78,7 @@ def longest_context(config: Config) -> int:
 
 
 def at_context(spec: ModelSpec, max_model_len: int) -> ModelSpec:
-    """The same model with each rotation fixed for contexts of up to `max_model_len`."""
+    """A copy of the model with each rotation fixed for contexts of up to `max_model_len`."""
     try:
         return msgspec.structs.replace(spec, ropes=tuple(_fixed(rope, max_model_len) for rope in spec.ropes))
     except ArithmeticError as error:
@@ -127,7 +127,7 @@ def _dynamic(parameters: Config, size: int, context: int) -> RopeSpec:
 
 
 def _llama3(parameters: Config, size: int, context: int) -> RopeSpec:
-    """Low frequencies are divided by the factor, high ones stay, those between are interpolated (Llama 3.1)."""
+    """Divide low frequencies by the factor, keep high ones, interpolate between (Llama 3.1)."""
     factor, original = parameters.positive("factor"), parameters.integer("original_max_position_embeddings", context)
     low, high = parameters.positive("low_freq_factor"), parameters.positive("high_freq_factor")
     if high <= low:
@@ -147,7 +147,7 @@ def _llama3(parameters: Config, size: int, context: int) -> RopeSpec:
 
 
 def _yarn(parameters: Config, size: int, context: int) -> RopeSpec:
-    """Interpolates low frequencies, extrapolates high ones (YaRN, arXiv 2309.00071)."""
+    """Interpolate low frequencies, extrapolate high ones (YaRN, arXiv 2309.00071)."""
     theta, original = _theta(parameters), parameters.integer("original_max_position_embeddings", context)
     factor = parameters.positive("factor", context / original)
 
@@ -185,7 +185,7 @@ def _yarn_attention_factor(parameters: Config, factor: float) -> float:
 
 
 def _longrope(parameters: Config, size: int, context: int) -> RopeSpec:
-    """Each frequency has its own factor, another for contexts beyond the original (LongRoPE, arXiv 2402.13753)."""
+    """Scale each frequency by its own factor, with a second set for long contexts (LongRoPE, arXiv 2402.13753)."""
     theta, original = _theta(parameters), parameters.integer("original_max_position_embeddings", context)
     factor = parameters.positive("factor", context / original)
     attention_factor = 1.0
@@ -209,7 +209,7 @@ def _longrope(parameters: Config, size: int, context: int) -> RopeSpec:
 
 
 def _factors(parameters: Config, size: int, _: int) -> RopeSpec:
-    """A divisor for each frequency, as GGUF files have it in the tensor rope_freqs.weight."""
+    """Divide each frequency by its own divisor, from the tensor rope_freqs.weight of GGUF files."""
     base = _base_frequencies(_theta(parameters), size)
     factors = parameters.numbers("factors", size // 2)
     frequencies = tuple(_float32(frequency / factor) for frequency, factor in zip(base, factors, strict=True))
@@ -228,7 +228,7 @@ _KINDS: dict[str, Callable[[Config, int, int], RopeSpec]] = {
 
 
 def _base_frequencies(theta: float, size: int) -> Frequencies:
-    """`theta ** (-2i / size)`, rounded to float32 where torch would round, so that the angles are those of torch."""
+    """`theta ** (-2i / size)`, rounded to float32 where torch rounds, so that the angles equal torch's."""
     return tuple(_float32(1 / _power(theta, size, index)) for index in range(size // 2))
 
 

@@ -43,7 +43,7 @@ def read(config: Config) -> ModelSpec:
 
 
 def _rotating_layers(config: Config) -> list[bool]:
-    """Whether each layer has positions; the field no_rope_layers has a 1 for each that does."""
+    """Whether each layer uses RoPE; the field no_rope_layers has a 1 for each layer that does."""
     count = num_layers(config)
     if "no_rope_layers" in config:
         return [bool(item) for item in config.items("no_rope_layers", count)]

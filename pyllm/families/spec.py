@@ -1,4 +1,4 @@
-"""A decoder-only model as data: what each of its layers computes. Knows no family, no file and no torch.
+"""A decoder-only model as data: the computation of each layer. Knows no family, no file and no torch.
 
 The specs travel to every process with the checkpoint. `pyllm/workers/decoder.py` builds the model from them.
 """
@@ -43,7 +43,7 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary position embeddings (arXiv 2104.09864) of the first `rotary_size` dimensions of each head.
 
     The two halves of these dimensions form the pairs. `attention_factor` multiplies cosines and sines (YaRN).
-    `longer` says what replaces the frequencies if `max_model_len` exceeds the original context.
+    `longer` replaces the frequencies if `max_model_len` exceeds the original context.
     """
 
     rotary_size: int
@@ -64,7 +64,7 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """The query at position p is multiplied by `1 + beta * log(1 + floor(p / original_length))` (Llama 4)."""
+    """Multiplies the query at position p by `1 + beta * log(1 + floor(p / original_length))` (Llama 4)."""
 
     beta: float
     original_length: int
@@ -74,7 +74,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention (arXiv 2305.13245).
 
     - `rope`: the index in `ModelSpec.ropes`; None for a layer without positions.
-    - `window`: how many positions a token sees, its own included; None for all.
+    - `window`: the number of positions that a token attends to, its own included; None for all.
     - `query_key_norm`: applied to query and key before the rotation, over each head or over all heads together.
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
@@ -101,18 +101,18 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_size(self) -> int:
-        """Features of all key heads, and as many of all value heads."""
+        """Features of all key heads; all value heads have as many."""
         return self.kv_heads * self.head_size
 
     def kv_heads_of_rank(self, ranks: int) -> int:
-        """How many KV heads each of `ranks` holds; with more ranks than heads, some ranks hold the same one."""
+        """The number of KV heads on each of `ranks`; with more ranks than heads, some ranks hold the same one."""
         return max(1, self.kv_heads // ranks)
 
 
 class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Of several feed-forward layers each token takes `active` ones (arXiv 1701.06538).
+    """Mixture of experts: each token goes through `active` of the `experts` (arXiv 1701.06538).
 
-    A softmax over the router's scores gives their weights; with `normalised` those of the chosen ones add up to 1.
+    A softmax over the router's scores gives their weights; with `normalised` the weights of the chosen ones sum to 1.
     """
 
     experts: int
@@ -121,7 +121,7 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClampedGate(msgspec.Struct, frozen=True, kw_only=True):
-    """`(up + 1) * gate * sigmoid(alpha * gate)`, the gate up to `limit`, and up from `-limit` to it (gpt-oss)."""
+    """`(up + 1) * gate * sigmoid(alpha * gate)`; gate is at most `limit`, up from `-limit` to `limit` (gpt-oss)."""
 
     limit: float
     alpha: float
@@ -130,8 +130,8 @@ class ClampedGate(msgspec.Struct, frozen=True, kw_only=True):
 class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`down(activation(gate(x)) * up(x))` (arXiv 2002.05202), or `down(activation(up(x)))` if it is not gated.
 
-    With `routing` it is the experts, each of this size; `bias` is then the router's, too, and with `clamped_gate` that
-    takes the place of the activation.
+    With `routing` the layer has experts of this size, and `bias` also applies to the router. `clamped_gate` replaces
+    the activation.
     """
 
     size: int
@@ -143,10 +143,10 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention, then feed-forward; each may have a norm before it and one after it, before its result is added.
+    """Attention, then feed-forward; each may have a norm before it, and one after it, before the residual addition.
 
-    With `parallel` both take the same normalised input and are added together (Cohere). Of a layer that transformers
-    computes only the attention is known, and its feed-forward layer has the size 0.
+    With `parallel` both take the same normalised input, and their outputs are added (Cohere). For a layer that
+    transformers computes only the attention is known, and its feed-forward layer has the size 0.
     """
 
     attention: AttentionSpec
@@ -159,7 +159,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def norms(self) -> dict[str, NormSpec]:
-        """Those that it has, by their names."""
+        """The norms of this layer, by their names."""
         norms = {
             "attention_norm": self.attention_norm,
             "attention_output_norm": self.attention_output_norm,
@@ -170,9 +170,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A linear layer of a model of transformers whose place ours takes, by its path there.
+    """A linear layer of a transformers model that pyllm's layer replaces; `name` is its path there.
 
-    `split` says how ranks share it: each has all of it, some of its outputs, or some of its inputs.
+    `split`: each rank has the whole layer, some of its outputs, or some of its inputs.
     """
 
     name: str
@@ -182,16 +182,16 @@ class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is built that transformers computes.
+    """A model that transformers computes.
 
     - `config`: the text of its config.json.
-    - `linears`: those that are called with one input together, in the order of their calls.
-    - `base`: the path of the module whose output are the hidden states.
-    - `first_position`: of a sequence's first token, as the model counts.
-    - `embedding`, `head`: paths of the vocabulary's layers whose place ours take; empty if they stay.
-    - `tensor_parallel_refusal`: why ranks cannot share it; empty if they can.
-    - `num_parameters`: with a tied head's only once.
-    - `num_torch_parameters`: those of matrices that stay torch's own, such as experts.
+    - `linears`: groups of layers that take the same input, in the order of their calls.
+    - `base`: the path of the module that returns the hidden states.
+    - `first_position`: the model's position of a sequence's first token.
+    - `embedding`, `head`: paths of the layers that pyllm's replace; empty if they stay.
+    - `tensor_parallel_refusal`: the reason why ranks cannot share it; empty if they can.
+    - `num_parameters`: counts the matrix of a tied head once.
+    - `num_torch_parameters`: parameters of matrices that torch multiplies, such as experts.
     """
 
     config: str
@@ -207,18 +207,18 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def torch_computes(self) -> bool:
-        """Whether torch has so much to multiply that it wants threads of its own."""
+        """Whether torch multiplies enough to need its own threads: more than a tenth of the parameters."""
         return self.num_torch_parameters * 10 > self.num_parameters
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole model. `dtype` is the file's: float32, bfloat16, float16, or float32 for a quantised file.
+    """A whole model. `dtype` is the dtype of the file: float32, bfloat16 or float16; float32 for a quantised file.
 
-    With `transformers` that package computes it: there are as many layers as it calls attention, and the other fields
-    of layers, norms and multipliers say nothing.
+    With `transformers` that package computes the model: there is one layer for each call of attention, and the other
+    fields of layers, norms and multipliers are unused.
     """
 
-    architecture: str  # in the words of config.json, such as LlamaForCausalLM
+    architecture: str  # the name in config.json, such as LlamaForCausalLM
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int
@@ -235,7 +235,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionSpec:
-        """The attention of the first layer: heads and sizes are those of every layer."""
+        """The attention of the first layer: its heads and sizes are the same in every layer."""
         return self.layers[0].attention
 
 
@@ -247,7 +247,7 @@ def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) 
     """Refuse a tensor-parallel size that would cut through an attention head or leave the ranks unequal.
 
     KV heads are the exception: where there are more ranks than KV heads, several ranks hold the same one. `by_expert`:
-    a rank has some of the experts whole.
+    each rank has some whole experts.
 
     Raises:
         ConfigError: with the sizes that would work.
@@ -270,7 +270,7 @@ def _unevenly_cut(spec: ModelSpec, ranks: int, by_expert: bool) -> list[str]:
     for layer in spec.layers:
         attention, size = layer.attention, layer.feed_forward.size
         parts[f"{attention.heads} attention heads"] = attention.heads % ranks == 0
-        # transformers cuts a KV head where there are more ranks than heads.
+        # transformers splits a KV head where there are more ranks than heads.
         is_repeated = spec.transformers is None and ranks % attention.kv_heads == 0
         parts[f"{attention.kv_heads} key/value heads"] = attention.kv_heads % ranks == 0 or is_repeated
         if (routing := layer.feed_forward.routing) is None:

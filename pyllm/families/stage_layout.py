@@ -1,7 +1,7 @@
 """The layers of each pipeline stage: contiguous, and balanced by the bytes of their tensors. Knows no process.
 
-The embedding counts with the first stage, the final norm and the head with the last one. Stages may have different
-numbers of layers. Tied weights are on both ends.
+The embedding belongs to the first stage, the final norm and the head to the last one. Stages may have different
+numbers of layers. Tied weights are on both stages.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ _EMBEDDING = "embedding.weight"
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """What one stage computes of a model: some layers, the embedding before all of them, the head after all."""
+    """One stage of a model: a range of layers, with the embedding on the first stage and the head on the last."""
 
     layers: range
     is_first: bool = True
     is_last: bool = True
 
     def groups(self, groups: Sequence[KVGroup]) -> tuple[KVGroup, ...]:
-        """The same groups with the layers of this stage alone: some may have none."""
+        """The groups with the layers of this stage alone; some may be empty."""
         return tuple(
             KVGroup(group.window, tuple(layer for layer in group.layers if layer in self.layers)) for group in groups
         )
 
     def has(self, name: str, tied: bool) -> bool:
-        """Whether this stage needs a parameter, by its name in `families/tensors.py`; `tied`: there is no head's."""
+        """Whether this stage needs a parameter, by its name in `families/tensors.py`; `tied`: the head has none."""
         first, _, rest = name.partition(".")
         if first == "layers":
             return int(rest.partition(".")[0]) in self.layers
@@ -41,9 +41,9 @@ class PipelineStage:
 def split_into_stages(
     tensors: Sequence[TensorEntry], num_layers: int, num_stages: int, tied: bool
 ) -> tuple[PipelineStage, ...]:
-    """The stages of a model whose largest one is as small as it can be, in bytes of the files.
+    """The stages of a model, split so that the largest is as small as possible, in bytes of the files.
 
-    There must be a layer for each stage.
+    The model must have at least `num_stages` layers.
     """
     if num_stages == 1:
         return (PipelineStage(range(num_layers)),)
@@ -57,10 +57,10 @@ def split_into_stages(
 
 
 def _bytes_of(tensors: Sequence[TensorEntry], num_layers: int, tied: bool) -> tuple[list[int], int, int]:
-    """Bytes of each layer, of what comes before them and of what comes after them."""
+    """Bytes of each layer, of the tensors before the layers, and of the tensors after them."""
     sizes, before, after = [0] * num_layers, 0, 0
     for entry in tensors:
-        # A tensor of a file may hold several parameters, one below the other.
+        # A tensor of a file may hold several parameters, stacked by rows.
         num_bytes = entry.source.num_bytes * prod(entry.shape) // max(1, prod(entry.source.shape))
         first, _, rest = entry.name.partition(".")
         if first == "layers":
@@ -74,9 +74,9 @@ def _bytes_of(tensors: Sequence[TensorEntry], num_layers: int, tied: bool) -> tu
 
 
 def _ends(sizes: Sequence[int], before: int, after: int, num_stages: int) -> tuple[int, ...]:
-    """Where each stage ends: of all cuts the one with the smallest largest stage, then with the most equal ones.
+    """The end of each stage, for the split whose largest stage is smallest, then with the smallest sum of squares.
 
-    By dynamic programming: `best[end]` is the best cut of the layers before `end` into the stages so far.
+    Dynamic programming: `best[end]` is the best split of the layers before `end` into the stages so far.
     """
     num_layers = len(sizes)
     totals = [before]  # bytes of the embedding and the layers before each one

@@ -1,6 +1,6 @@
-"""Which tensors of a file fill which parameters of a model, and what is done to them on the way.
+"""The map from the tensors of a file to the parameters of a model, with the transforms between them.
 
-Knows no format: readers give it what they found (`FileTensor`), and loaders follow the entries it returns.
+Knows no format: readers list the tensors of a file (`FileTensor`), and loaders follow the entries that it returns.
 """
 
 import math
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class FileTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A tensor as a file has it. `shape` is in torch's order."""
+    """A tensor in a file. `shape` is in torch's order."""
 
     name: str
     type: str  # F32, F16, BF16, Q4_0, Q4_1, Q8_0 ...
@@ -38,9 +38,9 @@ class Rows(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Deinterleave(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Rows 0, 2, 4 ... of the first `rotary_size` of each head come first, then 1, 3, 5 ...
+    """Reorders the first `rotary_size` rows of each head: rows 0, 2, 4 ... first, then 1, 3, 5 ...
 
-    A file may keep the pairs of RoPE side by side; the kernels take the halves of a head.
+    A file may have the pairs of RoPE side by side; the kernels pair the two halves of a head.
     """
 
     head_size: int
@@ -48,11 +48,11 @@ class Deinterleave(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Transpose(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Rows become columns. Only for floats: quantised blocks lie along rows."""
+    """Swaps rows and columns. Only for floats: quantised blocks lie along rows."""
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A number is added to each element."""
+    """Adds a number to each element."""
 
     value: float
 
@@ -61,13 +61,13 @@ Transform = Rows | Deinterleave | Transpose | Add
 
 
 class Quantised(msgspec.Struct, frozen=True, array_like=True):
-    """How the integers or small floats of a matrix become its numbers: `scale * (element - zero point)`.
+    """The quantisation of a matrix of integers or small floats: a weight is `scale * (element - zero point)`.
 
-    `layout` says how they lie in their tensor. In "bytes" it is [out_features, in_features], an element a byte. The
-    others pack integers into int32, the first in the lowest bits: in "packed" each row's, in "gptq" each column's, both
-    as they follow one another, and in "awq" each column's in the order 0, 2, 4, 6, 1, 3, 5, 7. "gptq" and "awq" have a
-    column an output, and [groups, out_features] scales. "mxfp4" has floats of 4 bits (E2M1), two a byte, the first in
-    the low half, and scales that are exponents (E8M0).
+    `layout` is the layout of the elements in their tensor. "bytes" is [out_features, in_features], one byte an element.
+    "packed", "gptq" and "awq" pack integers into int32, the first in the lowest bits: "packed" along rows, "gptq" along
+    columns, both in order, and "awq" along columns in the order 0, 2, 4, 6, 1, 3, 5, 7. "gptq" and "awq" have a column
+    an output, and scales [groups, out_features]. "mxfp4" has floats of 4 bits (E2M1), two a byte, the first in the low
+    half, and scales that are exponents (E8M0).
     """
 
     layout: Literal["bytes", "packed", "gptq", "awq", "mxfp4"]
@@ -75,14 +75,14 @@ class Quantised(msgspec.Struct, frozen=True, array_like=True):
     block: tuple[int, int]  # rows and columns that share a scale
     scales: FileTensor
     zeros: FileTensor | None = None  # None: the middle of the integers, or 0 in "bytes"
-    zero_offset: int = 0  # what a stored zero point is too small by
-    groups: FileTensor | None = None  # int32 [in_features]; None: one group after the other
+    zero_offset: int = 0  # is added to each stored zero point
+    groups: FileTensor | None = None  # int32 [in_features]; None: consecutive groups
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One parameter of the model: its name and shape, the tensor that fills it, and the transforms in their order.
 
-    The shape of a `source` that is `quantised` is that of the matrix it stands for.
+    The shape of a `quantised` source is the shape of the dequantised matrix.
     """
 
     name: str
@@ -93,7 +93,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def file_tensors(self) -> tuple[FileTensor, ...]:
-        """All that it is made of."""
+        """The source and the tensors of its quantisation."""
         if self.quantised is None:
             return (self.source,)
         beside = (self.quantised.scales, self.quantised.zeros, self.quantised.groups)
@@ -145,18 +145,18 @@ GGUF_PARTS = {
 class TensorNames:
     """The names that a kind of file gives to a family's tensors.
 
-    - `parts`: of those of an expert the name has its number at {}, or is that of a tensor [experts, rows, columns].
-    - `roots`: what may stand before the embedding, the norm and the layers; the first that fits is taken.
-    - `stacked`: tensors that hold several parts of a layer, one below the other.
-    - `alternating`: those of `stacked` whose parts have interleaved rows.
-    - `bare`: parts of a layer's tensors without `.weight` behind the name, and with `_bias` in place of `.bias`.
+    - `parts`: an expert's name has its number at {}, or names a tensor [experts, rows, columns].
+    - `roots`: possible prefixes of the embedding, the norm and the layers; the first that fits is used.
+    - `stacked`: tensors that hold several parts of a layer, stacked by rows.
+    - `alternating`: the `stacked` tensors whose parts have interleaved rows.
+    - `bare`: tensors of a layer without `.weight` after the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
-    - `offset_added`: the scales of norms with `unit_offset` have the 1 in them already.
-    - `transposed`: parts of a layer whose matrices have a column an output, as in GPT-2's Conv1D, if they are floats.
+    - `offset_added`: the scales of norms with `unit_offset` already include the 1.
+    - `transposed`: parts of a layer whose float matrices have one column an output, as in GPT-2's Conv1D.
     - `derived`: endings of tensors that follow from the configuration and are left out.
     - `are_all`: a tensor that is no parameter means a feature that is not supported, and is refused as in llama.cpp.
-      Elsewhere the class of the model says what it has, and others are skipped as in transformers: a vision tower,
-      heads and masks that training leaves, layers beyond num_hidden_layers.
+      Otherwise such tensors are skipped as in transformers: a vision tower, heads and masks left from training, layers
+      beyond num_hidden_layers.
     """
 
     roots: tuple[str, ...] = ("model.", "")
@@ -217,7 +217,7 @@ GGUF_NAMES = TensorNames(
 
 
 def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
-    """The name within a layer and the shape of each of its parameters."""
+    """The name and the shape of each parameter of a layer."""
     attention, feed_forward, hidden = layer.attention, layer.feed_forward, spec.hidden_size
     matrices = {
         "attention.query": (attention.query_size, hidden),
@@ -264,7 +264,7 @@ def map_tensors(
 ) -> tuple[tuple[TensorEntry, ...], tuple[str, ...]]:
     """The entry of every parameter of a model, and the names of the tensors that were skipped.
 
-    `quantised` has those of `found`, by their names, that are not plain numbers.
+    `quantised` describes the quantised tensors of `found`, by their names.
 
     Raises:
         ConfigError: a tensor is missing, has another shape or type than the model needs, or is one too many.
@@ -329,7 +329,7 @@ UNMAPPED = "unmapped "
 def map_probed(
     probed: Probed, found: Sequence[FileTensor], quantised: Mapping[str, Quantised] = MappingProxyType({})
 ) -> tuple[TensorEntry, ...]:
-    """The entries of a model of transformers: of our layers' parameters, and of the tensors that it takes itself.
+    """The entries of a transformers model: parameters of pyllm's layers, then tensors that transformers loads itself.
 
     Raises:
         ConfigError: a tensor has numbers of a type that its layer cannot take.
@@ -353,7 +353,7 @@ def map_probed(
 def tied_matrices(
     spec: ModelSpec, names: TensorNames, found: Sequence[FileTensor]
 ) -> tuple[FileTensor, FileTensor] | None:
-    """The embedding and the head of a model that is said to have one matrix for both, where the files have two."""
+    """The embedding and the head of a model with a tied head whose files have both matrices; otherwise None."""
     tensors = {tensor.name: tensor for tensor in found}
     root, head = _root_and_head(names, tensors)
     embedding = f"{root}{names.embedding}.weight"
@@ -368,12 +368,12 @@ def has_own_head(names: TensorNames, found: Sequence[FileTensor]) -> bool:
 
 
 def without_head(spec: ModelSpec) -> ModelSpec:
-    """A model whose files have no head, and which only embeds: the embedding stands in its place."""
+    """A copy with a tied head, for an embedding model whose files have no head."""
     return msgspec.structs.replace(spec, tie_word_embeddings=True)
 
 
 def dummy_entries(spec: ModelSpec, kind: str) -> tuple[TensorEntry, ...]:
-    """The entries of weights that no file has, all of one type of floats."""
+    """The entries of dummy weights, which no file has; `kind` is their type of floats."""
     shapes: dict[str, Shape] = {"embedding.weight": (spec.vocab_size, spec.hidden_size)}
     for index, layer in enumerate(spec.layers):
         parameters = parameters_of_layer(spec, layer)
@@ -388,7 +388,7 @@ def dummy_entries(spec: ModelSpec, kind: str) -> tuple[TensorEntry, ...]:
 
 
 def num_parameters(spec: ModelSpec) -> int:
-    """How many numbers the model has."""
+    """The number of parameters of the model."""
     if spec.transformers is not None:
         return spec.transformers.num_parameters
     shapes = [shape for layer in spec.layers for shape in parameters_of_layer(spec, layer).values()]
@@ -397,7 +397,7 @@ def num_parameters(spec: ModelSpec) -> int:
 
 
 def _root_and_head(names: TensorNames, tensors: Container[str]) -> tuple[str, str]:
-    """What stands before the layers' names in these files, and the head's name."""
+    """The prefix of the layers' names in these files, and the name of the head."""
     kept = (names.embedding, names.norm)
     found = (root for name in kept for root in names.roots if f"{root}{name}.weight" in tensors)
     root = next(found, names.roots[0])
@@ -406,7 +406,7 @@ def _root_and_head(names: TensorNames, tensors: Container[str]) -> tuple[str, st
 
 
 def _expert_of(part: str) -> tuple[str, int | None]:
-    """The part that an expert's is one of, and the expert's number."""
+    """The name of a part without the number of the expert, and that number."""
     before, experts, after = part.partition(".experts.")
     if not experts:
         return part, None
@@ -415,9 +415,9 @@ def _expert_of(part: str) -> tuple[str, int | None]:
 
 
 class _Place(NamedTuple):
-    """A tensor, and which of its rows are the parameter's; all unless there are more.
+    """A tensor, and the rows of it that fill the parameter; all rows unless `num_rows` is larger than the parameter.
 
-    `matrix` is the number of one of so many matrices, or vectors, that the tensor has one behind the other.
+    `matrix`: the index and number of matrices, or vectors, in a tensor that holds one for each expert.
     """
 
     source: str
@@ -449,7 +449,7 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
 
 
 def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor:
-    """One of the matrices that a tensor has one behind the other."""
+    """One of the matrices that a tensor holds one after another."""
     if matrix is None:
         return tensor
     (index, count), shape = matrix, tensor.shape[1:]
@@ -468,7 +468,7 @@ def _transforms(spec: ModelSpec, layer: LayerSpec, part: str, names: TensorNames
 
 
 def _rotary_size(spec: ModelSpec, attention: AttentionSpec) -> int:
-    # The order within a head means nothing to a layer without positions, as long as query and key have the same.
+    # Without positions the order within a head does not matter, as long as query and key have the same order.
     return attention.head_size if attention.rope is None else spec.ropes[attention.rope].rotary_size
 
 
@@ -498,10 +498,10 @@ def _left_over(
     entries: Iterable[TensorEntry],
     head: str,
 ) -> tuple[str, ...]:
-    """The tensors that fill no parameter, and do not follow from others.
+    """The tensors that fill no parameter and do not follow from the configuration.
 
     Raises:
-        ConfigError: there are some, and there must not.
+        ConfigError: there are some, and the names are those of all tensors (`are_all`).
     """
     rest = tensors.keys() - {entry.source.name for entry in entries}
     if spec.tie_word_embeddings:

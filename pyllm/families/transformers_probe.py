@@ -1,7 +1,7 @@
-"""A model that transformers computes, as data, and what its probe is asked and answers.
+"""A model that transformers computes, as data: the request to its probe, and the probe's answers.
 
-The probe (`pyllm/workers/transformers_backend/probe.py`) is a process of its own, so that nothing else imports
-transformers to learn this.
+The probe (`pyllm/workers/transformers_backend/probe.py`) is its own process, so that no other process imports
+transformers for this.
 """
 
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from pyllm.families.spec import ModelSpec
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`config` is the text of config.json; `tensors` has the shapes of the file's tensors, by their names."""
+    """A request to the probe: `config` is the text of config.json, `tensors` has the shapes of tensors by name."""
 
     config: str
     tensors: Mapping[str, tuple[int, ...]]
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
-    """What the probe found.
+    """The probe's result.
 
-    - `sources`: for the parameters that our own layers take, the names of the tensors that have them.
-    - `transposed`: of those parameters, matrices whose tensor has a column an output.
-    - `others`: tensors that transformers takes itself.
-    - `skipped`: tensors that its model does not need.
+    - `sources`: the tensor for each parameter of pyllm's layers.
+    - `transposed`: the parameters of `sources` whose tensor has one column an output.
+    - `others`: tensors that transformers loads itself.
+    - `skipped`: tensors that the model does not need.
     """
 
     spec: ModelSpec
@@ -35,6 +35,6 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """The probe's other answer: why a model cannot run."""
+    """The probe's refusal, with the reason why a model cannot run."""
 
     refused: str

@@ -1,6 +1,6 @@
-"""The worker of one rank: a plan comes in, the model runs, sampled tokens go out.
+"""The worker of one rank: it receives a plan, runs the model and returns sampled tokens.
 
-Knows slots and token ids: no request, no client, no scheduler. Only here and in `pyllm_kernels` is torch.
+Knows slots and token ids: no request, no client, no scheduler. Only this package and `pyllm_kernels` use torch.
 """
 
 import lazy_loader

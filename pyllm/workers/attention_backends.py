@@ -1,6 +1,6 @@
-"""Attention backends of the kernels, and of other packages by the entry-point group `pyllm.attention_backends`.
+"""Attention backends: built-in ones, and those of other packages in the entry-point group `pyllm.attention_backends`.
 
-Imports torch only to load one, so that the launcher can refuse a wrong name. Does not know layers.
+Imports torch only to load a backend, so that the launcher can refuse a wrong name. Does not know layers.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ BUILT_IN = {"auto": "auto", "triton": "triton", "cpu": "cpu", "sdpa": "reference
 
 
 def layer_features(spec: AttentionSpec) -> list[str]:
-    """What a layer has beyond plain causal attention, in words."""
+    """The features of a layer beyond plain causal attention, as text."""
     found = []
     if spec.window is not None:
         found.append(f"a window of {spec.window} positions")
@@ -41,14 +41,14 @@ def is_plain(spec: AttentionSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
-    """An entry point's factory returns this for a device. `pyllm_kernels.ops` documents the ops.
+    """The result of an entry point's factory, which takes a device. `pyllm_kernels.ops` documents the ops.
 
-    - `supports` says whether it computes a layer; without it, only plain attention is asked of it.
+    - `supports` returns whether the backend computes a layer; by default, it computes plain attention only.
     - `prepare` runs on the host before each step and each replay, once per group of layers, and returns the metadata
-      for `attend`. It has the lengths on the host. Before a replay it refills `AttentionBatch.captured`.
+      for `attend`. It gets the lengths on the host. Before a replay it refills `AttentionBatch.captured`.
       Graphs hold decode steps and mixed ones: padding rows have no tokens, and padding tokens belong to no row.
-    - `attend` is causal attention of one layer over the paged cache (`paged_attention` there).
-    - `in_graphs` promises that `attend` asks the device for no number, so that a CUDA graph may hold it.
+    - `attend` is causal attention of one layer over the paged cache (`pyllm_kernels.ops.paged_attention`).
+    - `in_graphs` promises that `attend` reads no number back from the device, so that a CUDA graph can hold it.
     """
 
     prepare: "Callable[[AttentionBatch, AttentionGroup], AttentionMetadata]"
@@ -61,7 +61,7 @@ def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = Non
     """The entry point of a backend, or None if it is built in. Imports nothing from it.
 
     Raises:
-        ConfigError: there is none, or several that differ.
+        ConfigError: no backend has this name, or several that differ.
     """
     return find_entry_point("attention backend", name, GROUP, BUILT_IN, offered)
 
@@ -72,7 +72,7 @@ def load_attention_backend(
     """The backend with this name, for a device.
 
     Raises:
-        ConfigError: as `find_attention_backend`, or it cannot be imported, or does not run there.
+        ConfigError: as `find_attention_backend`, or it cannot be imported, or does not run on the device.
     """
     entry = find_attention_backend(name, offered)
     if entry is None:
@@ -92,7 +92,7 @@ def load_attention_backend(
 
 
 def attention_of(kernels: "Kernels") -> AttentionBackend:
-    """The attention of our own kernels, which compute every layer that `model_limits.py` lets pass."""
+    """The attention of pyllm's kernels, which compute every layer that `model_limits.py` accepts."""
 
     def prepare(batch: "AttentionBatch", group: "AttentionGroup") -> "AttentionMetadata":
         return kernels.plan_attention(batch.metadata(group), group.shape, batch.captured)
@@ -105,7 +105,7 @@ def check_layers(name: str, backend: AttentionBackend, spec: ModelSpec) -> None:
     """Refuse a model with a layer that the backend does not compute.
 
     Raises:
-        ConfigError: with the layer, and what it has.
+        ConfigError: with the layer and its features.
     """
     for index, layer in enumerate(spec.layers):
         if not backend.supports(layer.attention):

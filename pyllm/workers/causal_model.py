@@ -1,4 +1,4 @@
-"""The interface between a model and what runs it: `Decoder` of the families, and `TransformersModel`."""
+"""The interface of a model: `Decoder` and `TransformersModel` implement it, `ForwardPass` and `ModelRunner` use it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ class CausalModel(Protocol):
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the packed embedding and of a head of its own."""
+        """Bytes of the packed embedding, and of the head if it is not tied."""
 
     def load(self, reader: WeightReader) -> None:
         """Fill every parameter.
@@ -31,14 +31,14 @@ class CausalModel(Protocol):
     def __call__(self, tokens: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         """Hidden states [tokens, hidden_size] of tokens int32 [tokens], after the final norm.
 
-        Of a pipeline stage before the last one two such tensors: the pending output of its last layer and the residual
-        stream. Stages after the first look at `context.received` instead of the tokens.
+        A pipeline stage before the last one returns two such tensors: the pending output of its last layer and the
+        residual stream. Stages after the first read `context.received` instead of the tokens.
         """
 
     def logits(self, x: Tensor) -> Tensor | None:
-        """From [rows, hidden_size] to [rows, vocab_size] on the rank that samples; None on the others."""
+        """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on the sampling rank; None on the others."""
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The tensors that a model gives as one: itself where it is one, else [parts, tokens, hidden_size]."""
+    """The tensors of a model's output as one: a single tensor unchanged, several as [parts, tokens, hidden_size]."""
     return parts[0] if len(parts) == 1 else torch.stack(list(parts))

@@ -20,9 +20,9 @@ Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
 
 
 class StepGraph:
-    """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` takes what `prepare` gives.
+    """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` takes the result of `prepare`.
 
-    Nothing is computed before the first step: capturing touches a graph's memory, so no step waits for that.
+    Capturing computes nothing, but it touches the graph's memory, so that no step waits for page faults.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class StepGraph:
             self._logits = model.logits(self._wanted)
 
     def has_room(self, batch: Batch) -> bool:
-        """Whether a batch fits into the captured step: the budget of tokens may have been raised since."""
+        """Whether a batch fits into the captured step; it may not if the token budget was raised after the capture."""
         return batch.num_tokens <= len(self._tokens) and batch.num_rows <= len(self._slots)
 
     def hidden(self, tokens: Tensor, batch: Batch, split: StepRows | None = None) -> Tensor:
-        """What `joined` gives of the model's tensors, which the next call overwrites; `split` replaces its rows."""
+        """Hidden states, as `joined` returns them; the next call overwrites them. `split` replaces the batch's rows."""
         host = batch.host
         rows_of = host if split is None else split
         starts, lengths, slots = rows_of.query_starts, rows_of.sequence_lengths, rows_of.slots
@@ -85,7 +85,7 @@ class StepGraph:
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Logits of some rows of hidden states, [rows, vocab_size], which the next call overwrites.
 
-        Only of a model that has a head.
+        Only for a model with a head.
         """
         assert self._logits is not None, "a stage before the last one has no head"
         wanted = torch.index_select(hidden, 0, rows, out=self._wanted[: len(rows)])

@@ -1,6 +1,6 @@
-"""CUDA graphs of steps: captured forward passes for some numbers of tokens and rows, each replayed in one call.
+"""CUDA graphs of steps: forward passes captured for some numbers of tokens and rows, each replayed in one call.
 
-Knows where a step's inputs go and what pads them. Does not know the model: its caller passes the function.
+Knows the buffers of a step's inputs and their padding. Does not know the model: its caller passes the function.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,24 +21,24 @@ from pyllm.workers.step.batch import Array, Batch, Sections
 MAX_CAPTURED_ROWS = 512
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 MIXED_ROWS = (64, 256)
-MAX_CAPTURE_SECONDS = 20.0  # of all graphs together: a start, and every recovery, waits for them
-MAX_CAPTURE_BYTES = 768 << 20  # of all graphs together, beside what was set aside for them
-# Where a capture has ended early, only large buckets are there. Above so many tokens, computing padding takes time.
+MAX_CAPTURE_SECONDS = 20.0  # for all graphs together: a start, and every recovery, waits for them
+MAX_CAPTURE_BYTES = 768 << 20  # for all graphs together, beyond the memory reserved for them
+# If capture has ended early, only large buckets exist. Above this many tokens, computing padding takes time.
 _FEW_TOKENS = 64
-_ALIGNMENT = 16  # int32; for addresses that are no multiples of 16 bytes Triton compiles other kernels.
+_ALIGNMENT = 16  # in int32; Triton compiles other kernels for addresses that are no multiples of 16 bytes
 
 Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
 
 
 class Bucket(NamedTuple):
-    """The largest step that a graph has room for. In a decode step no row has more than one token."""
+    """The largest step that fits into a graph. In a decode step no row has more than one token."""
 
     max_query_length: int
     tokens: int
     rows: int
 
     def has_room(self, batch: Batch) -> bool:
-        """Whether a batch fits, and is not much smaller."""
+        """Whether a batch fits and is not much smaller than the bucket."""
         return (
             batch.max_query_length <= self.max_query_length
             and batch.num_tokens <= self.tokens <= max(2 * batch.num_tokens, _FEW_TOKENS)
@@ -65,7 +65,7 @@ class Capture(Protocol):
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]: ...
 
     def free_bytes(self) -> int:
-        """Memory that the device has left."""
+        """Free memory of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class _Graph:
 class CapturedSteps:
     """Captured passes for some of the `buckets`, all over one set of buffers.
 
-    `prepare` is called before each capture and replay, outside of the graph: with the rows, and what it gave before the
-    capture. `forward` takes the inputs, which stay where they are, and what `prepare` gave before the capture.
+    `prepare` is called before each capture and replay, outside of the graph: with the rows, and on a replay its result
+    at the capture. `forward` takes the inputs, at fixed addresses, and the result of `prepare` at the capture.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class CapturedSteps:
         self._captured: list[Bucket] = []  # decode steps first, then from small to large
 
     def capture(self, bucket: Bucket, capture: Capture) -> None:
-        """Capture the pass for a bucket. Those that need more memory come first, so that the others fit into it."""
-        # A batch that can be, as the computation before the capture is real: the first token of each row.
+        """Capture the pass for a bucket. Capture larger buckets first, so that the others fit into their memory."""
+        # A valid batch, as the computation before the capture is real: the first token of each row.
         starts, lengths = np.arange(bucket.rows + 1, dtype=np.int32), np.ones(bucket.rows, np.int32)
         inputs = _parts(self._memory, bucket, self._num_groups)
         self._memory.zero_()
@@ -132,7 +132,7 @@ class CapturedSteps:
     def run(self, bucket: Bucket, batch: Batch) -> Tensor:
         """Replay a bucket's pass; returns the hidden states of the batch's tokens, valid until the next run.
 
-        It takes one copy to the device, `prepare` and one launch, and waits for none of them.
+        It needs one copy to the device, `prepare` and one launch, and waits for none of them.
         """
         graph, host = self._graphs[bucket], batch.host
         size = _num_ints(bucket, self._num_groups)
@@ -143,13 +143,13 @@ class CapturedSteps:
         rows = replace(graph.rows, host_query_starts=starts, host_sequence_lengths=lengths)
         self._prepare(rows, graph.attention)
         graph.replay()
-        return graph.output[..., : batch.num_tokens, :]  # of a pipeline stage there are two
+        return graph.output[..., : batch.num_tokens, :]  # a pipeline stage returns two tensors
 
 
 class CaptureBudget:
-    """Whether graphs may take more time and memory, counted from here on. Rank 0 decides, as all compute together.
+    """The limit on time and memory for capturing graphs, counted from its creation. Rank 0 decides for all ranks.
 
-    `planned_bytes` of the device's memory were set aside for graphs when the size of the KV cache was chosen.
+    `planned_bytes` of the device's memory were reserved for graphs when the size of the KV cache was chosen.
     """
 
     def __init__(
@@ -166,16 +166,16 @@ class CaptureBudget:
         self._device = device
         self._started = clock()
         self._free = capture.free_bytes()
-        # Half of the memory is for the steps themselves.
+        # Leave half of the memory to the steps themselves.
         left = max(self._free - planned_bytes, 0)
         self._max_bytes = planned_bytes + min(MAX_CAPTURE_BYTES, left // 2)
 
     def spent(self) -> tuple[float, int]:
-        """Seconds and bytes since this was made."""
+        """Seconds and bytes used since the creation of this object."""
         return self._clock() - self._started, self._free - self._capture.free_bytes()
 
     def is_left(self) -> bool:
-        """Whether there may be one more graph."""
+        """Whether the budget allows one more graph."""
         seconds, num_bytes = self.spent()
         is_left = seconds < MAX_CAPTURE_SECONDS and num_bytes <= self._max_bytes
         if self._group.size == 1:
@@ -184,12 +184,12 @@ class CaptureBudget:
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share one pool of memory, as they run one after another. `cuda` is `torch.cuda`."""
+    """Captures CUDA graphs, which share one memory pool, as they run one after another. `cuda` is `torch.cuda`."""
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
         self._pool = cuda.graph_pool_handle()
-        # One for all: cuBLAS has a workspace for each stream.
+        # One stream for all graphs: cuBLAS has a workspace for each stream.
         self._stream = cuda.Stream()
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
@@ -217,7 +217,7 @@ def decode_buckets(max_num_seqs: int) -> list[Bucket]:
 
 
 def mixed_buckets(max_num_batched_tokens: int, max_num_seqs: int) -> list[Bucket]:
-    """The captured steps with prefill tokens, from small to large: few, as padding rows cost next to nothing."""
+    """The captured steps with prefill tokens, from small to large; few sizes of rows, as padding rows cost little."""
     most = min(max_num_batched_tokens, MIXED_TOKENS[-1])
     sizes = sorted({size for size in MIXED_TOKENS if size < most} | {most})
     rows_of = {size: {min(rows, size, max_num_seqs) for rows in MIXED_ROWS} for size in sizes if size > 1}
@@ -230,7 +230,7 @@ def _num_ints(bucket: Bucket, num_groups: int) -> int:
 
 
 def _parts(memory: Array, bucket: Bucket, num_groups: int) -> StepInputs[Array]:
-    """Views of flat memory, on the host as on the device."""
+    """Views of flat memory, on the host or on the device."""
     tokens, rows = _aligned(bucket.tokens), _aligned(bucket.rows)
     of_tokens = memory[: (3 + num_groups) * tokens].reshape(3 + num_groups, tokens)[:, : bucket.tokens]
     of_rows = memory[(3 + num_groups) * tokens :]
@@ -246,7 +246,7 @@ def _parts(memory: Array, bucket: Bucket, num_groups: int) -> StepInputs[Array]:
 
 
 def _fill(inputs: StepInputs[npt.NDArray[Any]], host: Sections[npt.NDArray[Any]]) -> None:
-    """Copy a plan into a bucket's inputs, and pad it."""
+    """Copy a plan into a bucket's inputs, with padding."""
     num_tokens, num_rows = len(host.tokens), len(host.slots)
     token_slots = np.repeat(host.slots, np.diff(host.query_starts))
     for line, values in (

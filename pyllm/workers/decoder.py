@@ -1,4 +1,4 @@
-"""A decoder-only transformer, built from its spec: the one model of every family in `pyllm/families`.
+"""A decoder-only transformer, built from its spec: the model for every family in `pyllm/families`.
 
 Knows no family and no file; `WeightReader` fills the parameters, under the names of `pyllm/families/tensors.py`.
 """
@@ -24,7 +24,7 @@ _EMBEDDING = "embedding.weight"
 
 
 class Attention:
-    """Grouped-query self-attention (arXiv 2305.13245) between its projections."""
+    """Grouped-query self-attention (arXiv 2305.13245) with its projections."""
 
     def __init__(self, spec: AttentionSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._head_size = spec.head_size
@@ -45,7 +45,7 @@ class Attention:
             if not over_all:
                 head_norm = QKNorm(self.query_norm.weight, self.key_norm.weight, norm.epsilon)
         self._normalises_all = self.query_norm is not None and head_norm is None
-        # With more ranks than KV heads, so many ranks in a row hold the same one.
+        # The number of adjacent ranks that hold the same KV head, if there are more ranks than KV heads.
         self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
         self._heads = spec.heads
         self._own_heads = placement.share_of_heads(spec.heads, 1)
@@ -80,7 +80,7 @@ class Attention:
         return query, self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head), value
 
     def _normalise(self, part: Tensor, norm: Norm | None, share: slice, ranks_a_head: int) -> Tensor:
-        """This rank's share of the norm over the heads of all ranks (OLMo 2), bitwise that of one rank."""
+        """This rank's share of the norm over the heads of all ranks (OLMo 2), bitwise equal to the norm on one rank."""
         assert norm is not None
         if self._group.size == 1:
             return norm(part)
@@ -145,7 +145,7 @@ class DecoderLayer:
         return self._leave("feed_forward_output_norm", self.feed_forward(x)), residual
 
     def _enter(self, name: str, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add x to the stream; gives the stream, normalised if there is a norm, and the stream itself."""
+        """Add x to the residual stream; return the stream, normalised if there is a norm, and the stream itself."""
         norm = self.norms.get(name)
         if residual is None:
             return (x if norm is None else norm(x)), x
@@ -160,10 +160,10 @@ class DecoderLayer:
 
 
 class Decoder:
-    """The whole model, or one rank's share of it: of a stage its layers, of the first one the embedding, too.
+    """The whole model, or one rank's share of it: the layers of its stage, and on the first stage the embedding.
 
-    The last stage has the final norm and the head. Between two stages go a pending output and the residual stream, as
-    between two layers, so that the numbers are those of one process.
+    The last stage has the final norm and the head. A stage sends the next one a pending output and the residual stream,
+    as a layer does, so that the numbers equal those of one process.
     """
 
     def __init__(self, spec: ModelSpec, placement: WeightPlacement, stage: PipelineStage | None = None) -> None:
@@ -171,7 +171,7 @@ class Decoder:
         self._spec = spec
         self._stage = stage = PipelineStage(range(len(spec.layers))) if stage is None else stage
         self._kernels = placement.kernels
-        # Rounded as the embedding is: Gemma was trained with it.
+        # Rounded to the embedding's dtype: Gemma was trained with this rounding.
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=placement.dtype).item()
         self.embedding = VocabularyParallelEmbedding(*rows, placement) if stage.is_first else None
         self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
@@ -186,7 +186,7 @@ class Decoder:
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the packed embedding, and of a head of its own."""
+        """Bytes of the packed embedding, and of the head if it is not tied."""
         return sum(rows.packed.nbytes for rows in {self.embedding, self.head_rows} if rows is not None)
 
     def load(self, reader: WeightReader) -> None:
@@ -224,7 +224,7 @@ class Decoder:
         return (self.norm.add(x, residual, self._spec.residual_multiplier)[0],)
 
     def logits(self, x: Tensor) -> Tensor | None:
-        """From [rows, hidden_size] to [rows, vocab_size] on the rank that samples; None on the others."""
+        """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on the sampling rank; None on the others."""
         if self.head is None:
             return None
         logits, spec = self.head(x), self._spec

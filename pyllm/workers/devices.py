@@ -1,4 +1,4 @@
-"""The device of a rank, and the kernels that it can run. Knows no model."""
+"""The device of a rank, and the kernels for it. Knows no model."""
 
 import torch
 from pyllm_kernels import BackendError, CardError, Kernels, batch_invariant, check_card, select
@@ -18,18 +18,16 @@ DTYPES = {
 
 
 def worker_device(config: WorkerConfig) -> torch.device:
-    """The device of a rank: the GPU that it was given, else one for each rank of the first core, then of the next; or
-    the CPU.
-    """
+    """The device of a rank: the CPU, the configured GPU, or by default GPUs in the order of cores and their ranks."""
     kind = config.engine.device.device
     number = config.core_index * num_ranks(config.engine.parallel) + config.rank
     return torch.device("cuda", number if config.gpu is None else config.gpu) if kind == "cuda" else torch.device(kind)
 
 
 def sum_in_float32() -> None:
-    """Have torch add up products of matrices in float32, on every device; by default cuBLAS may add in the dtype.
+    """Make torch accumulate matrix products in float32 on every device; by default cuBLAS may accumulate in the dtype.
 
-    Splits of a long sum stay allowed: their parts are float32 then, too.
+    Split sums stay allowed: their parts are float32, too.
     """
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = False
@@ -39,14 +37,18 @@ def sum_in_float32() -> None:
 
 
 def fits_graphs(device_type: str, kernels: Kernels, attention: AttentionBackend) -> bool:
-    """Whether a graph can hold the ops: none of them waits for a GPU, or all of them are Rust on a CPU."""
+    """Whether a graph can hold the ops: on a GPU none of them waits for the device, on a CPU all of them are Rust."""
     if device_type == "cuda":
         return kernels.backend == "triton" and attention.in_graphs
     return kernels.backend == "cpu" and attention.attend is kernels.paged_attention
 
 
 def configured_kernels(engine: EngineConfig, device: torch.device) -> Kernels:
-    """The ops as configured, for a card that can run them."""
+    """The configured ops for a device.
+
+    Raises:
+        ConfigError: the device cannot run them.
+    """
     backend = engine.device.kernel_backend
     try:
         kernels = select(backend, device)

@@ -1,4 +1,4 @@
-"""The forward pass: from a plan's tokens to hidden states, and from some of these to logits; by graphs if possible.
+"""The forward pass: a plan's tokens to hidden states, and some hidden states to logits; with graphs if possible.
 
 Knows neither loading nor sampling.
 """
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
 
-# Fewer than `TIMES_EXPECTED` of `core/faults/stalls.py`, so that the bound of any step is longer than the timed step.
+# Fewer than `TIMES_EXPECTED` in `core/faults/stalls.py`, so that the bound of any step is longer than the timed step.
 TIMED_TOKENS = 8
 CHECKED_SEQUENCES = 2
 """Sequences that `compute_chunks` has blocks for."""
@@ -37,7 +37,7 @@ CHECKED_SEQUENCES = 2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest step. Steps above a budget that is raised later run without graphs."""
+    """The largest step. If the budget is raised later, larger steps run without graphs."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -45,14 +45,13 @@ class Limits:
 
 
 class ForwardPass:
-    """A loaded model over a KV cache. `prepare_attention` is the attention backend's, for each of the `groups`.
+    """A loaded model over a KV cache. `prepare_attention` is the attention backend's `prepare`, called for each group.
 
-    A `selector` chooses the blocks that rows of a plan attend to; steps that no plan made attend to all.
+    A `selector` chooses the blocks that rows of a plan attend to; steps without a plan attend to all blocks.
 
-    A pipeline stage after the first one finds what the stage before gives in `incoming`, [2, tokens, hidden_size], at
-    one address for good. Graphs hold the pass alone, and not the exchange between stages: what is received before a
-    replay and sent after it is as large as the step, and a stage that waits for another inside of a graph could
-    not begin what it has to do meanwhile.
+    A pipeline stage after the first reads the output of the stage before from `incoming`, [2, tokens, hidden_size], at
+    a fixed address. Graphs hold the pass alone, and not the exchange between stages: messages have the size of the
+    step, not of the graph, and a stage that waits for another inside a graph could do no other work meanwhile.
     """
 
     def __init__(
@@ -85,13 +84,13 @@ class ForwardPass:
         self._step_graph: StepGraph | None = None
 
     def add_hook(self, hook: AttentionHook) -> None:
-        """Call `hook` in every layer of every step from now on. Hooks are Python, so steps run without graphs."""
+        """Call `hook` in every layer of every later step. Hooks are Python, so these steps run without graphs."""
         self._hooks += (hook,)
 
     def capture_steps(self, capture: Capture, budget: CaptureBudget) -> None:
-        """Capture the pass over decode steps of some sizes, then over mixed ones, for steps to replay.
+        """Capture the pass for decode steps of some sizes, then for mixed ones, for steps to replay.
 
-        From large to small, as long as there is a budget.
+        Sizes go from large to small, as long as the budget allows.
         """
         limits = self._limits
         decodes = decode_buckets(limits.max_num_seqs)
@@ -122,7 +121,7 @@ class ForwardPass:
         )
 
     def capture_step(self) -> None:
-        """Capture the pass over any step as one call on a CPU; not if an op of it is torch's, which is logged."""
+        """Capture the pass for any step as one call on a CPU; log a warning if an op of torch prevents it."""
 
         def context(attention: Metadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
             return ForwardContext(
@@ -154,7 +153,7 @@ class ForwardPass:
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states of the plan's tokens, [tokens, hidden_size]; the next call may overwrite them.
 
-        Of a pipeline stage before the last one [2, tokens, hidden_size], for the next stage.
+        A pipeline stage before the last one returns [2, tokens, hidden_size], for the next stage.
         """
         if self._captured is not None and not self._hooks and (bucket := self._captured.bucket_of(batch)) is not None:
             return self._captured.run(bucket, batch)
@@ -206,24 +205,24 @@ class ForwardPass:
         return self.head(hidden[rows])
 
     def head(self, hidden: Tensor) -> Tensor | None:
-        """Logits of all of some hidden states, op by op; on a GPU a graph can hold it."""
+        """Logits of all rows of `hidden`, op by op; on a GPU a graph can hold this."""
         return self._model.logits(hidden)
 
     def compute_largest(self) -> Tensor | None:
-        """Compute the largest step, with the whole budget of tokens; returns logits for every slot."""
+        """Compute the largest step, with the whole token budget; return logits for every slot."""
         lengths = self._lengths(self._limits.max_num_batched_tokens)
         return self._compute_any(lengths, max(lengths))
 
     def compute_mixed(self) -> Tensor | None:
-        """Compute a small mixed step, which launches every kernel; returns some logits."""
+        """Compute a small mixed step, which launches every kernel; return some logits."""
         longest = self._limits.max_model_len
         return self._compute_any([min(2, longest), 1], longest)
 
     def compute_chunks(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Hidden states [tokens, hidden_size] of a step of chunks, one after the other.
+        """Hidden states [tokens, hidden_size] of one step over chunks, in their order.
 
-        The cache is used for nothing else. It has the same number of blocks for each group and each of
-        `CHECKED_SEQUENCES` sequences. What is written to them stays, so that a later call finds it.
+        The cache must be used for nothing else. It has the same number of blocks for each group and each of
+        `CHECKED_SEQUENCES` sequences. Their keys and values stay, so that a later call can continue a sequence.
         """
         num_groups, width = len(self._groups), self._groups[0].block_tables.shape[1]
         blocks = np.arange(self._kv_cache.num_blocks, dtype=np.int32).reshape(num_groups, CHECKED_SEQUENCES, -1)
@@ -236,7 +235,7 @@ class ForwardPass:
         return self._compute(rows, [self._ints(table) for table in tables], tokens, slot_mapping)
 
     def _slots_of(self, chunk: Chunk, blocks: Ints) -> Ints:
-        """Where a chunk's keys and values go [groups, tokens], in the blocks of its sequence [groups, blocks]."""
+        """The slot mapping [groups, tokens] of a chunk, from the blocks of its sequence [groups, blocks]."""
         positions, size = np.arange(chunk.start, chunk.start + len(chunk.tokens)), self._kv_cache.block_size
         slots: Ints = blocks[:, positions // size] * size + positions % size
         return slots
@@ -249,15 +248,15 @@ class ForwardPass:
         return (clock() - started) / TIMED_TOKENS
 
     def _lengths(self, num_tokens: int) -> list[int]:
-        """Lengths of prompts that have `num_tokens` together, or as many as a step may have."""
+        """Lengths of prompts with `num_tokens` together, or the most that a step may have."""
         limits = self._limits
         num_tokens = min(num_tokens, limits.max_num_seqs * limits.max_model_len)
         return [min(limits.max_model_len, num_tokens - start) for start in range(0, num_tokens, limits.max_model_len)]
 
     def _compute_any(self, lengths: list[int], max_sequence_length: int) -> Tensor | None:
-        """Compute prompts of these lengths; returns logits of some tokens.
+        """Compute prompts of these lengths; return logits of some tokens.
 
-        It reads the first block of the cache again and again, and writes nothing.
+        All prompts read the first block of the cache, and write nothing.
         """
         rows = replace(self._rows(lengths, lengths, [0] * len(lengths)), max_sequence_length=max_sequence_length)
         tables = [torch.zeros_like(group.block_tables) for group in self._groups]
@@ -279,7 +278,7 @@ class ForwardPass:
         )
 
     def _compute(self, rows: AttentionBatch, tables: Sequence[Tensor], tokens: Ints, slot_mapping: Ints) -> Tensor:
-        """Hidden states of a step that no plan made; tables [slots, max_blocks] and slot_mapping [tokens] of groups."""
+        """Hidden states of a step without a plan; for each group a table [slots, max_blocks] and slots [tokens]."""
         groups = (replace(group, block_tables=table) for group, table in zip(self._groups, tables, strict=True))
         attention = tuple(self._prepare_attention(rows, group) for group in groups)
         lengths = zip(np.diff(rows.host_query_starts), rows.host_sequence_lengths, strict=True)
@@ -288,14 +287,14 @@ class ForwardPass:
         return joined(self._model(self._ints(tokens), context))
 
     def _prepare(self, batch: AttentionBatch, captured: Metadata | None = None) -> Metadata:
-        """For each group; `captured` is what was given before a graph was captured."""
+        """The attention metadata of each group; `captured` is the metadata from the capture of the graph, to refill."""
         if captured is None:
             return tuple(self._prepare_attention(batch, group) for group in self._groups)
         pairs = zip(self._groups, captured, strict=True)
         return tuple(self._prepare_attention(replace(batch, captured=before), group) for group, before in pairs)
 
     def _forward_captured(self, inputs: StepInputs[Tensor], attention: Metadata) -> Tensor:
-        """The pass that a graph captures."""
+        """The pass that graphs capture."""
         tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.token_slots], inputs.tokens)
         return joined(self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping)))
 
@@ -312,7 +311,7 @@ class ForwardPass:
         )
 
     def _received(self, num_tokens: int) -> Tensor | None:
-        """The place of what the stage before gives of so many tokens; None on the first stage."""
+        """The part of `incoming` for a step of `num_tokens`; None on the first stage."""
         return None if self._incoming is None else self._incoming[:, :num_tokens]
 
     def _ints(self, values: npt.ArrayLike) -> Tensor:

@@ -1,6 +1,6 @@
-"""A rank's KV blocks on the host: their number, their memory, and the blocks that are there since before this process.
+"""A rank's KV blocks on the host: their number, their memory, and blocks left by an earlier process.
 
-Knows the settings that the meaning of a block depends on; neither its bytes nor the plans that move them.
+Knows the settings that a block's content depends on; neither its bytes nor the plans that move them.
 """
 
 import hashlib
@@ -23,18 +23,18 @@ from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_bl
 class HostBlocks(NamedTuple):
     """`num_blocks` KV blocks on the host.
 
-    `tier`: their memory, if it outlives this process; None: memory of this process.
+    `tier`: their memory, if it outlives this process; None if it belongs to this process.
     """
 
     num_blocks: int
     tier: HostTier | None
 
     def inventory(self) -> bytes:
-        """The blocks from before this process, see `HostTier.inventory`; none if the memory is this process's."""
+        """The blocks of an earlier process, see `HostTier.inventory`; empty if the memory belongs to this process."""
         return b"" if self.tier is None else self.tier.inventory()
 
     def forget(self) -> None:
-        """No block that is there now may be found after this process."""
+        """Make all current blocks invalid for later processes."""
         if self.tier is not None:
             self.tier.forget()
 
@@ -45,7 +45,7 @@ class HostBlocks(NamedTuple):
         pool = HostPool(cache, num_blocks, kernels, clock, tier=self.tier)
         if self.tier is None:
             return pool, pool.time_swaps()
-        self.tier.inventory()  # Nothing is written before it is verified.
+        self.tier.inventory()  # Wait for verification before anything is written.
         if (seconds := self.tier.swap_seconds) is None:
             seconds = self.tier.swap_seconds = pool.time_swaps()
         return pool, seconds
@@ -54,9 +54,9 @@ class HostBlocks(NamedTuple):
 def open_host_blocks(
     config: WorkerConfig, shape: KVCacheShape, groups: Sequence[KVGroup], arithmetic: str, descriptor: int | None
 ) -> HostBlocks:
-    """Check that the blocks fit, and begin to verify those in `descriptor`'s memory, if its model and settings match.
+    """Check that the blocks fit, and begin to verify blocks in `descriptor`'s memory if its model and settings match.
 
-    `arithmetic` names the instructions and kernels that the bytes depend on.
+    `arithmetic` names the instruction set and kernels that the bytes depend on.
 
     Raises:
         ConfigError: not one block fits, or there is too little memory.
@@ -70,7 +70,7 @@ def open_host_blocks(
         return HostBlocks(num_blocks, None)
     meaning = (
         (config.checkpoint.fingerprint, engine.model.dtype, engine.model.quantization, arithmetic),
-        # The fingerprint knows weights by the beginnings of their tensors, and the files may be others by now.
+        # The fingerprint covers only the beginnings of tensors, and the files may have changed since.
         [file_identity(file) for file in config.checkpoint.files],
         (config.rank, engine.parallel.tensor_parallel_size, engine.parallel.pipeline_parallel_size),
         (str(shape), [group.window for group in groups]),

@@ -1,6 +1,6 @@
-"""A rank's KV blocks, on the device and on the host: how many fit, what holds them, and how a plan moves them.
+"""A rank's KV blocks, on the device and on the host: their number, their memory, and the moves of a plan.
 
-Knows the plan's lists of blocks; neither the model that reads the blocks nor who decides about them.
+Knows the plan's lists of blocks; neither the model that reads the blocks nor the scheduler.
 """
 
 import time
@@ -21,9 +21,9 @@ from pyllm.workers.step.swap_stream import staging_bytes
 
 
 class KVMemory:
-    """Call `open_host`, then `allocate`, then `move_blocks` for each step.
+    """The KV cache and the host pool. Call `open_host`, then `allocate`, then `move_blocks` for each step.
 
-    `groups` are the layers of this rank's pipeline stage, whose heads `num_ranks` ranks share.
+    `groups` are the layers of this rank's pipeline stage; `num_ranks` ranks share their heads.
     """
 
     def __init__(
@@ -58,7 +58,11 @@ class KVMemory:
 
     @property
     def cache(self) -> KVCache:
-        """Raises ProtocolError before `allocate`."""
+        """The KV cache.
+
+        Raises:
+            ProtocolError: `allocate` was not called yet.
+        """
         if self._cache is None:
             raise ProtocolError("a step or call came before the KV cache was allocated")
         return self._cache
@@ -68,15 +72,15 @@ class KVMemory:
         self._host_blocks = open_host_blocks(self._config, self.shape, self.groups, arithmetic, descriptor)
 
     def num_host_blocks(self) -> int:
-        """How many KV blocks this rank may keep in host memory, its share of `kv_offloading_size`."""
+        """The number of KV blocks that this rank may keep in host memory, its share of `kv_offloading_size`."""
         return self._host_blocks.num_blocks
 
     def host_inventory(self) -> bytes:
-        """The blocks in the host pool from before this process, see `HostTier.inventory`."""
+        """The blocks of an earlier process in the host pool, see `HostTier.inventory`."""
         return self._host_blocks.inventory()
 
     def forget_host_blocks(self) -> None:
-        """No block that is in the host pool now may be found after this process."""
+        """Make all current blocks of the host pool invalid for later processes."""
         self._host_blocks.forget()
 
     def staging_bytes(self) -> int:
@@ -88,7 +92,7 @@ class KVMemory:
         return KVCache(self.shape, num_blocks, self._device, self.groups)
 
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
-        """Make the KV cache and the host pool, and time a few swaps.
+        """Allocate the KV cache and the host pool, and time a few swaps.
 
         Raises:
             ProtocolError: it was called before.

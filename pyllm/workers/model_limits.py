@@ -8,12 +8,12 @@ from pyllm.families.spec import ModelSpec
 
 
 def check_supported(spec: ModelSpec) -> None:
-    """Refuse a model with odd heads, or whose layers differ in what they must share.
+    """Refuse a model with heads of odd size, or whose layers have different heads or query scales.
 
-    Another package's attention backend answers for itself, in the worker.
+    Attention backends of other packages have their own check, in the worker.
 
     Raises:
-        ConfigError: with what is not supported.
+        ConfigError: with the feature that is not supported.
     """
     for name in ("heads", "kv_heads", "head_size", "query_scaling"):
         if len({getattr(layer.attention, name) for layer in spec.layers}) > 1:

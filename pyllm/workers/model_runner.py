@@ -1,6 +1,6 @@
 """Runs one rank's share of the model: loads it, sizes the KV cache, executes plans, answers calls.
 
-Knows no process and no socket (`workers/worker_process.py`), and nothing of scheduling but the plan.
+Knows no process and no socket (`workers/worker_process.py`), and of scheduling only the plan.
 """
 
 import time
@@ -57,10 +57,10 @@ from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 
 
 class ModelRunner:
-    """Call `load`, then `call("allocate", (num_blocks, num_host_blocks))`, then `run` for each step.
+    """One rank: call `load`, then `call("allocate", (num_blocks, num_host_blocks))`, then `run` for each step.
 
-    `group` has joined the ranks of this one's pipeline stage. `host_memory` is a descriptor of memory that outlives
-    this process, for the host pool; without it the pool's memory is its own.
+    `group` has the ranks of this rank's pipeline stage. `host_memory` is the descriptor of memory that outlives this
+    process, for the host pool; without it the pool uses this process's memory.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ModelRunner:
         stages = split_into_stages(config.checkpoint.tensors, num_layers, num_stages, tied)
         self._stage = stage = stages[coordinates_of(config.rank, engine.parallel).stage]
         self._checkpoint = config.checkpoint
-        if num_stages > 1:  # Nothing else is read, nor counted as progress.
+        if num_stages > 1:  # Other tensors are neither read nor counted as progress.
             own = tuple(entry for entry in config.checkpoint.tensors if stage.has(entry.name, tied))
             self._checkpoint = msgspec.structs.replace(config.checkpoint, tensors=own)
         device = worker_device(config)
@@ -104,7 +104,7 @@ class ModelRunner:
         assert engine.model.max_model_len is not None, "the configuration was not resolved"
         self._max_model_len = engine.model.max_model_len
         hybrid = not engine.cache.disable_hybrid_kv_cache_manager
-        # Every stage has block tables of all groups, as each plan changes those of all.
+        # Every stage has block tables of all groups, as a plan has changes for all groups.
         groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid))
         self._memory = KVMemory(config, groups, self._kernels, device, num_ranks=group.size, clock=clock)
         max_blocks = -(-self._max_model_len // engine.cache.block_size)
@@ -138,13 +138,13 @@ class ModelRunner:
     def load(self, advance: Callable[[float], None] = lambda progress: None) -> None:
         """Read this rank's share of the weights, and check that the host has room for the swap space.
 
-        `advance` is called with the share that is loaded.
+        `advance` is called with the fraction that is loaded.
 
         Raises:
             ConfigError: a file has shrunk, cannot be cut for this rank, or the host has too little memory.
         """
         self._sampler.load_grammars()
-        # What it holds is verified beside the weights' loading.
+        # Its blocks are verified while the weights load.
         self._memory.open_host(f"{self.instruction_set()} {self._kernels.backend}", self._host_memory)
         cache = open_packed_cache(self._engine, self._checkpoint, self._rank)
         table = TensorTable(self._checkpoint)
@@ -160,7 +160,7 @@ class ModelRunner:
             self._check_isolation()
 
     def run(self, step: Step, frame: bytes | memoryview) -> Sampled:
-        """Execute the plan in `frame`; every rank of the last stage returns the same answer.
+        """Execute the plan in `frame`; every rank of the last stage returns the same tokens.
 
         Raises:
             ProtocolError: the plan is malformed, or this worker cannot execute it.
@@ -168,7 +168,7 @@ class ModelRunner:
         return self.begin(step, frame).answer()
 
     def begin(self, step: Step, frame: bytes | memoryview) -> Pending:
-        """Like `run`, but do not wait for a GPU: the next step may begin before this one is answered."""
+        """Begin a step like `run`, but do not wait for a GPU: the next step may begin before this one is answered."""
         profiler = self._profiler
         if profiler is not None and profiler.takes_steps:
             return profiler.run(step, lambda: self._begin(step, frame))
@@ -185,9 +185,9 @@ class ModelRunner:
     def execute(self, step: int, batch: Batch, transfers: bytes = b"") -> Draw:
         """Run one step: update slots and cache, run the model, sample, and start to copy the tokens to the host.
 
-        A plan relies on this order: slot copies, slot initialisations, block-table changes, swaps to the
-        host, swaps from it, block copies, then the forward pass, beside which the KV connector does its `transfers`. A
-        stage before the last one hands on what it computed and knows nothing of sampling.
+        A plan relies on this order: slot copies, slot initialisations, block-table changes, swaps to the host, swaps
+        from it, block copies, then the forward pass; meanwhile the KV connector does its `transfers`. A stage before
+        the last one sends its hidden states to the next stage and does not sample.
         """
         on_gpu, samples = self._placement.device.type == "cuda", self._stage.is_last
         self._slots.apply(batch)
@@ -204,7 +204,7 @@ class ModelRunner:
                 self._link.send(hidden)
             return Draw(step, batch, sampled=Sampled(step, b"", b""))
         if on_gpu:
-            self._sampler.follow(batch)  # After its launch: this waits for the step before.
+            self._sampler.follow(batch)  # After the launch of the forward pass: this waits for the step before.
         return Draw(step, batch) if hidden is None else self._sampler.draw(step, batch, hidden, self.logits)
 
     def add_attention_hook(self, hook: AttentionHook) -> None:
@@ -222,11 +222,11 @@ class ModelRunner:
         return forward.hidden(batch)
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
-        """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the one that samples."""
+        """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the sampling one."""
         return self._ready().logits(hidden, rows)
 
     def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
-        """Answer a `Control` with the method that it names, one of the list in `__init__`.
+        """Answer a `Control`: call the method that it names, one of those in `__init__`.
 
         Raises:
             ProtocolError: there is no such method.
@@ -237,7 +237,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def num_blocks(self) -> int:
-        """How many KV blocks fit on this rank: in the configured bytes, or beside a full step on a GPU."""
+        """The number of KV blocks that fit on this rank: in the configured bytes, or beside a full step on a GPU."""
         room = self._engine.cache.kv_cache_memory_bytes
         if room is None:
             room = self._free_device_bytes() if self._placement.device.type == "cuda" else MIN_CPU_KV_CACHE_BYTES
@@ -245,8 +245,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Make the KV cache and the host pool, the same number of blocks on every rank, and time a few swaps."""
-        self._memory.allocate(num_blocks, num_host_blocks)  # Before graphs, which take a share of what is left.
+        """Allocate the KV cache and the host pool, with the same numbers on every rank; time swaps, capture graphs."""
+        self._memory.allocate(num_blocks, num_host_blocks)  # Before graphs, which take a share of the memory left.
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
@@ -259,12 +259,12 @@ class ModelRunner:
             self._forward.capture_step()
 
     def register_kv_caches(self, namespace: str, weights: str) -> None:
-        """Make this rank's half of the KV connector, whose blocks are of this namespace (hexadecimal digits).
+        """Make this rank's half of the KV connector, for blocks of this namespace (hexadecimal digits).
 
-        `weights` is the digest that the namespace has of the model's files.
+        `weights` is the digest of the model's files in the namespace.
 
         Raises:
-            ConfigError: there is no such connector, it refuses its settings, or the files are others by now.
+            ConfigError: there is no such connector, it refuses its settings, or the files have changed.
         """
         engine, cache = self._engine, self._memory.cache
         config = engine.kv_transfer.kv_transfer_config
@@ -291,7 +291,7 @@ class ModelRunner:
             self.add_attention_hook(hook)
 
     def transfer(self, metadata: bytes) -> bytes:
-        """Do what a step without rows would do for the KV connector; gives its `TransferResults` as MessagePack."""
+        """Run the KV connector's part of a step without rows; return its `TransferResults` as MessagePack."""
         if self._transfers is None:
             raise ProtocolError("there is no KV connector: register_kv_caches comes before")
         self._transfers.begin(metadata)
@@ -299,19 +299,19 @@ class ModelRunner:
         return msgspec.msgpack.encode(self._transfers.results())
 
     def finish_transfers(self) -> None:
-        """Have the KV connector write what it has copied, and give up what it holds; no step follows."""
+        """Close the KV connector, which writes the blocks that it has copied; no step follows."""
         if self._transfers is not None:
             self._transfers.close()
             self._transfers = None
 
     @torch.inference_mode()
     def capture(self, capture: Capture, sample: DeviceSampler = sample_on_device) -> None:
-        """Capture forward pass and sampling of steps of some sizes, for steps to replay; call it after `allocate`."""
+        """Capture the forward pass and sampling for some sizes of steps, to replay; call it after `allocate`."""
         placement, forward = self._placement, self._ready()
         where = placement.group, placement.device
         budget = CaptureBudget(capture, self._clock, *where, planned_bytes=self._planned_graph_bytes())
         if self._stage.is_last:
-            self._sampler.capture(forward.head, sample, capture, budget)  # First: logits take the most.
+            self._sampler.capture(forward.head, sample, capture, budget)  # First, as logits take the most memory.
         forward.capture_steps(capture, budget)
 
     def swap_seconds(self) -> float:
@@ -332,7 +332,7 @@ class ModelRunner:
         }
 
     def instruction_set(self) -> str:
-        """The kind of arithmetic of this machine, which results depend on besides weights and dtype."""
+        """The instruction set or GPU of this machine; results depend on it, beside weights and dtype."""
         if self._placement.device.type == "cuda":
             return torch.cuda.get_device_name(self._placement.device)
         return f"{torch.backends.cpu.get_cpu_capability()} {instruction_set()}"
@@ -350,7 +350,7 @@ class ModelRunner:
             self._profiler, self._profile_origin = StepProfiler(num_steps, self._placement.device), origin
 
     def stop_profile(self, with_trace: bool) -> RankProfile | None:
-        """Stop recording; gives what was recorded, of fewer steps where no more have come. None: nothing was begun."""
+        """Stop recording and return the profile, of fewer steps if no more came; None if no recording was started."""
         if self._profiler is None:
             return None
         profiler, self._profiler = self._profiler, None
@@ -363,7 +363,7 @@ class ModelRunner:
         run_largest_step(forward, self._engine.model.max_logprobs)
 
     def _is_rust_only(self) -> bool:
-        """Whether a graph can hold a step on this CPU: there is no exchange between ranks and no float16."""
+        """Whether a graph can hold a step on this CPU: no exchange between ranks and no float16."""
         return self._placement.group.size == 1 and torch.float16 not in {
             self._placement.dtype,
             self._memory.shape.dtype,
@@ -372,7 +372,7 @@ class ModelRunner:
     def _causal_model(self, placement: WeightPlacement, table: TensorTable) -> CausalModel:
         if self._spec.transformers is None:
             return Decoder(self._spec, placement, self._stage)
-        from pyllm.workers.transformers_backend.model import TransformersModel  # Nobody else waits for its import.
+        from pyllm.workers.transformers_backend.model import TransformersModel  # Others need not import it.
 
         return TransformersModel(self._spec, placement, table.unmapped(), self._max_model_len)
 
@@ -395,7 +395,7 @@ class ModelRunner:
             raise ConfigError(f"transformers' {name} does not run on {ranks} rank(s) here: {text:.200}") from error
 
     def _kv_selector(self, kv_cache: KVCache) -> KVSelector:
-        """For the layers of this stage without a window, but the first ones of the model."""
+        """The selector for this stage's layers without a window, except the model's first, dense layers."""
         settings, scheduler = self._engine.sparse, self._engine.scheduler
         layers = tuple(
             layer
@@ -440,7 +440,7 @@ class ModelRunner:
         return self._forward
 
     def _free_device_bytes(self) -> int:
-        """What `gpu_memory_utilization` leaves beside memory in use, the peak of a step, swaps and sampling graphs."""
+        """The rest of `gpu_memory_utilization` after memory in use, the peak of a step, swaps and sampling graphs."""
         device = self._placement.device
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -456,7 +456,7 @@ class ModelRunner:
         return room
 
     def _planned_graph_bytes(self) -> int:
-        """What is set aside for graphs of sampling."""
+        """The memory reserved for graphs of sampling."""
         return self._sampler.planned_graph_bytes() if self._stage.is_last else 0
 
 
@@ -475,7 +475,7 @@ class RunningStep:
         return self._draw.is_done()
 
     def answer(self) -> Sampled:
-        """Wait for the tokens; gives them with what the KV connector has ended."""
+        """Wait for the tokens; return them with the transfers that the KV connector has ended."""
         if self._sampled is None:
             sampled = self._sampler.finish(self._draw)
             if self._transfers is not None:

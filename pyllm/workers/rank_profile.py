@@ -1,6 +1,6 @@
-"""Records the next steps of a rank: torch's ops and GPU kernels by torch's profiler, the ops of Rust by their times.
+"""A profile of a rank's next steps: torch's ops and GPU kernels from torch's profiler, ops of Rust from `OpTimes`.
 
-Knows no model and no socket. It is used by the thread that runs the steps, as both recorders see that thread alone.
+Knows no model and no socket. Use it on the thread that runs the steps, as both recorders see only that thread.
 """
 
 import os
@@ -34,9 +34,9 @@ class Pending(Protocol):
 
 
 class StepProfiler:
-    """Records from now on, for `num_steps` steps; a step that raises ends it. `clock` gives nanoseconds of Unix time.
+    """Records the next `num_steps` steps; a step that raises ends it. `clock` returns nanoseconds of Unix time.
 
-    While it `takes_steps`, begin each step by `run`. `finish` gives what was recorded.
+    While `takes_steps` is true, begin each step with `run`. `finish` returns the profile.
     """
 
     def __init__(self, num_steps: int, device: torch.device, clock: Callable[[], int] = time.time_ns) -> None:
@@ -45,7 +45,7 @@ class StepProfiler:
         self._num_running = 0
         self._clock = clock
         self._steps: list[StepSpan] = []
-        # Kineto tells stderr of each profile, and of an error where there is no GPU.
+        # Kineto writes a line for each profile to stderr, and an error if there is no GPU.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         # Not `torch.profiler.profile`: its first use imports torch's compiler, which takes seconds.
         self._torch = torch_profile(
@@ -79,14 +79,14 @@ class StepProfiler:
         return _RecordedStep(pending, end)
 
     def stop(self) -> None:
-        """Record nothing from now on; may be called again."""
+        """Stop recording; may be called again."""
         if self._is_recording:
             self._is_recording = self.takes_steps = False
             self._rust.end()
             self._torch.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as above
 
     def finish(self, rank: int, origin: int, *, with_trace: bool) -> RankProfile:
-        """Stop recording and add up; the times of a trace begin at `origin`, nanoseconds of Unix time."""
+        """Stop recording and return the totals; the times of a trace begin at `origin`, nanoseconds of Unix time."""
         self.stop()
         of_rust = self._rust.totals()
         hosts, gpus = self._spans()
@@ -125,13 +125,13 @@ class StepProfiler:
 def spans_of(events: Iterable[Any], first: int, last: int) -> tuple[Spans, Spans]:
     """Kineto's events from `first` to `last`, nanoseconds of Unix time, as spans.
 
-    Gives those of the host by thread, and those of GPUs by device and stream.
+    Returns the host's spans by thread, and the GPUs' by device and stream.
     """
     hosts: dict[Any, list[Span]] = defaultdict(list)
     gpus: dict[Any, list[Span]] = defaultdict(list)
     for event in events:
         start, duration = event.start_ns(), event.duration_ns()
-        # An annotation may have ops of Rust inside, whose time would count twice.
+        # An annotation may contain ops of Rust, whose time would count twice.
         if start < first or start + duration > last or event.is_user_annotation() or event.is_hidden_event():
             continue
         span = Span(event.name(), start, duration)
@@ -143,7 +143,7 @@ def spans_of(events: Iterable[Any], first: int, last: int) -> tuple[Spans, Spans
 
 
 class _RecordedStep:
-    """A step that calls `end` when its tokens are there."""
+    """A step that calls `end` when it is answered."""
 
     def __init__(self, pending: Pending, end: Callable[[], None]) -> None:
         self._pending = pending

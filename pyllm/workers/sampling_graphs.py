@@ -1,9 +1,9 @@
-"""CUDA graphs of head and sampling, for steps of rows that change no logits and want nothing but a token.
+"""CUDA graphs of head and sampling, for steps whose rows change no logits and need only a token.
 
-They are not parts of the bodies' graphs: one for each size of decode steps (at most 51) serves every step, mixed and
-eager ones too, and a step that needs more takes the same body. Inside them each body would be there twice. The price is
-a gather and a launch a step. All logits lie in the graphs' one pool, where the largest size leaves room for the others.
-Knows neither the model nor how a token is chosen: its caller passes the functions.
+They are separate from the graphs of the forward pass: one for each size of decode steps (at most 51) serves every step,
+also mixed and eager ones, and a step that needs more can use the same graph of the forward pass. In one graph, each
+pass would be captured twice. The price is a gather and a launch a step. All logits are in the graphs' one memory pool,
+where the largest size makes room for the others. Knows neither the model nor the sampling: its caller passes both.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.slots import Slots
 
-# The inputs are lines of 4 bytes a position: the slot that keeps the token, top-k; temperature, top-p, min-p, uniform.
+# The inputs are lines of 4 bytes a position: the slot that stores the token, top-k; temperature, top-p, min-p, uniform.
 _LINES = 6
 _FIRST_FLOATS = 2
 
@@ -32,8 +32,8 @@ DeviceSampler = Callable[[Tensor, SamplingRows, Tensor, Tensor], Tensor]
 class SamplingGraphs:
     """Captured heads and samplers for up to `max_num_seqs` positions, all over one set of buffers.
 
-    `head` takes hidden states [rows, hidden_size] of `dtype`, and gives logits on rank 0 of the group, which sends the
-    tokens to the others. All ranks must capture, and draw each step alike.
+    `head` takes hidden states [rows, hidden_size] of `dtype`, and returns logits on rank 0 of the group, which sends
+    the tokens to the others. All ranks must capture, and draw each step, together.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class SamplingGraphs:
         self._graphs: dict[int, tuple[Tensor, Callable[[], None]]] = {}
 
     def capture(self, capture: Capture, budget: CaptureBudget) -> None:
-        """Capture sizes as long as there is a budget, the largest first, so that the others fit into its memory."""
+        """Capture sizes as long as the budget allows, the largest first, so that the others fit into its memory."""
         for size in reversed(self._sizes):
             if not budget.is_left():
                 break
             lines = self._lines(size).zero_()
-            lines[0].fill_(self._slots.nobody)  # What is computed before the capture is real.
+            lines[0].fill_(self._slots.nobody)  # The computation before the capture is real.
             self._graphs[size] = capture(partial(self._compute, size))
         self._sizes = sorted(self._graphs)
 
     def draw(self, step: int, batch: Batch, hidden: Tensor) -> Draw | None:
-        """Draw a step's tokens from its hidden states [tokens, hidden_size]; the slots keep each row's last one.
+        """Draw a step's tokens from its hidden states [tokens, hidden_size]; the slots store each row's last one.
 
-        It takes one copy to the device, a gather and one launch, and waits for none of them. None, with nothing done,
-        where a row needs more or there are too many positions.
+        It needs one copy to the device, a gather and one launch, and waits for none of them. None, with nothing done,
+        if a row needs more than a token or there are too many positions.
         """
         num_positions = len(batch.host.logits_rows)
         if (
@@ -96,7 +96,7 @@ class SamplingGraphs:
         return self._memory[: _LINES * size].view(_LINES, size)
 
     def _compute(self, size: int) -> Tensor:
-        """What a graph captures."""
+        """The computation that graphs capture."""
         lines = self._lines(size)
         temperature, top_p, min_p, uniforms = lines[_FIRST_FLOATS:].view(torch.float32)
         logits = self._head(self._hidden[:size])
@@ -110,7 +110,7 @@ class SamplingGraphs:
         return tokens
 
     def _fill(self, staged: Tensor, batch: Batch, parameters: SamplingRows) -> None:
-        """Write a step's inputs. Positions beyond it are greedy and go to no slot."""
+        """Write a step's inputs. Padding positions are greedy and belong to no slot."""
         lines, num_positions = staged.numpy(), len(batch.host.uniforms)
         lines[0, :num_positions] = self._slots.keepers(batch)
         lines[0, num_positions:] = self._slots.nobody
@@ -122,8 +122,8 @@ class SamplingGraphs:
 
 
 def graph_bytes(max_num_seqs: int, hidden_size: int, vocab_size: int, dtype: torch.dtype, group: RankGroup) -> int:
-    """What the graphs take on a rank: the logits of the largest size, in the pool, and the buffers."""
+    """The memory of the graphs on a rank: the logits of the largest size, in the pool, and the buffers."""
     most, share = decode_buckets(max_num_seqs)[-1].rows, -(-vocab_size // group.size)
-    # Rank 0 of several gathers the shares, and joins them.
+    # With several ranks, rank 0 gathers the shares and joins them.
     num_logits = share if group.size == 1 or group.rank else share * (1 + 2 * group.size)
     return most * ((hidden_size + num_logits) * dtype.itemsize + 4 * (_LINES + 1))

@@ -1,7 +1,6 @@
-"""Draws a step's tokens from its hidden states, op by op or by captured graphs, with what rows ask for beside tokens:
-log-probabilities and embeddings.
+"""Draws a step's tokens from its hidden states, op by op or by captured graphs, with log-probabilities and embeddings.
 
-Its caller passes the functions that compute logits. Knows nothing of KV blocks, nor of the forward pass.
+Its caller passes the functions that compute logits. Knows neither KV blocks nor the forward pass.
 """
 
 import threading
@@ -29,7 +28,7 @@ from pyllm.workers.step.staging import HostCopy, to_device
 
 
 class StepSampler:
-    """For the ranks of the last stage: one draws the tokens and sends them to the others, whose `slots` keep them, too.
+    """Sampling on the ranks of the last stage: one draws the tokens and sends them to the others; all store them.
 
     Call `load_grammars` once; then for each step `follow`, `draw` and `finish`, in the order of the steps.
     """
@@ -50,7 +49,7 @@ class StepSampler:
         self._graphs: SamplingGraphs | None = None
 
     def load_grammars(self) -> None:
-        """Load what constraints need in a thread, beside the weights: llguidance needs 0.3 s for a tokenizer."""
+        """Load llguidance's tokenizer on a thread, beside the weights: it takes 0.3 s."""
         if self.draws:
             threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
 
@@ -87,13 +86,13 @@ class StepSampler:
         return draw
 
     def finish(self, draw: Draw) -> Sampled:
-        """Wait for the tokens; returns them with the log-probabilities and embeddings that rows asked for."""
+        """Wait for the tokens; return them with the log-probabilities and embeddings that requests asked for."""
         return self._token_sampler.finish(draw)
 
     def capture(
         self, head: Callable[[Tensor], Tensor | None], sample: DeviceSampler, capture: Capture, budget: CaptureBudget
     ) -> None:
-        """Capture `head` and `sample` for plain rows, see `SamplingGraphs`."""
+        """Capture `head` and `sample` for plain rows; see `SamplingGraphs`."""
         placement = self._placement
         self._graphs = SamplingGraphs(
             head,
@@ -108,7 +107,7 @@ class StepSampler:
         self._graphs.capture(capture, budget)
 
     def planned_graph_bytes(self) -> int:
-        """The memory that is set aside for the graphs."""
+        """The memory that is reserved for the graphs."""
         spec, placement = self._checkpoint.spec, self._placement
         return graph_bytes(self._max_num_seqs, spec.hidden_size, spec.vocab_size, placement.dtype, placement.group)
 
@@ -116,7 +115,7 @@ class StepSampler:
         tokenizer = self._checkpoint.tokenizer
         try:
             grammars = Grammars.load(tokenizer.path, self._checkpoint.spec.vocab_size, tokenizer.eos_token_ids)
-        except Exception as error:  # noqa: BLE001 - the first request with a grammar gets it
+        except Exception as error:  # noqa: BLE001 - raised at the first request with a grammar
             self._grammars.set_exception(error)
         else:
             self._grammars.set_result(grammars)

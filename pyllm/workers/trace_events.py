@@ -1,6 +1,6 @@
-"""Spans of time as the events of a Chrome trace (the format of Perfetto and chrome://tracing), and added up by name.
+"""Spans of time: as events of a Chrome trace (the format of Perfetto and chrome://tracing), and added up by name.
 
-Knows neither profilers nor steps' contents.
+Knows neither profilers nor the content of steps.
 """
 
 import zlib
@@ -12,13 +12,13 @@ import msgspec
 
 from pyllm.wire.profiles import MAX_TRACE_EVENTS
 
-_STEPS, _RUST = 1, 2  # tracks of a rank; those of torch's threads and of GPU streams follow
-_GZIP = 16 + zlib.MAX_WBITS  # as zlib calls its format
+_STEPS, _RUST = 1, 2  # tracks of a rank; tracks of torch's threads and GPU streams follow
+_GZIP = 16 + zlib.MAX_WBITS  # zlib's code for this format
 _EVENTS_AT_ONCE = 1000
 
 
 class Span(NamedTuple):
-    """What ran when, in nanoseconds of Unix time."""
+    """One run of an op or kernel, in nanoseconds of Unix time."""
 
     name: str
     start: int
@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 class StepSpan(NamedTuple):
-    """A step, in nanoseconds of Unix time: from its beginning, or the end of the one before, to its tokens."""
+    """A step, in nanoseconds of Unix time: from its start, or from the end of the step before, to its tokens."""
 
     number: int
     num_tokens: int
@@ -35,7 +35,7 @@ class StepSpan(NamedTuple):
     end: int
 
 
-Spans = Mapping[Any, Sequence[Span]]  # by the thread of the host, or device and stream
+Spans = Mapping[Any, Sequence[Span]]  # by host thread, or by device and stream
 Totals = list[tuple[str, int, int]]  # name, number of runs, and nanoseconds of all of them
 
 
@@ -56,17 +56,17 @@ def totals(spans: Iterable[Span]) -> Totals:
 
 
 def self_times(threads: Iterable[Sequence[Span]]) -> Totals:
-    """The runs and the time of each name, without the spans that lie inside another one of its thread."""
+    """The runs and the self time of each name: time in inner spans of the thread counts for the inner ones only."""
     return _added_up(pair for spans in threads for pair in _without_inner(spans))
 
 
 def chrome_events(
     rank: int, origin: int, steps: Sequence[StepSpan], rust: Sequence[Span], torch: tuple[Spans, Spans]
 ) -> tuple[bytes, int]:
-    """The events of a rank, a JSON array in gzip, and how many spans it leaves out.
+    """The events of a rank, a JSON array in gzip, and the number of spans left out.
 
     Times begin at `origin`, nanoseconds of Unix time. The rank is a process with a track for its steps, one for Rust's
-    ops, and one for each thread and each stream of `torch`'s, hosts and GPUs. Of each kind the first 100,000 are in it.
+    ops, and one for each host thread and each GPU stream of `torch`. It has the first 100,000 spans of each kind.
     """
     hosts, gpus = torch
     tracks = {_STEPS: "steps", _RUST: "Rust ops"}
@@ -110,7 +110,7 @@ def _packed(events: Iterator[_Event]) -> bytes:
 
 
 def _without_inner(spans: Sequence[Span]) -> Iterator[tuple[str, int]]:
-    """Each span's name with its own part of its time. Spans lie inside one another or apart."""
+    """Each span's name and self time. Spans are nested or apart."""
     own: list[int] = []
     ordered = sorted(spans, key=lambda span: (span.start, -span.duration))
     around: list[int] = []  # indices of the spans that the current one lies in

@@ -1,6 +1,6 @@
-"""Steps without requests. The largest one measures memory; with a small one beside it, all kernels are compiled.
+"""Steps without requests: the largest one measures memory; together with a small one it compiles all kernels.
 
-They change neither the cache nor the slots. Does not know plans.
+They change neither the cache nor the slots. Knows no plans.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from pyllm.workers.step.kv_cache import KVCache
 def run_largest_step(forward: ForwardPass, max_logprobs: int) -> None:
     """Compute as many tokens as a step may have; edit and sample the logits of every slot, with log-probabilities.
 
-    `max_logprobs` -1 is the whole vocabulary.
+    `max_logprobs` -1 means the whole vocabulary.
     """
     logits = forward.compute_largest()
     if logits is not None:
@@ -39,13 +39,13 @@ def launch_every_kernel(
 ) -> None:
     """Launch every kernel once, as Triton compiles at the first launch; capturing a graph compiles its own.
 
-    Many rows have other tiles than few. What measured the memory has computed as many, but not every start measures.
+    Many rows use other tiles than few. The measurement of memory also computes many rows, but not every start has it.
     """
     forward.compute_largest()
     logits = forward.compute_mixed()
     if logits is not None:
         _draw(logits, sample)
-        _draw(logits.float(), sample)  # as edited logits are
+        _draw(logits.float(), sample)  # the dtype of edited logits
     onto_itself = torch.zeros((1, 2), dtype=torch.int32, device=kv_cache.memory.device)
     for keys, values in kv_cache.memory:
         kernels.copy_blocks(keys, values, onto_itself)

@@ -1,4 +1,4 @@
-"""The worker process of one rank: receives steps and controls, answers them in order. Knows no layer and no scheduler.
+"""The worker process of one rank: answers steps and controls in order. Knows no layer and no scheduler.
 
 The fork server (`supervision/fork_server.py`) calls `prepare`, which imports torch once for all workers, and forks it.
 """
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 Socket = zmq.Socket[bytes]
 
-# Seconds between two looks at a GPU that is still computing, and at the mailbox.
+# Seconds between two polls of a GPU that is still computing, and of the socket.
 _PAUSE = 20e-6
 
 logger = logging.getLogger(__name__)
 
 
 def prepare() -> Callable[[Connection, int | None], NoReturn]:
-    """Import all modules of a worker without starting a thread; returns the main function of its forks."""
+    """Import all modules of a worker without starting a thread; return the main function of its forks."""
     _import_everything()
     import torch
 
@@ -51,7 +51,7 @@ def prepare() -> Callable[[Connection, int | None], NoReturn]:
 
 
 def prepare_transformers() -> Callable[[Connection, int | None], NoReturn]:
-    """`prepare`, with what workers of a model of transformers need besides."""
+    """Like `prepare`, with the modules of workers of a transformers model, too."""
     forked = prepare()
     import pyllm.workers.transformers_backend.isolation  # noqa: F401 - for `load`
 
@@ -59,7 +59,7 @@ def prepare_transformers() -> Callable[[Connection, int | None], NoReturn]:
 
 
 def main(connection: Connection, host_memory: int | None = None) -> NoReturn:
-    """Run one rank until SIGTERM or the parent's end; the exit code says how it failed.
+    """Run one rank until SIGTERM or the parent's end; the exit code tells how it failed.
 
     `host_memory` is a descriptor of memory that outlives this process, for the host pool.
     """
@@ -83,7 +83,7 @@ def _work(config: WorkerConfig, parent: ParentLink, host_memory: int | None) -> 
             curve.admit(context, config.client_key)
         socket = ipc.bind(context, zmq.DEALER, config.address, config.curve_keys)
         gc.freeze()
-        return_freed_memory()  # from reading and packing weights
+        return_freed_memory()  # memory from reading and packing weights
         parent.started(socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
         answers = config.rank == sampling_rank(config.engine.parallel)
         serve(socket, runner, answers, lambda stage, step: _report(parent, stage, step))
@@ -103,7 +103,7 @@ def _import_everything() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    gc.disable()  # Imports leave almost no garbage: to look for it again and again takes a tenth of their time.
+    gc.disable()  # Imports leave almost no garbage, and collections would take a tenth of their time.
     import pyllm.workers.model_runner  # noqa: F401 - for `load`
 
     gc.freeze()
@@ -117,15 +117,15 @@ def load(
     *,
     host_memory: int | None = None,
 ) -> "ModelRunner":
-    """Load a rank with its weights; calls `enter` with the name of each stage, `advance` with the share of the weights.
+    """Load a rank; call `enter` with the name of each stage, `advance` with the fraction of the weights.
 
     `host_memory` as in `ModelRunner`.
 
     Raises:
-        ConfigError: the configuration and the model or device do not go together, or the files were changed.
+        ConfigError: the configuration does not fit the model or device, or the files have changed.
     """
     check_unchanged(config.checkpoint)
-    if "torch" not in sys.modules:  # which a fork server has imported
+    if "torch" not in sys.modules:  # A fork server has imported it.
         enter("importing torch")
         _import_everything()
     from pyllm.workers.devices import sum_in_float32, worker_device
@@ -167,10 +167,10 @@ class Rank(Protocol):
 def serve(socket: Socket, runner: Rank, answers: bool, report: Callable[[str, int], None]) -> None:
     """Answer steps and controls in order, until the socket's context ends.
 
-    A step that arrives while a GPU computes the one before begins at once, so that the GPU never waits for this side.
+    A step that arrives while a GPU computes the one before begins at once, so that the GPU never waits for the host.
     Only the rank that samples `answers` a step; every rank answers a control. `report` gets the stage and the last
-    completed step. A malformed frame is logged and dropped. An error inside a step, a broken plan included, is raised:
-    the core waits for that step's answer, and the ranks may differ after it.
+    completed step. A malformed frame is logged and dropped. An error inside a step, also a broken plan, is raised: the
+    core waits for that step's answer, and the ranks may differ after it.
     """
     decoder = msgspec.msgpack.Decoder(WorkerInput)
     encoder = msgspec.msgpack.Encoder()
@@ -215,7 +215,7 @@ def serve(socket: Socket, runner: Rank, answers: bool, report: Callable[[str, in
 
 
 def _message_comes_before(pending: "Pending", socket: Socket) -> bool:
-    """Wait for the step's end or for the next message; returns whether it was a message."""
+    """Wait for the step's end or for the next message; return whether it was a message."""
     while not pending.is_done():
         if socket.poll(0):
             return True
@@ -230,7 +230,7 @@ def _report(parent: ParentLink, stage: str, step: int) -> None:
 def _reply(runner: Rank, control: Control) -> Reply:
     try:
         return Reply(control.id, True, runner.call(control.method, control.args))
-    except ConfigError as error:  # Its text is for people, who need no stack.
+    except ConfigError as error:  # A configuration error needs no traceback.
         return Reply(control.id, False, str(error))
     except Exception as error:
         logger.exception("the call %s%r failed", control.method, control.args)

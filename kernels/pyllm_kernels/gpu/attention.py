@@ -1,7 +1,7 @@
 """Paged attention in Triton: rows of one query token go to the decode kernel, longer ones to the prefill kernel.
 
-Which kernel computes a row follows from that row alone. Under `batch_invariant` it is the prefill kernel for all, which
-adds up in an order fixed by position. It does not know the tiles' arithmetic.
+The kernel for a row depends on that row alone. With `batch_invariant` it is the prefill kernel for all rows, which adds
+up in an order fixed by position. Does not know the arithmetic of tiles.
 """
 
 import functools
@@ -41,7 +41,7 @@ def paged_attention(
     assert isinstance(tasks, AttentionTasks)
     prefill, decode = _tiles(query.shape[2], query.dtype, key_cache.dtype, query.device)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    # Each kernel passes over the rows of the other kind: they are not among its tasks.
+    # Each kernel skips the rows of the other kind: they are not among its tasks.
     if tasks.tiles is not None:
         prefill_attention(query, key_cache, value_cache, metadata, layer, prefill, output)
     if tasks.shares is not None:

@@ -1,8 +1,8 @@
 """Decode: one query token a row. Each program attends to an equal share of all the cached tokens.
 
-A row in several shares is merged from its splits. Where it is cut depends on the whole batch and on the card, so that
-there is work for every multiprocessor, and a row's last bits with it. It passes over rows of more than one query token,
-which prefill serves.
+A row in several shares is merged from its splits. The cuts depend on the whole batch and on the card, so that there is
+work for every multiprocessor; so a row's last bits depend on them, too. Rows of more than one query token are left to
+the prefill kernel.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -20,7 +20,7 @@ from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
-# What one program of the merge has in registers at once: splits times columns, and no more splits than that.
+# Limits of what one merge program has in registers at once: splits times columns, and splits.
 _MERGED_NUMBERS = 4096
 _MERGED_SPLITS = 256
 
@@ -43,11 +43,11 @@ def decode_attention(
     _, block_size, kv_heads, _ = key_cache.shape
     num_shares = tasks.shares.shape[0]
     window, sinks, has_sinks = layer.window or 0, layer.sinks, layer.sinks is not None
-    # A share has two splits at most that need a merge: of a row that comes from the share before, and of one that goes
-    # on in the share behind.
+    # A share has at most two splits that need a merge: of a row that continues from the previous share, and of one that
+    # continues in the next share.
     split_outputs = torch.empty((2 * num_shares, heads, head_dim), dtype=torch.float32, device=query.device)
     log_sums = torch.empty((2 * num_shares, heads), dtype=torch.float32, device=query.device)
-    # Programs read and write through these.
+    # The arguments that both kernels share.
     of_splits = split_outputs, log_sums
     of_rows = metadata.query_starts, metadata.sequence_lengths
     of_shares = tasks.shares, tasks.row_begins, tasks.share_tiles, output if sinks is None else sinks, output
@@ -102,7 +102,7 @@ def _split_launcher(
 def _merge_launcher(
     heads: int, head_dim: int, num_shares: int, windowed: bool, planned_window: int, has_sinks: bool, block_n: int
 ) -> tuple[Launcher, int]:
-    """With how many programs there are for the columns of a head."""
+    """The launcher of the merge, and its number of programs for the columns of a head."""
     block_splits, block_columns = merged_at_once(num_shares, head_dim)
     constants = {
         "WINDOWED": windowed,
@@ -120,9 +120,9 @@ def _merge_launcher(
 
 
 def merged_at_once(num_shares: int, head_dim: int) -> tuple[int, int]:
-    """Splits and columns that a program of the merge takes in one pass: loads of a second wait for those of the first.
+    """The numbers of splits and columns in one pass of a merge program; loads of a second pass wait for the first.
 
-    All shares that a row can lie in, up to 256.
+    The splits are all shares that a row can lie in, up to 256.
     """
     splits = min(next_power_of_2(num_shares), _MERGED_SPLITS)
     return splits, min(max(next_power_of_2(head_dim), 16), max(_MERGED_NUMBERS // splits, 16))
@@ -160,7 +160,7 @@ def _decode_split_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The splits of one share, for one KV head."""
+    """Computes the splits of one share, for one KV head."""
     kv_head = tl.program_id(0)
     share = tl.program_id(1)
     share_tiles = tl.load(share_tiles_ptr)
@@ -173,12 +173,12 @@ def _decode_split_kernel(
     mask = (members < GROUP)[:, None] & (columns < HEAD_DIM)[None, :]
     heads = kv_head * GROUP + members
     head_offsets = heads[:, None] * HEAD_DIM + columns[None, :]
-    # What is the same for all rows is computed for each: kept in registers it would cost a program that runs at once.
+    # Loop invariants are computed for each row: in registers, they would reduce the programs that run at once.
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
         token = tl.load(query_starts_ptr + row).to(tl.int64)
         query_length = tl.load(query_starts_ptr + row + 1) - token
         sequence_length = tl.load(sequence_lengths_ptr + row)
-        # Where the share begins and ends, in tiles of the row.
+        # The beginning and the end of the share, in tiles of the row.
         first_tile = share * share_tiles - tl.load(row_begins_ptr + row)
         begins_before = first_tile > 0
         first_tile += _passed_tiles(sequence_length, PLANNED_WINDOW, BLOCK_N)
@@ -220,7 +220,7 @@ def _decode_split_kernel(
                 sinks = tl.load(sinks_ptr + heads, mask=members < GROUP, other=0.0) * LOG2_E
                 sinks = tl.where(is_split, float("-inf"), sinks)
                 accumulator, running_max, running_sum = add_sinks(accumulator, running_max, running_sum, sinks)
-            # A row that pads the batch adds nothing, nor does a split before the window: no maximum, and sums of 0.
+            # Padding rows and splits before the window add nothing: they have no maximum, and sums of 0.
             running_sum = tl.where(running_sum > 0, running_sum, 1.0)
             log_sum = running_max + tl.log2(running_sum)
             result = accumulator / running_sum[:, None]
@@ -254,7 +254,7 @@ def _merge_kernel(
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Merges the row that begins in this share and goes on in the next, if there is one: some columns of one head."""
+    """Merges the row that begins in this share and continues in the next, if any: some columns of one head."""
     head = tl.program_id(0)
     share = tl.program_id(1)
     row = tl.load(shares_ptr + 2 * share + 1)
@@ -272,7 +272,7 @@ def _merge_kernel(
     accumulator = tl.zeros([BLOCK_COLUMNS], dtype=tl.float32)
     running_max = float("-inf")
     running_sum = 0.0
-    # One pass, unless a row lies in more shares than fit: loads wait for no others.
+    # One pass, unless a row lies in more shares than fit, so that loads do not wait for others.
     for start in range(0, num_splits, BLOCK_SPLITS):
         splits = start + tl.arange(0, BLOCK_SPLITS)
         used = splits < num_splits
@@ -303,7 +303,7 @@ def _merge_kernel(
 
 @triton.jit
 def _passed_tiles(sequence_length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The tiles before the window, which are on no share."""
+    """The number of tiles before the window, which are in no share."""
     passed = 0
     if WINDOW > 0:
         passed = tl.maximum(sequence_length - WINDOW, 0) // BLOCK_N

@@ -1,7 +1,7 @@
 """Chunked prefill: rows of any length over the paged cache, a KV head's query group packed into the query block.
 
 A program takes BLOCK_M (token, head) pairs of one row and one KV head and visits key tiles from position 0 on, so that
-a token's result does not depend on where its chunk began. Which row, the task map says.
+a token's result does not depend on the start of its chunk. The task map has the row of each program.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -171,6 +171,6 @@ def _prefill_kernel(
         sinks = tl.load(sinks_ptr + heads) * LOG2_E
         accumulator, _, running_sum = add_sinks(accumulator, running_max, running_sum, sinks)
     if WINDOW > 0:
-        running_sum = tl.where(running_sum > 0, running_sum, 1.0)  # of pairs that are dropped
+        running_sum = tl.where(running_sum > 0, running_sum, 1.0)  # for pairs that are dropped
     output = (accumulator / running_sum[:, None]).to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + tokens[:, None] * HEADS * HEAD_DIM + head_offsets, output, mask=mask)

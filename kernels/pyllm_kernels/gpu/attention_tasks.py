@@ -1,7 +1,7 @@
-"""The task map: tiles of prefill and shares of decode, listed on the device so that no program has to look for its own.
+"""The task map: tiles of prefill and shares of decode, listed on the device so that programs need not search for work.
 
-How many programs start follows from the shapes of the batch alone, so that a CUDA graph can hold them; the host never
-learns how many of them found work. It does not know what a tile computes.
+The number of programs follows from the shapes of the batch alone, so that a CUDA graph can hold them; the host never
+learns how many of them had work. Does not know the computation of a tile.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -31,9 +31,9 @@ def make_tasks(
     card: Card,
     into: AttentionTasks | None = None,
 ) -> AttentionTasks:
-    """The tasks of one step, for every layer of that shape; `into` those of a batch with as many rows and tokens."""
+    """The tasks of one step, for every layer of that shape; `into`: tasks of an equally large batch to overwrite."""
     has_tiles = metadata.max_query_length > 1 or metadata.batch_invariant
-    # Of several rows the host knows the longest only; a lone row is of one kind.
+    # The host only knows the longest of several rows; a single row has one kind.
     has_splits = not metadata.batch_invariant and (metadata.max_query_length == 1 or metadata.slots.shape[0] > 1)
     block_q = queries_of_tile(shape.heads // shape.kv_heads, prefill)
     tasks = into or _empty_tasks(metadata, block_q, _num_shares(shape, decode, card), has_tiles, has_splits)
@@ -47,7 +47,7 @@ def make_tasks(
 
 
 def queries_of_tile(group: int, tile: PrefillTile) -> int:
-    """Whole query tokens in a tile, each with all the heads of the group that shares a KV head."""
+    """The number of whole query tokens in a tile, each with all the heads of the group that shares a KV head."""
     return int(max(tile.block_m, next_power_of_2(group)) // group)
 
 
@@ -60,7 +60,7 @@ def _empty_tasks(
 ) -> AttentionTasks:
     num_rows, device = metadata.slots.shape[0], metadata.slots.device
     # Row i's tiles begin at `query_starts[i] // block_q + i`: a bound that leaves each row room for its last,
-    # partial tile, so that a tile's row is found without adding up those before it.
+    # partial tile, so that a tile's row is found without a sum over the rows before it.
     max_tiles = metadata.num_tokens // block_q + num_rows
 
     def ints(*size: int) -> Tensor:
@@ -134,7 +134,7 @@ def _tiles_kernel(
     used = first_query < query_length
     if not ALL_ROWS:
         used = used & (query_length > 1)
-    # The last tiles of a row see the most keys: they start first, and the short ones fill the end.
+    # The last tiles of a row attend to the most keys: they start first, and the short ones fill the end.
     places = tiles_ptr + 2 * (max_tiles - 1 - tiles)
     mask = tiles < max_tiles
     tl.store(places, tl.where(used, low, -1), mask=mask)
@@ -156,16 +156,16 @@ def _shares_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`decode_shares.cut_rows`, as the first and last row of each share."""
+    """Computes `decode_shares.cut_rows`, as the first and last row of each share."""
     lanes = tl.arange(0, BLOCK)
     lengths, longest = tl.zeros([BLOCK], dtype=tl.int32), tl.zeros([BLOCK], dtype=tl.int32)
     for first in range(0, num_rows, BLOCK):
         tiles = _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, first + lanes, num_rows, WINDOW, BLOCK_N)
         lengths += tl.where(tiles > 0, tiles + ROW_COST, 0)
         longest = tl.maximum(longest, tiles)
-    length = tl.sum(lengths, axis=0) - ROW_COST  # Of the line; negative if no row decodes.
+    length = tl.sum(lengths, axis=0) - ROW_COST  # of the line; negative if no row decodes
     share_tiles = tl.maximum(tl.cdiv(length, num_shares), tl.minimum(MIN_TILES, tl.max(longest, axis=0)))
-    # Longer than the gap between two rows: a share before the line's end never lies in a gap.
+    # Longer than the gap between two rows, so that no share before the line's end lies in a gap.
     share_tiles = tl.maximum(share_tiles, ROW_COST + 1)
     tl.store(share_tiles_ptr, share_tiles)
     begin = tl.sum(lanes * 0, axis=0)
@@ -178,7 +178,7 @@ def _shares_kernel(
         tl.store(row_begins_ptr + rows, begins, mask=rows < num_rows)
         first_share, last_share = begins // share_tiles, (ends - 1) // share_tiles
         num_splits = tl.where(tiles > 0, last_share - first_share + 1, 0)
-        # Whether the row before ends in an earlier share, and the row behind begins in a later one.
+        # Whether the previous row ends in an earlier share, and the next row begins in a later one.
         is_first = (begins == 0) | (tl.maximum(begins - ROW_COST - 1, 0) // share_tiles < first_share)
         is_last = (ends == length) | ((ends + ROW_COST) // share_tiles > last_share)
         for split in range(tl.max(num_splits, axis=0)):
@@ -194,7 +194,7 @@ def _shares_kernel(
 
 @triton.jit
 def _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, rows, num_rows, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The tiles of the rows with one query token, at least one, so that a program writes the row; 0 of the others."""
+    """The tiles of each row with one query token, at least one, so that a program writes the row; 0 for others."""
     mask = rows < num_rows
     starts = tl.load(query_starts_ptr + rows, mask=mask, other=0)
     ends = tl.load(query_starts_ptr + rows + 1, mask=mask, other=0)

@@ -1,6 +1,6 @@
-"""Tiles of keys and values met by a block of queries: the online softmax that both attention kernels run.
+"""Attention of a block of queries to tiles of keys and values: the online softmax of both attention kernels.
 
-It does not know how queries are packed or which positions are visited. Sums are in an order fixed by position alone.
+Knows neither the packing of queries nor the visited positions. Sums are in an order fixed by position alone.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -16,7 +16,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 @functools.cache
 def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """`scale_log2` and `cap_scale` of a layer: scores become powers of 2, after the cap where there is one."""
+    """`scale_log2` and `cap_scale` of a layer: scores become powers of 2, after the cap if there is one."""
     if soft_cap is None:
         return scale * LOG2_E.value, 0.0
     return soft_cap * LOG2_E.value, scale / soft_cap
@@ -46,14 +46,14 @@ def attend(
 ):
     """The weighted sums of values, the maxima and the sums of weights over the positions from `start` to `end`.
 
-    Float32 [BLOCK_M, BLOCK_D], [BLOCK_M] and [BLOCK_M]; maxima are in units of log2, so that `exp2` serves. Positions
-    go in tiles of BLOCK_N from `start`, a multiple of it. Those before `seen_by_all`, where a tile begins, need no
-    mask. Either way the arithmetic of a visible position is the same: scores are masked before they are scaled, so
-    that both loops contract to the same multiply-adds.
+    Float32 [BLOCK_M, BLOCK_D], [BLOCK_M] and [BLOCK_M]; maxima are in units of log2, for `exp2`. Positions are visited
+    in tiles of BLOCK_N from `start`, a multiple of BLOCK_N. Positions before `seen_by_all`, where a tile begins, need
+    no mask. The arithmetic of a visible position is the same with a mask and without: scores are masked before they are
+    scaled, so that both loops contract to the same multiply-adds.
     """
     columns = tl.arange(0, BLOCK_D)
     within = tl.arange(0, BLOCK_N)
-    # Before the window there may be no block any more.
+    # Blocks before the window may have been freed.
     first_seen = tl.min(query_positions, axis=0) - WINDOW + 1 if WINDOW > 0 else 0
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     running_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -79,7 +79,7 @@ def attend(
             cached = ((positions < sequence_length) & (positions >= first_seen))[:, None]
             key = _load(key_ptr + offsets, cached, columns, MASKED, HEAD_DIM, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             value = _load(value_ptr + offsets, cached, columns, MASKED, HEAD_DIM, BLOCK_D)
-            # Conversions of a cache in fp8; the sums of products are float32.
+            # Convert an fp8 cache; the sums of products are float32.
             key = key.to(query.dtype)
             value = value.to(query.dtype)
 
@@ -91,7 +91,7 @@ def attend(
             if MASKED:
                 scores = tl.where(_seen(positions[None, :], query_positions[:, None], WINDOW), scores, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
-            # A query that has seen nothing yet has no maximum: its weights and sums stay 0.
+            # A query without a visible key so far has no maximum: its weights and sums stay 0.
             shift = tl.where(new_max == float("-inf"), 0.0, new_max) if WINDOW > 0 else new_max
             weights = tl.exp2(scores * scale_log2 - shift[:, None])
             rescale = tl.exp2(running_max - shift)
@@ -104,9 +104,9 @@ def attend(
 
 @triton.jit
 def add_sinks(accumulator, running_max, running_sum, sinks):
-    """The sums of values and of weights once each sink has its weight: in units of the greatest of both.
+    """Add the weights of sinks to the sums of values and of weights, relative to the new maximum.
 
-    Sinks are in units of log2; one of minus infinity adds nothing.
+    Sinks are in units of log2; a sink of minus infinity adds nothing.
     """
     new_max = tl.maximum(running_max, sinks)
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -116,7 +116,7 @@ def add_sinks(accumulator, running_max, running_sum, sinks):
 
 @triton.jit
 def _load(pointers, cached, columns, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Keys or values of a tile. What lies outside may be NaN; as zero it stays zero under a weight of zero."""
+    """Keys or values of a tile. Memory outside may hold NaNs, so it is read as zero; zero times weight 0 is zero."""
     if MASKED and HEAD_DIM == BLOCK_D:
         numbers = tl.load(pointers, mask=cached, other=0.0)
     elif MASKED:
@@ -132,9 +132,9 @@ def _load(pointers, cached, columns, MASKED: tl.constexpr, HEAD_DIM: tl.constexp
 def _in_float16(query):
     """Bfloat16 queries [BLOCK_M, BLOCK_D] as float16 times powers of two, float32 [BLOCK_M, 1].
 
-    Keys and values in fp8 meet queries in float16, which holds every number of theirs: one instruction converts a pair,
-    where bfloat16 takes three. The largest number of a query becomes one between 1 and 2, so that none lies outside of
-    float16's range; what is too small then counts for nothing in a sum.
+    Keys and values in fp8 are converted to float16, which holds every fp8 number: one instruction converts a pair,
+    while bfloat16 takes three. Queries are scaled so that the largest number is between 1 and 2, and none exceeds
+    float16's range; numbers that become too small do not matter in a sum.
     """
     largest = tl.max(tl.abs(query.to(tl.float32)), axis=1, keep_dims=True)
     powers = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)

@@ -1,4 +1,4 @@
-"""Copies of whole cache blocks, within the cache and to memory where they lie together. It does not know why."""
+"""Copies of whole cache blocks, within the cache and to contiguous memory. Does not know why blocks move."""
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -15,7 +15,7 @@ _BLOCK = 512
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     if not copies.shape[0]:
         return
-    if key_cache.element_size() == 1:  # Bytes are bytes: nothing is converted.
+    if key_cache.element_size() == 1:  # as bytes, without conversion
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     block_elements = key_cache[0].numel()
     grid = (ceil_div(block_elements, _BLOCK),)
@@ -65,7 +65,7 @@ def _stage_blocks(cache: Tensor, staged: Tensor, blocks: Tensor, *, to_cache: bo
 def _copy_blocks_kernel(
     key_cache_ptr, value_cache_ptr, copies_ptr, num_copies, BLOCK_ELEMENTS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    # A program owns the same piece of every block and copies it in the order given, so that a block
+    # A program copies the same piece of every block, in the given order, so that a block
     # may be the source of one copy and the destination of another.
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < BLOCK_ELEMENTS
@@ -78,7 +78,7 @@ def _copy_blocks_kernel(
         tl.store(value_cache_ptr + destination, value, mask=mask)
 
 
-# A step's block ids begin anywhere in its plan: no version of the kernel depends on their alignment.
+# A step's block ids may begin anywhere in its plan, so do not specialise on their alignment.
 @triton.jit(do_not_specialize=["blocks_ptr", "blocks_stride", "num_blocks"])
 def _stage_blocks_kernel(
     cache_ptr,

@@ -1,4 +1,4 @@
-"""What is done to each number of a row: activations, with a gate or without, a bias, a factor and a cap."""
+"""Elementwise ops on rows: activations, with a gate or without, a bias, a factor and a cap."""
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -101,13 +101,13 @@ def _activation_kernel(
 
 @triton.jit
 def activate_gated(gate, up, KIND: tl.constexpr, CLAMP: tl.constexpr = None):
-    """Numbers in float32. CLAMP, which is the limit and the alpha of a `ClampedSwiglu`, takes the place of KIND."""
+    """The gated activation in float32. CLAMP, the limit and alpha of a `ClampedSwiglu`, replaces KIND."""
     if CLAMP is None:
         output = activate(gate, KIND) * up
     else:
         LIMIT: tl.constexpr = CLAMP[0]
         ALPHA: tl.constexpr = CLAMP[1]
-        gate = tl.where(gate > LIMIT, LIMIT, gate)  # so that what is not a number stays so
+        gate = tl.where(gate > LIMIT, LIMIT, gate)  # so that a NaN stays a NaN
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
         output = (up + 1) * gate * tl.sigmoid(ALPHA * gate)
     return output
@@ -115,7 +115,7 @@ def activate_gated(gate, up, KIND: tl.constexpr, CLAMP: tl.constexpr = None):
 
 @triton.jit
 def activate(x, KIND: tl.constexpr):
-    """Numbers in float32."""
+    """The activation in float32."""
     if KIND == "silu":
         output = x * tl.sigmoid(x)
     elif KIND == "gelu":

@@ -1,7 +1,7 @@
-"""Which experts each token takes, and the tokens of each expert in blocks for products of one expert's matrix.
+"""The choice of experts for each token, and the tokens of each expert in blocks for products with its matrices.
 
-How many programs start follows from the number of tokens alone, so that a CUDA graph can hold them; the host never
-learns what was chosen. No program's result depends on when another runs. It does not know what an expert computes.
+The number of programs follows from the number of tokens alone, so that a CUDA graph can hold them; the host never
+learns the choice. No result depends on the order of programs. Does not know the computation of an expert.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,7 +21,7 @@ _EXPERTS_A_WARP = 256
 
 
 class Choice(NamedTuple):
-    """The experts of each token in the order of their numbers, int32, and their weights, float32: [tokens, active]."""
+    """The experts of each token in ascending order, int32, and their weights, float32: [tokens, active]."""
 
     experts: Tensor
     weights: Tensor
@@ -30,17 +30,17 @@ class Choice(NamedTuple):
 class Blocks(NamedTuple):
     """Pairs of a token and one of its experts, sorted by expert, in blocks of one expert each.
 
-    Pair `token * active + i` is that of a token and the i-th of its experts. A block is filled up with -1.
+    Pair `token * active + i` is a token and the i-th of its experts. A block is padded with -1.
     """
 
     pairs: Tensor  # int32 [blocks, rows of a block]
-    experts: Tensor  # int32 [blocks], from 0 for the first that is here; -1: the block is empty
+    experts: Tensor  # int32 [blocks], relative to this rank's first expert; -1: the block is empty
 
 
 def choose_experts(logits: Tensor, router: Router) -> Choice:
-    """The largest logits [tokens, experts] of each token and their weights, as `Router` has it.
+    """The experts with the largest logits [tokens, experts] of each token and their weights, by the rule of `Router`.
 
-    Of equal ones the first are taken.
+    Of equal logits the first are taken.
     """
     tokens, num_experts = logits.shape
     shape = (tokens, router.active)
@@ -62,9 +62,9 @@ def choose_experts(logits: Tensor, router: Router) -> Choice:
 
 
 def align_block_size(experts: Tensor, router: Router, block_m: int) -> Blocks:
-    """Sort the pairs of `choose_experts` by expert, in blocks of `block_m` rows; those of other ranks are left out."""
+    """Sort the pairs of `choose_experts` by expert, in blocks of `block_m` rows, without experts of other ranks."""
     num_pairs, device = experts.numel(), experts.device
-    # Each expert that has a pair has one block for it, and one more for each `block_m` further pairs at most.
+    # Each expert with pairs has one block for the first, and at most one more for each `block_m` further pairs.
     most_taken = min(num_pairs, router.count)
     num_blocks = most_taken + (num_pairs - most_taken) // block_m
     pairs = torch.empty((num_blocks, block_m), dtype=torch.int32, device=device)
@@ -106,7 +106,7 @@ def _choose_kernel(
     experts = tl.arange(0, BLOCK)
     is_expert = experts < NUM_EXPERTS
     scores = tl.load(logits_ptr + token * NUM_EXPERTS + experts, mask=is_expert, other=float("-inf")).to(tl.float32)
-    # Integers in the order of the scores: the two zeros are equal, and what is not a number is the largest.
+    # Integers in the order of the scores: both zeros are equal, and NaNs are the largest.
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
     keys = tl.where(scores <= float("inf"), bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     keys = tl.where(is_expert, keys, TAKEN)
@@ -151,7 +151,7 @@ def _align_kernel(
     counts = tl.load(counts_ptr + experts, mask=experts < COUNT, other=0)
     blocks = tl.cdiv(counts, BLOCK_M)
     first_block = tl.sum(tl.where(experts < expert, blocks, 0), axis=0)
-    # The program after those of the experts empties the blocks that are left.
+    # The program after those of the experts marks the remaining blocks as empty.
     end_block = num_blocks
     block_expert = -1
     if expert < COUNT:
@@ -172,6 +172,6 @@ def _align_kernel(
 
 @triton.jit
 def _has_expert(experts_ptr, start, num_pairs, expert, CHUNK: tl.constexpr):
-    """1 for each of the pairs from `start` on that has the expert, 0 for the others."""
+    """1 for each pair from `start` on with the expert, 0 for the others."""
     pairs = start + tl.arange(0, CHUNK)
     return (tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=-1) == expert).to(tl.int32)

@@ -1,10 +1,10 @@
-"""Layers of experts on a GPU: products of the tokens of each expert with its matrices, and each token's weighted sum.
+"""Mixture of experts on a GPU: products of each expert's tokens with its matrices, and each token's weighted sum.
 
 A program multiplies rows of one expert, in the steps of the linear of the matrix's format: see `linear_tile.py`. As
-there, except for float32, the number of rows picks one of two tiles, here that of an expert on average. Both add up
-features in the same steps, and that this makes tokens bitwise equal across the two has not been tested on a GPU. With
-`batch_invariant` there is one tile, and a token's result does not depend on the others. The results of a token are
-added in the order of its experts, in float32, and rounded once.
+there, except for float32, the number of rows picks one of two tiles, here the average number for an expert. Both tiles
+add up features in the same steps. That this makes tokens bitwise equal across the two tiles has not been tested on a
+GPU. With `batch_invariant` there is one tile, and a token's result does not depend on others. The results of a token
+are added in the order of its experts, in float32, and rounded once.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -41,10 +41,10 @@ from pyllm_kernels.reference import ACTIVATIONS
 
 _COLUMNS_AT_ONCE = 1024
 _FEATURES_UNIT = 32
-_MAX_EXPERTS = 1024  # The scores of a token are in the registers of one program.
+_MAX_EXPERTS = 1024  # as one program has all scores of a token in registers
 _FOUR_BITS = {"q4_0", "q4_1"}
 _FORMATS = {*FLOAT_DTYPES, *_FOUR_BITS, "q8_0", "int8", "float8_e4m3fn"}
-_MAX_PAIRS = 2**31 - 2**20  # int32 has room for them, and for what a program reads past their end.
+_MAX_PAIRS = 2**31 - 2**20  # fits into int32, with room for indices past the end
 
 
 def experts(
@@ -85,7 +85,7 @@ def experts(
 
 
 class _Step(NamedTuple):
-    """What the products of a step have in common."""
+    """The common arguments of a step's products."""
 
     blocks: Blocks
     num_pairs: int
@@ -94,16 +94,16 @@ class _Step(NamedTuple):
 
 
 class _Gate(NamedTuple):
-    """The other factor of a product, and what is done to both."""
+    """The gate of a product: its matrix, the activation, and the biases of both."""
 
     matrix: PackedLinear
-    kind: str | ClampedSwiglu  # of the activation
+    kind: str | ClampedSwiglu  # the activation
     bias: Tensor | None
     product_bias: Tensor | None
 
 
 class _Layout(NamedTuple):
-    """How a matrix is multiplied, in terms of its linear's kernel."""
+    """The layout of a matrix, as parameters of its linear's kernel."""
 
     format: str  # "float", "w4a16", "w8a16", "w8a8" or "fp8"
     block_k: int
@@ -112,7 +112,7 @@ class _Layout(NamedTuple):
 
 
 def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> None:
-    """`ValueError` where the arguments do not fit each other."""
+    """Raise a `ValueError` if the arguments do not fit each other."""
     num_experts, active, first, count = router.num_experts, router.active, router.first, router.count
     if not 0 < active <= num_experts or count < 1 or first < 0 or first + count > num_experts:
         raise ValueError(
@@ -195,10 +195,10 @@ def _layout(x: Tensor, packed: PackedLinear, card: Card) -> _Layout:
 
 
 def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, gate: _Gate | None = None) -> Tensor:
-    """Each pair's row of x, of which a token or a pair has one, times the matrix of its expert; [pairs, out_features].
+    """Each pair's row of x times the matrix of its expert, [pairs, out_features]; x has a row for each token or pair.
 
-    With a gate, `act(gate product) * product`, biases added to both first. Rows of pairs whose expert is not here are
-    left as they are in memory.
+    With a gate, `act(gate product) * product`, after biases are added to both. Rows of pairs with experts of other
+    ranks are not written.
     """
     out_features = packed.out_features // count
     output = torch.empty((step.num_pairs, out_features), dtype=x.dtype, device=x.device)
@@ -231,13 +231,13 @@ def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, g
 
 
 def _elements(packed: PackedLinear) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Elements, scales and minimums."""
+    """The elements, scales and minimums of a matrix."""
     data = packed.data.view(torch.uint8) if packed.format in {"q8_0", "float8_e4m3fn"} else packed.data
     scales, minimums = (*packed.factors, None, None)[:2]
     return data, scales, minimums
 
 
-# A compiler that knew the blocks to be 1, or a multiple of 16, might choose another order.
+# If the compiler knew that the number is 1, or a multiple of 16, it might choose another order.
 @triton.jit(do_not_specialize=["num_blocks"])
 def _grouped_kernel(
     x,
@@ -271,8 +271,8 @@ def _grouped_kernel(
     is_output = columns < OUT_FEATURES
     rows, outputs = pairs // ROWS_A_TOKEN, expert * OUT_FEATURES + columns
     dtype: tl.constexpr = output_ptr.dtype.element_ty
-    # What the activation takes is rounded, as a linear's result is; the sooner, the fewer registers it needs.
-    if GATE_LAYOUT is None:  # Triton 3.6 cannot tell whether a tuple with a None in it is one.
+    # The inputs of the activation are rounded, like a linear's result; early, as that needs fewer registers.
+    if GATE_LAYOUT is None:  # Triton 3.6 cannot compare a tuple that contains None with None.
         product = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT)
     else:
         gate = _sums(x, rows, is_row, gate_matrix, outputs, is_output, IN_FEATURES, GATE_LAYOUT, INTEGER_DOT).to(dtype)
@@ -298,7 +298,7 @@ def _sums(
     LAYOUT: tl.constexpr,
     INTEGER_DOT: tl.constexpr,
 ):
-    """`matrix @ x.T` of some outputs and rows, by the linear of the format; float32 [outputs, rows]."""
+    """`matrix @ x.T` for some outputs and rows, by the linear of the format; float32 [outputs, rows]."""
     FORMAT: tl.constexpr = LAYOUT[0]
     BLOCK_K: tl.constexpr = LAYOUT[1]
     SCALE_FEATURES: tl.constexpr = LAYOUT[2]

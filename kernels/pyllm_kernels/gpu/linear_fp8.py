@@ -1,6 +1,6 @@
-"""`x @ weight.T` on a GPU, of weights in fp8 (e4m3) with a scale for all, for each output or for each block.
+"""`x @ weight.T` on a GPU, with weights in fp8 (e4m3) and a scale for all, for each output or for each block.
 
-`linear_tile.py` says in which order sums are added up.
+`linear_tile.py` describes the order of sums.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -28,7 +28,7 @@ from pyllm_kernels.gpu.linear_tile import (
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.quantised_shapes import fp8_scale_block
 
-# Where a row has several scales, each tile's sum is in registers beside the whole sum: ptxas spills the larger tile.
+# If a row has several scales, each tile's sum is in registers beside the whole sum: ptxas spills the larger tile.
 _SPILLS_TWO_SUMS = 120
 
 
@@ -46,7 +46,7 @@ def linear_fp8(
     tile = _tile(x, scales, batch_invariant, card or card_of(x.device))
     output = output_of(x, weight, out)
     launch = _launcher(x.shape[1], weight.shape[0], scales.shape[1], (block_out, block_in), tile)
-    # Triton has conversions of e4m3 from Ada on, of bytes everywhere.
+    # Triton converts e4m3 from Ada on, and bytes on every card.
     tensors = x, weight.view(torch.uint8), scales, output
     launch(grid_of(output, tile), tensors, (x.shape[0], output.stride(0)))
     return output
@@ -66,7 +66,7 @@ def _tile(x: Tensor, scales: Tensor, batch_invariant: bool, card: Card) -> Tile:
     return tile
 
 
-# A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
+# If the compiler knew that the number is 1, or a multiple of 16, it might choose another order.
 @triton.jit(do_not_specialize=["tokens"])
 def _fp8_kernel(
     x_ptr,
@@ -119,7 +119,7 @@ def fp8_sums(
     BLOCK_IN: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`weight @ x.T` of some outputs and rows; float32 [outputs, rows]."""
+    """`weight @ x.T` for some outputs and rows; float32 [outputs, rows]."""
     columns = tl.arange(0, BLOCK_K)
     weight_ptrs = weight_ptr + outputs[:, None] * IN_FEATURES + columns[None, :]
     x_ptrs = x_ptr + rows[:, None] * IN_FEATURES + columns[None, :]
@@ -142,7 +142,7 @@ def fp8_sums(
 
 @triton.jit
 def _e4m3(bits, dtype: tl.constexpr):
-    """The numbers that e4m3's bytes stand for, exactly: its exponent and mantissa are float16's but for the bias."""
+    """The exact numbers of e4m3 bytes: exponent and mantissa are like float16's, except for the bias."""
     halves = ((bits & 0x80).to(tl.uint16) << 8) | ((bits & 0x7F).to(tl.uint16) << 7)
     numbers = halves.to(tl.float16, bitcast=True) * 256.0
     return tl.where((bits & 0x7F) == 0x7F, float("nan"), numbers).to(dtype)

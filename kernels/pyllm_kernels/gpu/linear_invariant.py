@@ -1,8 +1,7 @@
-"""`x @ weight.T` on a GPU in one tile shape and one order of sums, whatever the number of rows: for `batch_invariant`.
+"""`x @ weight.T` on a GPU with one tile and one order of sums for any number of rows, for `batch_invariant`.
 
-cuBLAS picks a kernel by the batch, and a row's last bits with it. This one is slower, most of all for few rows, and
-makes no attempt to be otherwise: it does not split the sum, nor look at the batch. Quantised weights go to their own
-kernels, in one tile.
+cuBLAS picks a kernel by the batch, so a row's last bits depend on it. This kernel is slower, most of all for few rows:
+it neither splits the sum nor depends on the batch. Quantised weights use their own kernels, with one tile.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -28,7 +27,7 @@ from pyllm_kernels.gpu.linear_tile import (
 )
 from pyllm_kernels.launcher import Launcher
 
-_CORES_TILE = Tile(64, 64, 64, 4, 4)  # Of tensor cores.
+_CORES_TILE = Tile(64, 64, 64, 4, 4)  # for tensor cores
 _TILE = Tile(64, 32, 32, 4, 2)
 
 
@@ -55,7 +54,7 @@ def _launcher(in_features: int, out_features: int, tile: Tile) -> Launcher:
     return Launcher(_linear_kernel, {"IN_FEATURES": in_features, "OUT_FEATURES": out_features} | options_of(tile))
 
 
-# A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
+# If the compiler knew that the number is 1, or a multiple of 16, it might choose another order.
 @triton.jit(do_not_specialize=["tokens"])
 def _linear_kernel(
     x_ptr,
@@ -87,7 +86,7 @@ def float_sums(
     IN_FEATURES: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`left @ right.T` of some rows of two matrices of floats; float32 [left rows, right rows]."""
+    """`left @ right.T` for some rows of two matrices of floats; float32 [left rows, right rows]."""
     columns = tl.arange(0, BLOCK_K)
     left_ptrs = left_ptr + left_rows[:, None] * IN_FEATURES + columns[None, :]
     right_ptrs = right_ptr + right_rows[:, None] * IN_FEATURES + columns[None, :]

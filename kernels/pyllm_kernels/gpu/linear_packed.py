@@ -1,4 +1,4 @@
-"""Matrices of files in the form that the Triton linears take, and the choice between these. Knows no file."""
+"""Matrices of files in the formats of the Triton linears, and the choice of a linear. Knows no file."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,7 +19,7 @@ from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT, fp8_block
 _FLOAT8 = "float8_e4m3fn"
 _FOUR_BITS = {"q4_0", "q4_1"}
 _EIGHT_BITS = "q8_0"
-# A block is a float16 and 32 integers, which 8 bits hold, or their places in a codebook: nothing is lost.
+# A block is a float16 and 32 integers, which fit into 8 bits, or indices into a codebook: packing is lossless.
 _MADE_8_BITS = {"q8_0", "q5_0", "iq4_nl"}
 _GROUP, _HALF_OF_A_GROUP = 32, 16
 # `kvalues_iq4nl` of ggml.
@@ -54,7 +54,7 @@ def pack_rows(
         factors = [numbers.view(-1) if weight_format == "int8" else numbers]
     odd = torch.stack([~factor.view(num_rows, -1).isfinite().all(1) for factor in factors]).any(0)
     if weight_format == _FLOAT8:
-        odd |= (data.view(torch.uint8) & 0x7F == 0x7F).any(1)  # which are not numbers
+        odd |= (data.view(torch.uint8) & 0x7F == 0x7F).any(1)  # NaNs
     if odd.any():
         raise NotFiniteError(int(odd.nonzero()[0]))
     scale_features = scales[0].features if scales else 0
@@ -69,9 +69,9 @@ def packed_linear(
     batch_invariant: bool = False,
     card: Card | None = None,
 ) -> Tensor:
-    """Of weights with factors, `batch_invariant` takes one tile for any number of rows."""
+    """Multiply by the linear of the format; for weights with factors, `batch_invariant` uses one tile for any rows."""
     if not packed.factors:
-        # Most matrices are such, and the host's time for each counts.
+        # The most frequent case, where the host's time matters.
         if out is None and packed.format in FLOAT_DTYPES and x.dtype is packed.dtype:
             return F.linear(x, packed.data)
         return reference.packed_linear(x, packed, out)

@@ -1,12 +1,12 @@
-"""What the linears share: tiles, and how a program finds, loads and stores its part.
+"""The common parts of the linears: tiles, and functions to find, load and store the part of a program.
 
 Each program adds up all features of its outputs, from the first on, in steps that follow from the weight and the dtype
 of x. No sum is split between programs. For quantised weights the number of rows picks one of two tiles, except for
 float32. Both tiles add up features in the same steps. That this makes rows bitwise equal across the two tiles has not
-been tested on a GPU. `batch_invariant` takes one tile for any number of rows.
+been tested on a GPU. `batch_invariant` uses one tile for any number of rows.
 
-Quantised weights are the left factor of each product and x the right one. Hopper's tensor cores want 64 rows on the
-left and as few as 8 columns on the right, so a step of few tokens wastes little of them.
+Quantised weights are the left factor of each product and x the right one. Hopper's tensor cores need 64 rows on the
+left, but only 8 columns on the right, so a step of few tokens wastes little of them.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -29,7 +29,7 @@ _OLDEST_TENSOR_CORES = 80  # of those that Triton compiles for
 
 
 class Tile(NamedTuple):
-    """What a program does: `block_m` tokens by `block_n` outputs, `block_k` features at a time."""
+    """The part of one program: `block_m` tokens by `block_n` outputs, `block_k` features at a time."""
 
     block_m: int
     block_n: int
@@ -39,27 +39,27 @@ class Tile(NamedTuple):
 
 
 def has_tensor_cores(x: Tensor, card: Card | None = None) -> bool:
-    """Whether products of floats like x are for tensor cores, on a card or on that of x."""
+    """Whether products of floats like x use tensor cores, on a card or on the card of x."""
     return x.element_size() == 2 and (card or card_of(x.device)).capability >= _OLDEST_TENSOR_CORES
 
 
 def float_block_k(has_cores: bool) -> int:
-    """Features at a time, of weights without groups."""
+    """The number of features at a time, for weights without groups."""
     return 64 if has_cores else 32
 
 
 def group_block_k(group_size: int, widest: int) -> int:
-    """Features at a time, up to `widest`, such that neither a tile nor a group straddles the end of the other."""
+    """The number of features at a time, up to `widest`, so that tiles and groups end together."""
     return next(size for size in (128, 64, 32) if size <= widest and group_size % size * (size % group_size) == 0)
 
 
 def float_tile(has_cores: bool, rows: int, block_k: int, batch_invariant: bool) -> Tile:
-    """The tile of products of so many rows of floats with weights that become floats."""
-    if not has_cores:  # Every product of numbers is an instruction then: registers have no room for a larger tile.
+    """The tile for products of `rows` rows of floats with weights that are converted to floats."""
+    if not has_cores:  # Each product is an instruction then, and a larger tile does not fit into registers.
         return Tile(32, 32, block_k, 8, 2)
     if rows <= 16 and not batch_invariant:
         return Tile(16, 64, block_k, 4, 4)
-    # With 4 warps, registers have no room for 4-bit weights as they become floats, nor for an expert's gate beside up.
+    # With 4 warps, neither the conversion of 4-bit weights nor an expert's gate beside up fits into registers.
     return Tile(64, 128, block_k, 8, 3)
 
 
@@ -85,9 +85,9 @@ def options_of(tile: Tile) -> dict[str, Constant]:
 
 
 def grouped_launcher(kernel: Any) -> Callable[[int, int, int, Tile], Launcher]:
-    """The launchers of a kernel of weights in groups: by features in, features out, features of a group, and tile.
+    """Launchers of a kernel for weights in groups, by features in, features out, features of a group, and tile.
 
-    The cache is the kernel's own. One for all would have it in the key, and Triton hashes a kernel by its whole text.
+    Each kernel has its own cache: in a shared one the kernel would be in the key, and Triton hashes its whole text.
     """
 
     @functools.cache
@@ -111,7 +111,7 @@ def rows_and_outputs(
 
 @triton.jit
 def blocks_of_program(blocks_m, OUT_FEATURES: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Programs that run side by side share rows of the weight, GROUP_M blocks of tokens at a time."""
+    """The blocks of a program. Adjacent programs share rows of the weight, GROUP_M blocks of tokens at a time."""
     program = tl.program_id(0)
     programs_of_group = GROUP_M * tl.cdiv(OUT_FEATURES, BLOCK_N)
     first_m = program // programs_of_group * GROUP_M
@@ -123,7 +123,7 @@ def blocks_of_program(blocks_m, OUT_FEATURES: tl.constexpr, BLOCK_N: tl.constexp
 
 @triton.jit
 def load_block(pointers, is_row, columns, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Some columns of a matrix of SIZE columns, which are tested only where blocks do not fill it; 0 elsewhere."""
+    """Some columns of a matrix of SIZE columns; 0 past its end, with a mask only if BLOCK does not divide SIZE."""
     if SIZE % BLOCK == 0:
         numbers = tl.load(pointers, mask=is_row[:, None], other=0)
     else:
@@ -140,10 +140,10 @@ def store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEAT
 
 @triton.jit
 def scaled_groups(integers, scales, minimums, dtype: tl.constexpr):
-    """`scale * integer + minimum`, of float32 integers [outputs, n] in as many groups as there are scales side by side.
+    """`scale * integer + minimum`, for float32 integers [outputs, n] in one group for each column of `scales`.
 
-    A scale of float16 has 11 bits and an integer 8: their product is exact in float32, so the result is rounded once,
-    fused or not. No minimums: None.
+    A float16 scale has 11 bits and an integer 8: their product is exact in float32, so the result is rounded once,
+    fused or not. `minimums` may be None.
     """
     OUTPUTS: tl.constexpr = integers.shape[0]
     WIDTH: tl.constexpr = integers.shape[1]

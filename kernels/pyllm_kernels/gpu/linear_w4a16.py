@@ -1,6 +1,6 @@
-"""`x @ weight.T` on a GPU, of weights in 4 bits, with a scale and a minimum for each group of features.
+"""`x @ weight.T` on a GPU, with weights in 4 bits, and a scale and a minimum for each group of features.
 
-`linear_tile.py` says in which order sums are added up. It does not know the files that such weights come from.
+`linear_tile.py` describes the order of sums. Does not know the files of such weights.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -48,7 +48,7 @@ def w4a16_block_k(has_cores: bool, group_size: int) -> int:
     return group_block_k(group_size, 128 if has_cores else 32)
 
 
-# A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
+# If the compiler knew that the number is 1, or a multiple of 16, it might choose another order.
 @triton.jit(do_not_specialize=["tokens"])
 def _w4a16_kernel(
     x_ptr,
@@ -101,7 +101,7 @@ def w4a16_sums(
     GROUP_SIZE: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`weight @ x.T` of some outputs and rows; float32 [outputs, rows]."""
+    """`weight @ x.T` for some outputs and rows; float32 [outputs, rows]."""
     HALF: tl.constexpr = BLOCK_K // 2
     GROUPS: tl.constexpr = (BLOCK_K + GROUP_SIZE - 1) // GROUP_SIZE
     GROUPS_A_ROW: tl.constexpr = IN_FEATURES // GROUP_SIZE

@@ -1,6 +1,6 @@
-"""`x @ weight.T` on a GPU, of weights in 8 bits with a scale for each group of features; x stays in floats.
+"""`x @ weight.T` on a GPU, with weights in 8 bits and a scale for each group of features; x stays in floats.
 
-`linear_tile.py` says in which order sums are added up. It does not know the files that such weights come from.
+`linear_tile.py` describes the order of sums. Does not know the files of such weights.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -48,7 +48,7 @@ def w8a16_block_k(has_cores: bool, group_size: int) -> int:
     return group_block_k(group_size, 64 if has_cores else 32)
 
 
-# A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
+# If the compiler knew that the number is 1, or a multiple of 16, it might choose another order.
 @triton.jit(do_not_specialize=["tokens"])
 def _w8a16_kernel(
     x_ptr,
@@ -81,7 +81,7 @@ def w8a16_sums(
     x_ptr,
     rows,
     is_row,
-    integers_ptr,  # of bytes
+    integers_ptr,  # as bytes
     scales_ptr,
     outputs,
     is_output,
@@ -89,7 +89,7 @@ def w8a16_sums(
     GROUP_SIZE: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`weight @ x.T` of some outputs and rows; float32 [outputs, rows]."""
+    """`weight @ x.T` for some outputs and rows; float32 [outputs, rows]."""
     GROUPS: tl.constexpr = (BLOCK_K + GROUP_SIZE - 1) // GROUP_SIZE
     GROUPS_A_ROW: tl.constexpr = IN_FEATURES // GROUP_SIZE
     columns = tl.arange(0, BLOCK_K)
@@ -110,7 +110,7 @@ def w8a16_sums(
 
 @triton.jit
 def _float32(integers):
-    """The numbers that bytes of int8 stand for. A card adds floats faster than it converts integers."""
-    # As the last bits of 2^23, a byte from 0 to 255 is added to it.
+    """The numbers of int8 bytes. A card adds floats faster than it converts integers."""
+    # A byte from 0 to 255 as the last bits of 2^23 is their sum.
     above = ((integers ^ 0x80).to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True)
     return above - 8388736.0  # 2^23 + 128

@@ -1,6 +1,6 @@
-"""`x @ weight.T` on a GPU, of int8 weights with a scale an output, and of x made into int8 with a scale a row.
+"""`x @ weight.T` on a GPU, with int8 weights and a scale an output; x is quantised to int8 with a scale a row.
 
-Sums of integers are exact, so they have no order that could matter.
+Sums of integers are exact, so their order does not matter.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -51,7 +51,7 @@ def _launcher(in_features: int, out_features: int, has_dot: bool, tile: Tile) ->
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row as int8, and its scale."""
+    """Each row of x as int8, and its scale."""
     tokens, in_features = x.shape
     integers = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
@@ -62,7 +62,7 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 @functools.cache
 def _quantise_launcher(in_features: int) -> Launcher:
     block = min(next_power_of_2(in_features), _QUANTISED_AT_ONCE)
-    # Fused, the product and the addition that rounds it would be rounded once.
+    # If fused, the product and the addition that rounds it would be rounded only once.
     options = {"num_warps": 4, "enable_fp_fusion": False}
     return Launcher(_quantise_rows_kernel, {"IN_FEATURES": in_features, "BLOCK": block} | options)
 
@@ -73,7 +73,7 @@ def has_integer_dot(card: Card) -> bool:
 
 
 def w8a8_tile(rows: int, has_dot: bool) -> Tile:
-    """The tile of products of so many rows of integers; sums are exact, so any tile gives the same."""
+    """The tile for products of `rows` rows of integers; sums are exact, so any tile gives the same result."""
     if not has_dot:
         return Tile(16, 32, 64, 4, 2)
     return Tile(16, 64, 128, 4, 4) if rows <= 16 else Tile(64, 128, 128, 4, 3)
@@ -87,7 +87,7 @@ def _quantise_rows_kernel(x_ptr, integers_ptr, scales_ptr, IN_FEATURES: tl.const
     for start in range(0, IN_FEATURES, BLOCK):
         pointers = x_ptr + row * IN_FEATURES + start + columns
         magnitudes = tl.abs(tl.load(pointers, mask=start + columns < IN_FEATURES, other=0.0).to(tl.float32))
-        # A NaN is less than nothing, and would be lost in a maximum.
+        # Count a NaN as infinity, as a maximum would drop it.
         largest = tl.maximum(largest, tl.where(magnitudes < float("inf"), magnitudes, float("inf")))
     largest = tl.max(largest, axis=0)
     is_finite = largest < float("inf")
@@ -99,7 +99,7 @@ def _quantise_rows_kernel(x_ptr, integers_ptr, scales_ptr, IN_FEATURES: tl.const
     for start in range(0, IN_FEATURES, BLOCK):
         mask = start + columns < IN_FEATURES
         numbers = tl.load(x_ptr + row * IN_FEATURES + start + columns, mask=mask, other=0.0).to(tl.float32)
-        # Next to 1.5 * 2^23 float32 has no halves: the sum is rounded to the nearest integer, ties to even.
+        # Near 1.5 * 2^23 float32 has no fractions: the sum is rounded to the nearest integer, ties to even.
         rounded = (tl.where(is_finite, numbers, 0.0) * inverse + 12582912.0) - 12582912.0
         tl.store(integers_ptr + row * IN_FEATURES + start + columns, rounded.to(tl.int8), mask=mask)
 
@@ -153,7 +153,7 @@ def w8a8_sums(
     INTEGER_DOT: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`weight @ x.T` of some outputs and rows; float32 [outputs, rows]."""
+    """`weight @ x.T` for some outputs and rows; float32 [outputs, rows]."""
     columns = tl.arange(0, BLOCK_K)
     integers_ptrs = integers_ptr + outputs[:, None] * IN_FEATURES + columns[None, :]
     x_ptrs = x_integers_ptr + rows[:, None] * IN_FEATURES + columns[None, :]
@@ -164,7 +164,7 @@ def w8a8_sums(
         if INTEGER_DOT:
             accumulator = tl.dot(integers, tl.trans(x), accumulator, out_dtype=tl.int32)  # Triton 3.6 infers no dtype.
         else:
-            # Up to 1024 products add up to less than 2^24, so float32 has each partial sum exactly.
+            # Up to 1024 products add up to less than 2^24, so each partial sum is exact in float32.
             tl.static_assert(BLOCK_K <= 1024)
             partial = tl.dot(integers.to(tl.float32), tl.trans(x.to(tl.float32)), input_precision="ieee")
             accumulator += partial.to(tl.int32)

@@ -1,6 +1,6 @@
-"""Norms, alone and fused with the addition to the residual stream, and that addition: one program handles one row.
+"""Norms, alone and fused with the residual addition, and that addition alone: one program handles one row.
 
-It does not know what follows the norm. A row is reduced in one piece, so its result does not depend on the others.
+Does not know the use of the result. A row is reduced in one piece, so its result does not depend on other rows.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -82,7 +82,7 @@ def _row_constants(hidden: int) -> dict[str, Constant]:
 
 
 def _num_warps(block: int) -> int:
-    """Sixteen elements a thread, so that a row's loads are in flight at once."""
+    """The warps for sixteen elements a thread, so that a row's loads are in flight at once."""
     return min(max(block // 512, 1), 16)
 
 

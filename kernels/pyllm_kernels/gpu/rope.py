@@ -1,6 +1,6 @@
 """Norm of query and key, rotary position embedding and the write into the paged cache: one program handles a token.
 
-It does not know attention, nor how the table of cosines and sines was scaled.
+Knows neither attention nor the scaling of the table of cosines and sines.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -119,7 +119,7 @@ def _rope_and_kv_write_kernel(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """A head is two halves of HALF dimensions, which rotate, and REST dimensions, which do not."""
+    """Handles one token. A head has two halves of HALF dimensions, which rotate, and REST dimensions, which do not."""
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
@@ -233,7 +233,7 @@ def _rotate(
         first_weight = tl.load(weight_ptr + columns, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
         second_weight = tl.load(weight_ptr + HALF + columns, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
         rest_weight = tl.load(weight_ptr + rest_columns, mask=rest_columns < HEAD_DIM, other=0.0).to(tl.float32)
-        # Rounded as the norm alone would give it.
+        # Rounded like the result of the norm alone.
         wide_first = (wide_first * inverse_rms * first_weight).to(first.dtype).to(tl.float32)
         wide_second = (wide_second * inverse_rms * second_weight).to(first.dtype).to(tl.float32)
         wide_rest = (wide_rest * inverse_rms * rest_weight[None, :]).to(first.dtype).to(tl.float32)
@@ -248,7 +248,7 @@ def _rotate(
 
 @triton.jit
 def _store(pointers, numbers, factor, mask, FLOAT8: tl.constexpr):
-    """Into the cache, in its dtype: fp8 (e4m3) has no infinity, so what is too large becomes its largest number."""
+    """Store into the cache, in its dtype; fp8 (e4m3) has no infinity, so numbers are clamped to its range."""
     if FLOAT8:
         numbers = tl.clamp(numbers.to(tl.float32) * factor, -448.0, 448.0)
     tl.store(pointers, numbers.to(pointers.dtype.element_ty), mask=mask)

@@ -1,7 +1,7 @@
-"""From logits and a uniform number to a token, a program a sample: temperature, min-p, top-k, top-p, inverse CDF.
+"""Sampling from logits and uniform numbers, a program a sample: temperature, min-p, top-k, top-p, inverse CDF.
 
-Nothing is sorted: top-k and top-p each look for the logit at which they cut, by counting and by summing what lies above
-four pivots at once, pass after pass over the row. It does not know who asked, and the host learns nothing from it.
+Nothing is sorted: top-k and top-p each search for the logit of their cut, by the count or sum of weights above four
+pivots at once, in passes over the row. Knows no requests, and needs no exchange with the host.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,7 +21,7 @@ _CHUNK = 4096
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor, rows: Tensor
 ) -> Tensor:
-    """Tokens int32 [samples], by `pyllm/workers/sampling/sampler.py`'s rules; -1 where no logit is above minus
+    """Tokens int32 [samples], by the rules of `pyllm/workers/sampling/sampler.py`; -1 if no logit is above minus
     infinity.
 
     logits [rows, vocabulary], each row contiguous, of a float dtype; the others [samples] on the same device: float32,
@@ -52,8 +52,8 @@ def sample(
     return tokens
 
 
-# A program reads one number of each of these, which need not begin where the memory that they are a part of does: one
-# that is aligned today and not tomorrow must not make a step wait for another version.
+# A program reads one number of each of these, which may be parts of larger tensors: another alignment must not make a
+# step wait for the compilation of another version.
 _PARAMETERS = ("temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "uniforms_ptr", "rows_ptr", "tokens_ptr")
 
 
@@ -79,13 +79,13 @@ def _sample_kernel(
     largest, first_largest = _largest(row_ptr, VOCABULARY, LANES, PARTS)
     if largest == float("-inf"):
         tl.store(tokens_ptr + sample, -1)
-    elif (temperature == 0) | (largest == float("inf")):  # No temperature makes weights of infinite logits.
+    elif (temperature == 0) | (largest == float("inf")):  # infinite logits have no weights
         tl.store(tokens_ptr + sample, first_largest)
     else:
         top_k = tl.load(top_k_ptr + sample)
         top_p = tl.load(top_p_ptr + sample)
         min_p = tl.load(min_p_ptr + sample)
-        # Kept is what lies above `cut`, and of the logits equal to it the first `num_equal` by id.
+        # Keep the logits above `cut`, and the first `num_equal` by id of those equal to it.
         cut, num_alive, total = _alive(row_ptr, largest, temperature, min_p, VOCABULARY, LANES, PARTS)
         num_equal = num_alive
         if (top_k > 0) & (top_k < num_alive):
@@ -109,13 +109,13 @@ def _sample_kernel(
 
 @triton.jit
 def _load(row_ptr, tokens, VOCABULARY: tl.constexpr):
-    """Logits in float32, which holds those of every dtype; minus infinity past the row's end."""
+    """Logits in float32, which is exact for every dtype; minus infinity past the row's end."""
     return tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def _largest(row_ptr, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr):
-    """The largest logit and its first id; minus infinity where none is a number."""
+    """The largest logit and its first id; minus infinity if all are NaNs."""
     lanes = tl.arange(0, LANES)
     best = tl.full([LANES], float("-inf"), dtype=tl.float32)
     ids = tl.full([LANES], VOCABULARY, dtype=tl.int32)
@@ -132,9 +132,9 @@ def _largest(row_ptr, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.c
 
 @triton.jit
 def _alive(row_ptr, largest, temperature, min_p, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr):
-    """Of the logits whose weight is not zero and not below min-p: the smallest, their number, and their weights' sum.
+    """The smallest, the number, and the sum of weights of the logits whose weight is not zero and not below min-p.
 
-    Weights are in units of the largest. They rise with the logits, so the smallest one alive tells of all.
+    Weights are relative to the largest. They rise with the logits, so all logits from the smallest one on count.
     """
     lanes = tl.arange(0, LANES)
     smallest = tl.full([LANES], float("inf"), dtype=tl.float32)
@@ -154,7 +154,7 @@ def _alive(row_ptr, largest, temperature, min_p, VOCABULARY: tl.constexpr, LANES
 
 @triton.jit
 def _above(row_ptr, cut, largest, temperature, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr):
-    """How many logits lie above `cut`, the sum of their weights, and how many are equal to it."""
+    """The number of logits above `cut`, the sum of their weights, and the number of logits equal to it."""
     lanes = tl.arange(0, LANES)
     counts = tl.zeros([LANES], dtype=tl.int32)
     equal = tl.zeros([LANES], dtype=tl.int32)
@@ -182,14 +182,14 @@ def _cut(
     LANES: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The smallest logit of the row, from `low` to `high`, above which lies less than `wanted`; `high` is one.
+    """The smallest logit of the row, from `low` to `high`, with less than `wanted` above it; `high` is such a logit.
 
-    `wanted` counts logits, or adds up weights where BY_SUM. A pass measures at four pivots, of which the first is the
-    smallest logit that may be the answer, and finds the smallest and the largest logit between the bounds it had.
+    `wanted` is a number of logits, or with BY_SUM a sum of weights. A pass measures at four pivots, of which the first
+    is the smallest logit that may be the answer, and finds the smallest and the largest logit within the bounds.
     """
     lanes = tl.arange(0, LANES)
-    floor = low  # Below it nothing counts.
-    below = low - low + float("-inf")  # Nothing up to here is the answer.
+    floor = low  # Logits below do not count.
+    below = low - low + float("-inf")  # The answer is above this.
     while low < high:
         step = (high - low) * 0.25
         pivot_1, pivot_2, pivot_3 = low + step, low + step * 2, low + step * 3
@@ -213,7 +213,7 @@ def _cut(
                 highest = tl.where(inside & (logits > highest), logits, highest)
         least = tl.min(smallest, axis=0)
         high = tl.max(highest, axis=0)
-        # Measures fall from pivot to pivot: the answer lies above the last one with too much above it.
+        # Measures fall from pivot to pivot: the answer is above the last pivot with at least `wanted` above it.
         if tl.sum(measure_3, axis=0) >= wanted:
             below = pivot_3
         elif tl.sum(measure_2, axis=0) >= wanted:
@@ -233,7 +233,7 @@ def _cut(
 
 @triton.jit
 def _invert(row_ptr, cut, num_equal, target, largest, temperature, VOCABULARY: tl.constexpr, CHUNK: tl.constexpr):
-    """The first token kept whose cumulative weight exceeds `target`, or the last one kept."""
+    """The first kept token whose cumulative weight exceeds `target`, or the last kept one."""
     within = tl.arange(0, CHUNK)
     start = 0
     found = -1
@@ -255,7 +255,7 @@ def _invert(row_ptr, cut, num_equal, target, largest, temperature, VOCABULARY: t
         after = before + tl.sum(weights, axis=0)
         if after > target:
             sums = before + tl.cumsum(weights, axis=0)
-            # Sums in another order may end below: then it is the last one kept here.
+            # Sums in another order may end below `target`: then take the last kept token of this chunk.
             found = tl.min(tl.where(kept & (sums > target), tokens, last_here), axis=0)
             found = tl.where(last_here < 0, -1, found)
         before = after

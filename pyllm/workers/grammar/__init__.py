@@ -1,6 +1,6 @@
-"""Constraints on outputs: grammars compiled within limits, and the tokens that they allow next.
+"""Structured outputs: grammars compiled within limits, and the tokens that they allow next.
 
-Knows slots, not requests, and no text of theirs.
+Knows slots, but neither requests nor their text.
 """
 
 import lazy_loader

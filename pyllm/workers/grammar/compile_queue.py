@@ -1,6 +1,6 @@
-"""Compiles grammars: each text once, one after another on a thread of its own, short ones first.
+"""Compiles grammars: each text once, one after another on its own thread, short ones first.
 
-Knows texts and how long they wait, but not how one is compiled, no rows and no masks.
+Knows texts and their waiting times, but not how one is compiled, no rows and no masks.
 """
 
 import atexit
@@ -21,54 +21,54 @@ from llguidance import LLMatcher
 from pyllm.errors import RequestError
 from pyllm.workers.grammar.fair_thread import settle
 
-# Seconds that a text may wait for its turn. What one costs is bounded elsewhere, but not how many there are.
+# The longest wait of a text in seconds. The cost of one text is bounded elsewhere, but not the number of texts.
 WAIT_SECONDS = 30.0
-# A text goes before another that came earlier and is longer by this much for each second between them, so that short
-# ones do not wait for long ones, nor long ones for ever.
+# A text goes before an earlier one if that is longer by more than this for each second between them: short texts do
+# not wait for long ones, and long ones do not wait for ever.
 BYTES_PER_SECOND = 10_000
-# The most that its length puts a text off, in seconds: it must have its turn before it has waited too long.
+# The longest delay by a text's length, in seconds: each text must get its turn before `WAIT_SECONDS` are over.
 MAX_HANDICAP = WAIT_SECONDS / 2
-# Compiled grammars that are kept for the next request. The largest that the limits allow take some 60 MB each: 1 GB.
+# The number of compiled grammars kept for later requests. The largest within the limits take some 60 MB each: 1 GB.
 NUM_KEPT = 16
 
-# Grammars may be nested as deeply as their text is long, and the library recurses: with 8 MB, 1,000 references of
-# which each leads to the next end the process. Memory that is not reached is not used.
+# Grammars may be nested as deeply as their text is long, and the library recurses: with a stack of 8 MB, a chain of
+# 1,000 references ends the process. Pages of the stack that are not touched use no memory.
 STACK_BYTES = 1 << 30
 
-# A thread that leaves the library while the interpreter ends would crash the process. So what is nearly compiled gets
-# these seconds at the end. What takes longer may come back within the moment that is left; that is accepted.
+# A thread that returns from the library while the interpreter ends would crash the process. So exit waits this long for
+# the current grammar. One that takes longer may still return in the short time that is left; that is accepted.
 _SECONDS_AT_EXIT = 2.0
 _THREAD_NAME = "compile-grammars"
 
 
 class NotNowError(RequestError):
-    """A grammar was not compiled for a reason that is not its own; the next request may ask for it again."""
+    """A grammar was not compiled, for a reason outside of it; the next request may try it again."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Compilation:
-    """One text on its way. It is not compiled if nobody holds this when its turn comes."""
+    """One text in the queue. It is not compiled if nothing references this object when its turn comes."""
 
     text: str
     came: float  # seconds, on the queue's clock
-    future: "Future[LLMatcher]" = field(default_factory=Future)  # its matcher is to be copied, not moved
+    future: "Future[LLMatcher]" = field(default_factory=Future)  # copy its matcher, do not advance it
 
 
 class CompileQueue:
-    """`compile_one` makes a matcher of a text, or raises, on a thread of its own. Every method returns at once."""
+    """A queue for `compile_one`, which compiles a text or raises, on the queue's thread. All methods return at once."""
 
     def __init__(self, compile_one: Callable[[str], LLMatcher], clock: Callable[[], float] = time.monotonic) -> None:
         self._compile_one = compile_one
         self._clock = clock
-        self._lock = threading.Lock()  # for all that follows
+        self._lock = threading.Lock()  # guards all fields below
         self._known: WeakValueDictionary[str, Compilation] = WeakValueDictionary()
-        self._kept: OrderedDict[str, Compilation] = OrderedDict()  # of the known, those used last and compiled
-        self._waiting: list[tuple[float, int, ReferenceType[Compilation]]] = []  # a heap: what comes first, by rank
+        self._kept: OrderedDict[str, Compilation] = OrderedDict()  # compiled ones, the last used at the end
+        self._waiting: list[tuple[float, int, ReferenceType[Compilation]]] = []  # a heap by rank
         self._numbers = count()
-        self._thread: threading.Thread | None = None  # there is none where nothing waits
+        self._thread: threading.Thread | None = None  # None if the queue is empty
 
     def compile(self, text: str) -> Compilation:
-        """What a text becomes, or the error that it is refused with, for as long as somebody holds this."""
+        """The compilation of a text, new or shared; it is dropped from the queue when nothing references it."""
         with self._lock:
             compilation = self._known.get(text)
             if compilation is None:
@@ -83,12 +83,12 @@ class CompileQueue:
         return compilation
 
     def close(self) -> None:
-        """End the thread after what it does, without waiting for it."""
+        """End the thread after its current grammar, without waiting for it."""
         with self._lock:
             self._waiting.clear()
 
     def _start(self) -> str:
-        """Start a thread; or why there is none."""
+        """Start a thread; return the reason if that fails, else an empty text."""
         thread = threading.Thread(target=self._compile_waiting, name=_THREAD_NAME, daemon=True)
         others = threading.stack_size(STACK_BYTES)
         try:
@@ -114,7 +114,7 @@ class CompileQueue:
             compilation = self._next(compilation)
 
     def _next(self, done: Compilation | None) -> Compilation | None:
-        """What the thread is to do after what it did; None: it is to end."""
+        """The thread's next compilation after `done`; None if it is to end."""
         with self._lock:
             if done is not None:
                 self._keep(done)
@@ -128,7 +128,7 @@ class CompileQueue:
         return current
 
     def _take_late(self) -> list[Compilation]:
-        """Those that have waited too long, of which nothing more is known then; and forget those nobody wants."""
+        """Remove and return compilations that waited too long; also remove those that nothing references."""
         since = self._clock() - WAIT_SECONDS
         late, waiting = [], []
         for entry in self._waiting:

@@ -1,4 +1,4 @@
-"""A thread with a fair queue: parties that used little of its time go before parties that used much.
+"""A thread with a fair queue: parties that used less of its time go first.
 
 Measures the seconds of each piece of work. Does not know what the work is.
 """
@@ -25,7 +25,7 @@ class Share:
     """One party's use of a `FairThread`, in virtual seconds. The thread writes it."""
 
     finish: float = 0.0  # of its last piece
-    cost: float | None = None  # estimate for its next piece, from the last ones; None: there were none
+    cost: float | None = None  # estimate for its next piece, from earlier ones; None before the first
 
 
 class FairThread:
@@ -48,7 +48,7 @@ class FairThread:
         self._now = 0.0  # virtual seconds: the start of the current piece
 
     def submit(self, share: Share, work: Callable[[], T], future: "Future[T] | None" = None) -> "Future[T]":
-        """Do some work when its share allows, and give the result to `future`, or to a new one.
+        """Queue some work for its share; its result goes to `future`, or to a new one.
 
         Raises:
             RuntimeError: the thread was closed.
@@ -59,7 +59,7 @@ class FairThread:
         return future
 
     def close(self) -> None:
-        """End the thread after its current piece, without waiting for it. The rest is never done."""
+        """End the thread after its current piece, without waiting for it. Other pieces are dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _do_next(self) -> None:
@@ -80,10 +80,10 @@ class FairThread:
 
 
 def settle(future: "Future[T]", work: Callable[[], T]) -> None:
-    """Give a future the result of some work, or its error, unless the future is done already."""
+    """Set a future to the result of some work, or to its error, unless the future is done already."""
     try:
         give = partial(future.set_result, work())
-    except BaseException as error:  # noqa: BLE001 - it is for whoever waits
+    except BaseException as error:  # noqa: BLE001 - passed on to the waiter
         give = partial(future.set_exception, error)
     with suppress(InvalidStateError):
         give()

@@ -1,4 +1,4 @@
-"""One grammar as llguidance compiles it, within limits of work. Knows no time, no memory and no other grammar."""
+"""Compiles one grammar with llguidance, within limits of work. Knows no time, no memory and no other grammar."""
 
 import re
 
@@ -7,19 +7,19 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from pyllm.errors import RequestError
 from pyllm.workers.grammar.schema_limits import check_schemas
 
-# llguidance counts work, not time, so whether a grammar is refused depends on itself alone. Each limit is as low as
-# grammars that are used allow: 100,000 of fuel compile an enumeration of 5,000 texts, 300,000 a step let three patterns
-# meet in one string, and 5,000 items in a row are 1,250 optional properties of one object. Grammars that are not JSON
-# schemas may be ambiguous, where a step's work grows with the square of a row's items. On a core of 2024 a mask then
-# takes 41 ms at most, but for one that ends in an error: 160 ms, where a repetition forces 100 KB at once.
+# llguidance counts work, not time, so whether a grammar is refused depends on the grammar alone. Each limit is as low
+# as real grammars allow: 100,000 of fuel compile an enumeration of 5,000 texts, 300,000 a step allow three patterns in
+# one string, and 5,000 items in a row are 1,250 optional properties of one object. Grammars that are not JSON schemas
+# may be ambiguous, and then a step's work grows with the square of a row's items. On a core of 2024 a mask takes 41 ms
+# at most, except for one that ends in an error: 160 ms, where a repetition forces 100 KB at once.
 _SCHEMA_ITEMS, _OTHER_ITEMS = 5_000, 500
 
-# The lines of a grammar that follow what is wrong with it.
+# The lines of the grammar that follow the message of an error.
 _SOURCE_LINES = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Check and compile one grammar. It may need a deep stack, and some grammars take minutes.
+    """Check and compile one grammar. This may need a deep stack, and takes minutes for some grammars.
 
     Raises:
         RequestError: it is wrong, or too large.
@@ -28,7 +28,7 @@ def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 def make_matcher(tokenizer: LLTokenizer, text: str, is_schema: bool) -> LLMatcher:
-    """The same for a text that `check_schemas` has let through, and what it said of it.
+    """Compile a text that `check_schemas` has accepted; `is_schema` is its result.
 
     Raises:
         RequestError: it is wrong, or too large.
@@ -48,9 +48,9 @@ def make_matcher(tokenizer: LLTokenizer, text: str, is_schema: bool) -> LLMatche
 
 
 def error_text(matcher: LLMatcher) -> str:
-    """What llguidance says of a matcher that failed, without what is not meant for users, and without the grammar.
+    """llguidance's error of a failed matcher, without internal notes and without the lines of the grammar.
 
-    That need not be the user's own text.
+    The grammar need not be the user's own text.
     """
     text = _SOURCE_LINES.sub("", matcher.get_error().replace("<non-verbose/>", ""))
     return f"{text.strip():.500}"

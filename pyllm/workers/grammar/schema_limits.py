@@ -1,4 +1,4 @@
-"""Limits on the parts of a grammar that llguidance takes long for without limiting them, checked before it compiles.
+"""Limits on parts of a grammar that are slow to compile and that llguidance does not limit; checked before it compiles.
 
 Finds the JSON schemas in llguidance's texts. Knows nothing else about a grammar.
 """
@@ -15,11 +15,11 @@ from pyllm.errors import RequestError
 MAX_REMAINDERS = 250_000
 # The properties of one object are compared with one another: 5,000 take 2 s.
 MAX_PROPERTIES = 5_000
-# So are its patterns, and each comparison is a search: 200 take 0.4 s, 400 more than 8 s.
+# The patterns of one object are compared, too, and each comparison is a search: 200 take 0.4 s, 400 more than 8 s.
 MAX_PATTERNS = 200
-# Literals and comments may look like schemas. The time to find out grows with the text before each of them.
+# Literals and comments may look like schemas. The time to check one grows with the text before it.
 MAX_OTHERS = 100
-# Chains of rules or of optional parts cost their length squared: in this many bytes, some 10 s at the worst.
+# Chains of rules or of optional parts cost their length squared: at most some 10 s for this many bytes.
 MAX_OTHER_BYTES = 1 << 18
 
 _INLINE = re.compile(r"%json\s*(?=\{)")
@@ -53,11 +53,11 @@ class _NoJsonError(RequestError):
 
 
 class _Sizes:
-    """Reads schemas and adds up their sizes. `allOf` and its like may join schemas, so all of a text count together."""
+    """Reads schemas and adds up their sizes. `allOf` and the like may join schemas, so all in a text count together."""
 
     def __init__(self) -> None:
         self._multiples: set[Decimal] = set()
-        self._properties = self._patterns = 0  # sums of squares, which is their cost
+        self._properties = self._patterns = 0  # sums of squares, like the cost
         self._decoder = json.JSONDecoder(object_pairs_hook=self._object, parse_float=_number)
 
     def read(self, text: str, start: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class _Sizes:
             try:
                 self.read(lark, match.end())
             except _NoJsonError:
-                # It is in a literal or a comment. If not, llguidance is stricter and refuses it.
+                # It is in a literal or a comment; otherwise llguidance refuses it.
                 num_others += 1
                 if num_others > MAX_OTHERS:
                     raise

@@ -1,6 +1,6 @@
-"""Grammars of structured outputs, over `llguidance`: which tokens may come next, and which must.
+"""Grammars of structured outputs, over `llguidance`: the allowed next tokens, and the forced ones.
 
-All of it runs on threads of its own, beside the forward pass. Knows rows and token ids, but no logits and no plan.
+All work runs on separate threads, beside the forward pass. Knows rows and token ids, but no logits and no plan.
 """
 
 import time
@@ -23,18 +23,17 @@ from pyllm.workers.grammar.fair_thread import FairThread, Share
 from pyllm.workers.grammar.grammar_compiler import compile_grammar, error_text
 from pyllm.workers.grammar.trial_process import GrammarTrials, TrialConfig
 
-# Seconds that a step waits for masks: one deadline for all its rows, however many. Rows whose mask comes later sit the
-# step out.
+# Seconds that a step waits for masks: one deadline for all its rows. Rows whose mask is late are skipped in this step.
 PATIENCE = 0.01
-# Seconds of processor time that the mask after one token may take. What llguidance limits ends ten times as soon; this
-# is for what nobody has thought of.
+# Seconds of processor time for the mask after one token. llguidance's limits take effect at a tenth of this; this one
+# is for work that they miss.
 MASK_SECONDS = 2.0
 
 Mask = npt.NDArray[np.int32]
 
 
 class GrammarRow:
-    """One slot's place in its grammar. `Grammars` writes it on its thread; what it says is there after `wait`."""
+    """The state of one slot in its grammar. `Grammars` writes it on its thread; read it after `wait`."""
 
     __slots__ = ("__weakref__", "done", "error", "forced", "is_put_off", "mask", "matcher", "share", "source")
 
@@ -42,18 +41,18 @@ class GrammarRow:
         self, mask: Mask, share: Share, done: "Future[Any]", source: "Compilation | GrammarRow | None" = None
     ) -> None:
         self.mask = mask  # int32 [1, words], bit t of word w: token 32 w + t may come next
-        self.forced: list[int] = []  # what must come next; the mask allows its first alone. Empty: there is a choice
-        self.error = ""  # why the request cannot go on
-        # Its output has begun elsewhere, and its grammar cannot be had just now: it is to be begun again.
+        self.forced: list[int] = []  # forced next tokens; the mask allows only the first. Empty: there is a choice
+        self.error = ""  # the reason why the request must end
+        # The request already has output, and its grammar could not be compiled now: begin the grammar again later.
         self.is_put_off = False
         self.matcher: LLMatcher | None = None
-        self.share = share  # of the thread of the masks: one for a row and all its forks
-        self.done = done  # all that was asked of it
-        # What it is made of, held until then: a grammar that no row holds is not compiled.
+        self.share = share  # of the mask thread's time: one for a row and all its forks
+        self.done = done  # completes after all work queued for the row
+        # Referenced until the row is made: a grammar that no row references is not compiled.
         self.source = source
 
     def wait(self, seconds: float) -> bool:
-        """Whether the row is ready, within some seconds."""
+        """Wait up to some seconds; return whether the row is ready."""
         try:
             self.done.result(seconds)
         except (NotYetError, CancelledError):
@@ -62,12 +61,12 @@ class GrammarRow:
 
 
 class Grammars:
-    """Moves rows through grammars. `load` makes one for a model's tokenizer.
+    """Advances rows through grammars. `load` makes one for a model's tokenizer.
 
-    Who holds a row wants it: what was asked of one that nobody holds is not done, nor its grammar compiled.
+    Work for a row that nothing references any more is dropped, and its grammar is not compiled.
 
-    Every method but `load` and `masks_after` returns at once, and all belong to the thread of the steps. `clock` gives
-    the seconds that the calling thread has worked.
+    Every method but `load` and `masks_after` returns at once; call all of them on the thread of the steps. `clock`
+    returns the processor seconds of the calling thread.
     """
 
     def __init__(
@@ -98,29 +97,29 @@ class Grammars:
         return cls(tokenizer, GrammarTrials(TrialConfig(tokenizer_path, vocab_size, eos_token_ids)).compile)
 
     def begin(self, text: str, output: list[int]) -> GrammarRow:
-        """A row at the place that some output leads to from the beginning."""
+        """A new row, advanced by some output."""
         compilation = self._compile_queue.compile(text)
         row = self._row(Share(), compilation.future, compilation)
         self._then(row, lambda row: self._enter(row, output))
         return row
 
     def consume(self, row: GrammarRow, tokens: list[int]) -> None:
-        """Go on by some tokens."""
+        """Advance by some tokens."""
         self._then(row, lambda row: self._move(row, tokens))
 
     def fork(self, origin: GrammarRow) -> GrammarRow:
-        """Another row, where the origin is when all that was asked of it before is done."""
+        """A copy of a row, made when all work queued for the origin before is done."""
         row = self._row(origin.share, origin.done, origin)
         self._then(row, _copy)
-        origin.done = row.done  # What is asked of the origin from now on comes after the copy.
+        origin.done = row.done  # Later work for the origin comes after the copy.
         return row
 
     def masks_after(self, row: GrammarRow, drafts: list[int]) -> list[Mask]:
-        """The masks after each of some tokens that may come next; fewer where one of them may not. This waits."""
+        """The masks after each draft token; fewer if the grammar forbids one of them. Waits for the result."""
         return self._masking.submit(row.share, lambda: self._look_ahead(row, drafts)).result()
 
     def close(self) -> None:
-        """End the threads, without waiting for what they do."""
+        """End the threads after their current work, without waiting."""
         self._compile_queue.close()
         self._masking.close()
 
@@ -128,10 +127,10 @@ class Grammars:
         return GrammarRow(allocate_token_bitmask(1, self._tokenizer.vocab_size), share, done, source)
 
     def _then(self, row: GrammarRow, work: Callable[[GrammarRow], None]) -> None:
-        """Do something on the thread of the masks when all that was asked of a row before is done.
+        """Queue work for a row on the mask thread, after all earlier work for the row.
 
-        So what is asked of a row is done in the order that it was asked for, whatever the thread does between. That
-        thread itself never waits for a grammar. What the work raises becomes the row's error.
+        The work of one row is done in order, whatever the thread does in between. The thread itself never waits for a
+        grammar. An exception in the work becomes the row's error.
         """
         before, share, task = row.done, row.share, partial(_do, ref(row), work)
         if before.done():
@@ -140,7 +139,7 @@ class Grammars:
         row.done = done = Future[None]()
 
         def go_on(_: object) -> None:
-            with suppress(RuntimeError):  # It was closed meanwhile.
+            with suppress(RuntimeError):  # closed meanwhile
                 self._masking.submit(share, task, done)
 
         before.add_done_callback(go_on)
@@ -149,7 +148,7 @@ class Grammars:
         compilation, row.source = row.source, None
         assert isinstance(compilation, Compilation)
         if failure := compilation.future.exception():
-            # Who has had some of its output is not to end for want of time, as one that comes may.
+            # Unlike a new request, one that already has output must not fail because the compiler is busy.
             row.is_put_off = bool(output) and isinstance(failure, NotNowError)
             row.error = "" if row.is_put_off else str(failure)
             return
@@ -157,7 +156,7 @@ class Grammars:
         self._move(row, output)
 
     def _move(self, row: GrammarRow, tokens: list[int]) -> None:
-        """Go on by some tokens, and find out what may follow."""
+        """Advance by some tokens, and compute the mask and the forced tokens."""
         matcher = row.matcher
         if matcher is None or row.error:
             return
@@ -169,7 +168,7 @@ class Grammars:
             row.error = f"its grammar failed: {error_text(matcher)}"
 
     def _consume(self, matcher: LLMatcher, tokens: list[int]) -> bool:
-        """Go on, token by token, as other threads cannot run meanwhile; False: there are tokens after the end."""
+        """Advance token by token, so that other threads run in between; False if there are tokens after the end."""
         for token in tokens:
             if matcher.is_error():
                 break
@@ -187,14 +186,14 @@ class Grammars:
             row.error = f"its grammar took {seconds:.1f} s for one token; {MASK_SECONDS:g} s are most: make it simpler"
 
     def _find_next(self, row: GrammarRow, matcher: LLMatcher) -> None:
-        # The mask first: it lets other threads run, and leaves little to do for what is forced.
+        # The mask first: it releases the GIL, and makes the search for forced tokens cheap.
         fill_next_token_bitmask(matcher, row.mask)
         if matcher.is_error():
             return
         words = row.mask.view(np.uint32)[0]
         row.forced = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
         if row.forced:
-            # Forced text is always spelt in this one way, whether or not the mask would leave another.
+            # Always use this tokenisation of forced text, even if the mask allows another one.
             token = row.forced[0]
             words[:] = 0
             words[token // 32] = 1 << token % 32
@@ -225,7 +224,7 @@ def _copy(row: GrammarRow) -> None:
 
 
 def _do(reference: ReferenceType[GrammarRow], work: Callable[[GrammarRow], None]) -> None:
-    """Do a row's work, unless nobody holds the row any more."""
+    """Do a row's work, unless nothing references the row any more."""
     row = reference()
     if row is None:
         return

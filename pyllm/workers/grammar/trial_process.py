@@ -1,4 +1,4 @@
-"""Tries to compile a grammar in another process first, so that a grammar that costs too much ends that process only.
+"""Compiles a grammar in another process first, so that a grammar that costs too much ends only that process.
 
 One process serves one trial after another, within limits of time and memory. Knows no queue, no cache and no rows.
 """
@@ -24,19 +24,19 @@ from pyllm.workers.grammar.compile_queue import STACK_BYTES, NotNowError
 from pyllm.workers.grammar.grammar_compiler import error_text, make_matcher
 from pyllm.workers.grammar.schema_limits import check_schemas
 
-# Seconds of processor time for one grammar. Unlike wall time, it refuses the same grammars however busy the machine is.
+# Seconds of processor time for one grammar. Unlike wall time, this limit does not depend on the machine's load.
 # llguidance limits its own work, but not all of it: 2,000 terminals in a chain take minutes.
 COMPILE_SECONDS = 3.0
-# Bytes for one grammar, beside the stack and the tokenizer. The largest that the limits allow takes some 60 MB.
+# Bytes for one grammar, beside the stack and the tokenizer. The largest within the limits takes some 60 MB.
 MEMORY_BYTES = 512 << 20
-# Seconds to wait for an answer, as on a machine that has no processor time for the trial.
+# Seconds to wait for an answer, for machines that are too busy for the trial.
 PATIENCE = 15.0
-# A process that has ever held this much more than at its start is replaced.
+# A process whose peak memory exceeds that of its start by this much is replaced.
 _RENEW_BYTES = 64 << 20
 
 
 class TrialConfig(msgspec.Struct, frozen=True):
-    """How the process reads the tokenizer, and its limits in seconds and bytes."""
+    """The tokenizer of the trial process, and its limits in seconds and bytes."""
 
     tokenizer_path: str
     vocab_size: int
@@ -53,9 +53,9 @@ class TrialResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GrammarTrials:
-    """Compiles grammars for one thread. The process starts with the first grammar, and again whenever it has ended.
+    """Compiles grammars for one thread. The process starts at the first grammar, and again whenever it has ended.
 
-    It ends with this object, with the interpreter, and, when its connection closes, with this process.
+    The process ends with this object, with the interpreter, and, as its connection closes, with this process.
     """
 
     def __init__(self, config: TrialConfig) -> None:
@@ -73,7 +73,7 @@ class GrammarTrials:
 
         Raises:
             RequestError: the grammar is wrong, or exceeds a limit.
-            NotNowError: the grammar was not tried, for a reason that is not its own.
+            NotNowError: the grammar was not tried, for a reason outside of it.
         """
         for _ in range(2):
             verdict = self._try(text)
@@ -88,7 +88,7 @@ class GrammarTrials:
         raise NotNowError(f"the process that tries grammars has ended with code {verdict}; try again later")
 
     def close(self) -> None:
-        """End the process, and compile no more."""
+        """End the process; later calls of `compile` fail."""
         self._end()
 
     def _try(self, text: str) -> TrialResult | int:
@@ -119,7 +119,7 @@ class GrammarTrials:
                         [sys.executable, *module, str(theirs.fileno()), config],
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,
-                        process_group=0,  # Ctrl-C in a terminal is not for it.
+                        process_group=0,  # Ctrl-C in a terminal must not reach it.
                     )
             except OSError as error:
                 raise NotNowError(f"cannot start the process that tries grammars: {error}; try again later") from None
@@ -148,12 +148,12 @@ def _limit_error(code: int, config: TrialConfig) -> str:
 
 
 def main(descriptor: str, encoded: str) -> None:
-    """The process: the number of its connection's descriptor, and its `TrialConfig` as JSON."""
+    """Run the process; the arguments are its connection's file descriptor and its `TrialConfig` as JSON."""
     config = msgspec.json.decode(encoded, type=TrialConfig)
     setproctitle("pyllm::grammars")
     connection = Connection(int(descriptor))
     tokenizer = LLTokenizer(config.tokenizer_path, n_vocab=config.vocab_size, eos_token=list(config.eos_token_ids))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Nobody reads the last words of a library that fails.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Hide the output of a library that crashes.
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most = used + STACK_BYTES + config.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -172,7 +172,7 @@ def _answer_all(connection: Connection, tokenizer: LLTokenizer, seconds: float) 
             break
         # Two signals end the process during a trial: one at its limit of time, one when the connection closes.
         fcntl.fcntl(connection, fcntl.F_SETFL, os.O_ASYNC)
-        if connection.poll():  # It closed before that.
+        if connection.poll():  # closed before O_ASYNC was set
             break
         signal.setitimer(signal.ITIMER_PROF, seconds)
         verdict = _answer(tokenizer, text)
@@ -185,7 +185,7 @@ def _answer(tokenizer: LLTokenizer, text: str) -> TrialResult:
     try:
         is_schema = check_schemas(text)
         matcher = make_matcher(tokenizer, text, is_schema)
-        # Some reach a limit with their first mask already. Found here, it costs one trial and not each request.
+        # Some grammars reach a limit at their first mask. Find this here, once, and not in each request.
         matcher.compute_bitmask()
         if matcher.is_error():
             return TrialResult(f"the grammar fails before its first token: {error_text(matcher)}")

@@ -1,6 +1,6 @@
-"""The layers that models are made of, each a rank's share.
+"""The layers of models, each as one rank's share.
 
-Know no model and no file.
+They know no model and no file.
 """
 
 import lazy_loader

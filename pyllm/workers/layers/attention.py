@@ -1,4 +1,4 @@
-"""Causal attention over the paged KV cache: position, write, read. Knows no projection and no hook's purpose."""
+"""Causal attention over the paged KV cache: rotation, write, read. Knows neither projections nor the use of hooks."""
 
 from pyllm_kernels import UNSCALED, AttentionLayer, KVScales, QKNorm
 from torch import Tensor

@@ -1,6 +1,6 @@
-"""Feed-forward layers of which a router picks a few for each token. Does not know how they are multiplied.
+"""Mixture of experts: a router picks a few feed-forward layers for each token. Does not know how they are computed.
 
-Each rank has a part of every expert, or some of the experts whole; the ranks' results are added up.
+Each rank has a part of every expert, or some whole experts; the ranks' results are added up.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from pyllm.workers.loaders.weights import WHOLE, WeightReader
 
 
 class Experts:
-    """The experts of one layer; takes the place of a feed-forward layer."""
+    """The experts of one layer, in place of a feed-forward layer."""
 
     matrices: ExpertMatrices
 
@@ -46,7 +46,7 @@ class Experts:
             self._pack(reader, prefix, MatrixPart("down", (hidden, size), columns=self._features)),
         )
         if self._spec.bias:
-            # Of slices of an expert one rank adds the last bias.
+            # If ranks have slices of experts, only one rank adds the bias of `down`.
             adds_down = self._placement.by_expert or self._placement.group.rank == 0
             self.matrices = replace(
                 self.matrices,
@@ -72,7 +72,7 @@ class Experts:
         return biases
 
     def _pack(self, reader: WeightReader, prefix: str, part: MatrixPart) -> PackedLinear:
-        """The same part of each expert, one below the other."""
+        """Pack the same part of each of this rank's experts, stacked by rows."""
         own = range(self._router.first, self._router.first + self._router.count)
         names = (f"{prefix}experts.{expert}.{part.name}.weight" for expert in own)
         packed = pack(reader, self._placement, [part._replace(name=name) for name in names])

@@ -1,7 +1,7 @@
-"""Matrices split over the ranks, as in Megatron-LM (arXiv 1909.08053). Does not know the layers they serve.
+"""Matrices split over the ranks, as in Megatron-LM (arXiv 1909.08053). Does not know the layers that use them.
 
-A column-parallel layer gives each rank some of the outputs. The row-parallel layer after it takes them as input and
-adds up the ranks' partial results: one exchange for the pair.
+A column-parallel layer computes some of the outputs on each rank. The row-parallel layer after it takes them as input
+and adds up the ranks' partial results: one exchange for the pair.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from pyllm.workers.loaders.weights import WeightReader
 class ColumnParallelLinear:
     """One or several matrices with a common input, joined into one; each is split by output rows.
 
-    `shares` are this rank's rows of each, if they are not equal parts.
+    `shares` are this rank's rows of each matrix, if ranks have no equal parts.
     """
 
     packed: tuple[PackedLinear, ...]
@@ -61,7 +61,7 @@ class ColumnParallelLinear:
 
 
 class RowParallelLinear:
-    """A matrix split by input columns; takes a rank's share of the input and gives the whole output on every rank."""
+    """A matrix split by input columns; takes a rank's share of the input and returns the whole output on every rank."""
 
     packed: PackedLinear
 

@@ -1,4 +1,4 @@
-"""Norms over the last dimension, with the residual stream beside them: `NormSpec` as a layer."""
+"""Norms over the last dimension, alone or fused with the residual addition: `NormSpec` as a layer."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from pyllm.workers.loaders.weights import WeightReader
 
 
 class Norm:
-    """Whole on every rank. `weight` is [size]."""
+    """A norm, whole on every rank. `weight` is [size]."""
 
     def __init__(self, spec: NormSpec, size: int, placement: WeightPlacement) -> None:
         kernels = placement.kernels
@@ -28,5 +28,5 @@ class Norm:
         return self._normalise(x, self.weight, self._epsilon)
 
     def add(self, x: Tensor, residual: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-        """Add `factor * x` [tokens, size] to the residual stream; gives the normalised stream and the stream itself."""
+        """Add `factor * x` [tokens, size] to the residual stream; return the normalised stream and the stream."""
         return self._add(x, residual, self.weight, self._epsilon, factor)

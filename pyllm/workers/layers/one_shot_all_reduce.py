@@ -1,6 +1,6 @@
 """All-reduce of small tensors in one launch: each GPU reads the parts of all others, and adds them up in rank order.
 
-NCCL passes a tensor on in several hops, which take longer than so few bytes. Does not know what larger tensors take.
+For few bytes this is faster than NCCL, which passes a tensor on in several hops. Knows nothing of larger tensors.
 """
 
 import logging
@@ -13,8 +13,9 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-# Every rank reads all parts whole: with more ranks, a reduction in two phases pays sooner. These are vLLM's limits for
-# its kernel of one phase (csrc/custom_all_reduce.cuh); it has none for two ranks, which read no more than NCCL passes.
+# Every rank reads all parts whole: with more ranks, a reduction in two phases is faster from a smaller size on. These
+# are vLLM's limits for its one-phase kernel (csrc/custom_all_reduce.cuh), which has no limit for two ranks: they read
+# no more than NCCL passes.
 _LIMITS = {2: 512 << 10, 4: 512 << 10, 8: 256 << 10}
 _DTYPES = {torch.bfloat16, torch.float32}  # of torch's kernel
 _VECTOR_BYTES = 16
@@ -23,8 +24,8 @@ _VECTOR_BYTES = 16
 class OneShotAllReduce:
     """All-reduce of less than `limit` bytes.
 
-    `memory` is uint8; every rank can read that of all others. `add_up(part, out)` adds up all ranks' `part`, which is
-    in that memory, and is over when no rank reads it any longer.
+    `memory` is uint8; every rank can read the memory of all others. `add_up(part, out)` adds up all ranks' `part`,
+    which is in that memory, and is complete when no rank reads it any longer.
     """
 
     def __init__(self, memory: Tensor, add_up: Callable[[Tensor, Tensor], object]) -> None:
@@ -36,8 +37,8 @@ class OneShotAllReduce:
     def join(cls, rank: int, size: int, device: torch.device, limit: int | None = None) -> Self | None:
         """Share memory among all ranks, each of which must call this; None on all of them if one cannot.
 
-        It takes torch's symmetric memory: what each rank allocates is mapped by all others (CUDA's virtual memory).
-        The log says what was chosen. `limit`: bytes; by default what suits so many ranks.
+        It uses torch's symmetric memory: all ranks map each rank's allocation (CUDA's virtual memory). The log says
+        whether all-reduces use it. `limit`: bytes; by default the limit for this number of ranks.
         """
         num_bytes = _limit(size) if limit is None else limit
         first = (device.index or 0) - rank  # the GPU of rank 0
@@ -52,13 +53,13 @@ class OneShotAllReduce:
     def agreed(
         cls, obstacle: str, share: Callable[[], Self], rank: int, size: int, device: torch.device
     ) -> Self | None:
-        """What `share` gives, on all ranks or none: none has an obstacle, can share, and adds up what is right."""
+        """The result of `share` on all ranks; None on all if one has an obstacle, cannot share or sums wrongly."""
         made = None
-        # Before each step all agree to take it, as one rank would wait forever for another that does not.
+        # All ranks agree before each collective call, as a rank would wait forever for one that does not call it.
         if _is_everywhere(not obstacle, device):
             try:
                 made = share()
-            except Exception as error:  # noqa: BLE001 - torch may still change what is called there; NCCL does without
+            except Exception as error:  # noqa: BLE001 - torch may still change this API; NCCL works without it
                 obstacle = f"{type(error).__name__}: {error}".partition("\n")[0]
         is_shared = _is_everywhere(made is not None, device)
         if made is not None and is_shared and not made._adds_up(rank, size):
@@ -73,7 +74,7 @@ class OneShotAllReduce:
 
     @classmethod
     def _share(cls, num_bytes: int, device: torch.device) -> Self:
-        import torch.distributed._symmetric_memory as symmetric_memory  # It imports Triton, which CPUs do without.
+        import torch.distributed._symmetric_memory as symmetric_memory  # It imports Triton, which CPUs do not need.
 
         memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
         group = dist.group.WORLD
@@ -83,13 +84,13 @@ class OneShotAllReduce:
         return cls(memory, lambda part, out: kernel(part, "sum", name, out))
 
     def takes(self, part: Tensor) -> bool:
-        """Whether it can add up such a tensor. All ranks must answer the same, so only shape and dtype count."""
+        """Whether it can add up such a tensor. All ranks must agree, so the answer depends on shape and dtype only."""
         return part.nbytes < self.limit and part.dtype in _DTYPES and part.nbytes % _VECTOR_BYTES == 0
 
     def sum(self, part: Tensor) -> Tensor:
         """The sum of all ranks' tensors: in rank order, and rounded to the dtype after each addition."""
         shared = self._memory[: part.nbytes].view(part.dtype).view(part.shape)
-        # Torch's kernel that copies, too, tells other ranks that it has before all threads of its block have.
+        # Copy first: torch's kernel that also copies signals other ranks before all threads of its block have copied.
         shared.copy_(part)
         total = torch.empty_like(shared)
         self._add_up(shared, total)
@@ -102,16 +103,16 @@ class OneShotAllReduce:
 
 
 def _limit(size: int) -> int:
-    """Bytes up to which one launch is faster; 0 if that is not known for so many ranks."""
+    """The size in bytes up to which one launch is faster; 0 if it is unknown for this number of ranks."""
     return next((limit for ranks, limit in _LIMITS.items() if size <= ranks), 0)
 
 
 def obstacle_between(
     rank: int, size: int, can_access: Callable[[int, int], bool], links_of: Callable[[int], Sequence[int]]
 ) -> str:
-    """Why this rank's GPU cannot read the memory of all others fast; empty if it can. `links_of` counts NVLinks.
+    """The reason why this rank's GPU cannot read the memory of all others fast; empty if it can.
 
-    GPUs go by their ranks.
+    `links_of` counts the NVLinks of a GPU. GPUs are named by their ranks.
     """
     if not _limit(size):
         return f"one launch is for {max(_LIMITS)} ranks at most, and there are {size}"
@@ -119,7 +120,7 @@ def obstacle_between(
     if far := [other for other in others if not can_access(rank, other)]:
         return f"GPU {rank} cannot read the memory of GPUs {far}"
     try:
-        # More than two GPUs take NCCL over PCIe, as in vLLM.
+        # More than two GPUs without NVLink use NCCL, as in vLLM.
         far = [other for other in others if not links_of(rank)[other]] if size > 2 else []
     except RuntimeError as error:
         return f"NVML does not count the NVLinks: {error}".partition("\n")[0]
@@ -127,7 +128,7 @@ def obstacle_between(
 
 
 def _links(number: int) -> list[int]:
-    """How many NVLinks a GPU has to each."""
+    """The number of NVLinks from a GPU to each GPU."""
     from torch._C._autograd import DeviceType
     from torch._C._distributed_c10d import _detect_dma_connectivity  # type: ignore[attr-defined]  # torch has no type
 

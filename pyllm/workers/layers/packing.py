@@ -1,6 +1,6 @@
 """Packs a layer's matrix from its file for the kernels, in the configured precision.
 
-Knows which part of a file a rank needs, but neither the bytes of a format nor the computation of a layer.
+Knows the part of a matrix that a rank needs, but neither the bytes of a format nor the computation of a layer.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class MatrixPart(NamedTuple):
 def pack(
     reader: WeightReader, placement: WeightPlacement, parts: Sequence[MatrixPart], num_padding_rows: int = 0
 ) -> tuple[PackedLinear, ...]:
-    """Read the parts and pack them, one below the other, with rows of zeros at the end.
+    """Read the parts and pack them, stacked by rows, with rows of zeros at the end.
 
     The result is one matrix, or several if the parts are quantised in different formats.
 
@@ -68,7 +68,7 @@ def pack(
 
 
 def _keeps_quantised(placement: WeightPlacement) -> bool:
-    """Whether quantised weights stay as the file has them, or as near to it as the kernels can."""
+    """Whether quantised weights stay in the format of the file, or in the nearest one that the kernels support."""
     return placement.quantization not in {"none", "int8"}
 
 
@@ -77,12 +77,12 @@ def _read_rows(reader: WeightReader, placement: WeightPlacement, part: MatrixPar
         return reader.rows(*part)
     rows = reader.rows(*part, keep_quantised=True)
     if rows.format in GGUF_BLOCKS and not placement.kernels.kept_format(rows):
-        return reader.rows(*part)  # They become floats here: of the exact numbers, not of the nearest format.
+        return reader.rows(*part)  # They become floats here: from the exact numbers, not from the nearest format.
     return rows
 
 
 def _packed_as(rows: MatrixRows, placement: WeightPlacement) -> tuple[str, str]:
-    """The format to pack rows in, and what of their own must be the same to lie in one matrix."""
+    """The format to pack rows in, and a key that must be equal for rows in one matrix."""
     if _keeps_quantised(placement) and (kept := placement.kernels.kept_format(rows)):
         scale_features = 0 if rows.scales is None or rows.is_int8 else rows.scales.features
         return kept, f"{rows.format} {scale_features}"

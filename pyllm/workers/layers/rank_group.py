@@ -1,6 +1,6 @@
 """The ranks that share one model: joining them, and their collectives.
 
-Knows no layer. With one rank nothing is joined, and every collective returns its input.
+Knows no layer. With one rank there is nothing to join, and every collective returns its input.
 """
 
 import logging
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class RankGroup:
-    """Rank `rank` of `size`, with NCCL between GPUs and gloo between CPUs; in `process_group`, if others have joined.
+    """Rank `rank` of `size`, with NCCL between GPUs and gloo between CPUs; `process_group` None is all joined ranks.
 
-    A CUDA graph can hold every collective, if it was called once before with the same shape: NCCL connects ranks at the
-    first call. With `in_rank_order` a sum depends on nothing else; without, on the tensor's size, too.
+    A CUDA graph can hold every collective that was called once before with the same shape: NCCL connects ranks at the
+    first call. With `in_rank_order` a row's sum does not depend on the tensor's size; without, it may.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class RankGroup:
     ) -> Self:
         """Wait until all ranks have arrived at `rendezvous`, an init_method of torch.distributed.
 
-        There are `num_stages` pipeline stages of `size` ranks each, one after another in the order of ranks; the group
-        is that of this rank's stage. With `batch_invariant` GPUs add up as CPUs do, in rank order; with `only_nccl`,
-        and with several stages, they share no memory. `host` is this machine's address for the other ranks, empty where
-        all of them are on this machine.
+        There are `num_stages` pipeline stages of `size` ranks each, in the order of ranks; the group has the ranks of
+        this rank's stage. With `batch_invariant` GPUs add up in rank order, as CPUs do; with `only_nccl`, and with
+        several stages, they share no memory. `host` is this machine's address for the other ranks, empty if all of them
+        are on this machine.
 
         Raises:
             ConfigError: no network interface of this machine has that address, or it is no IPv4 address.
         """
         on_gpu = device.type == "cuda"
-        if on_gpu:  # A lone rank, too, has another one than the first where several cores run.
+        if on_gpu:  # A single rank may also have another GPU than the first, if there are several cores.
             torch.cuda.set_device(device)
         if size * num_stages == 1:
             return cls(rank, size)
@@ -73,7 +73,7 @@ class RankGroup:
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
         # In gloo's own reduction, a row's sum would depend on the size of the tensor.
         in_rank_order = not on_gpu or batch_invariant
-        only_nccl |= num_stages > 1  # What shares memory asks all that have joined.
+        only_nccl |= num_stages > 1  # Sharing memory needs all ranks that have joined.
         if on_gpu and rank == 0 and size > 1 and (in_rank_order or only_nccl):
             logger.info(
                 "all-reduces %s", "gather, and add in rank order" if in_rank_order else "take NCCL, as configured"
@@ -99,7 +99,7 @@ class RankGroup:
         return part
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """All ranks' tensors in rank order, on every rank: views of one."""
+        """All ranks' tensors in rank order, on every rank: views of one tensor."""
         if self.size == 1:
             return [part]
         whole = torch.empty((self.size * len(part), *part.shape[1:]), dtype=part.dtype, device=part.device)
@@ -122,8 +122,8 @@ class RankGroup:
 
 
 def _groups_of_stages(size: int, num_stages: int) -> list[dist.ProcessGroup | int]:
-    """All ranks must call this, as every one takes part in making each group.
+    """The process group of each stage. All ranks must call this, as every rank takes part in making each group.
 
-    Where a rank is not in a group, torch gives it a number that stands for none.
+    For a group without this rank, torch returns a number.
     """
     return [dist.new_group(list(range(stage * size, (stage + 1) * size))) for stage in range(num_stages)]

@@ -1,6 +1,6 @@
-"""Hidden states from pipeline stage to pipeline stage: each rank takes them from the one before, and hands them on.
+"""Hidden states from pipeline stage to pipeline stage: a rank receives them from the stage before, and sends its own.
 
-Knows neither layers nor plans. Sizes follow from the plan, which all stages have, so no message says them.
+Knows neither layers nor plans. Sizes follow from the plan, which all stages have, so no message contains them.
 """
 
 import torch
@@ -12,12 +12,12 @@ from pyllm.config.rank_coordinates import coordinates_of
 
 
 class StageLink:
-    """Between rank `rank` and those of the same place in the stages before and after its own.
+    """The link of rank `rank` to the ranks with its tensor-parallel rank in the stages before and after its own.
 
     A step's states are two tensors [tokens, hidden_size], in the model's dtype: a pending output and the residual
-    stream; they go in one message. What is sent is copied first and not waited for: a stage begins its next step while
-    the next stage is still in this one. There are as many buffers as stages, which is how many steps may be in flight;
-    so the buffer that is taken again has long been read.
+    stream, in one message. `send` copies the states and does not wait: a stage begins its next step while the next
+    stage still computes this one. There are as many buffers as stages, and as many steps may be in flight; so a buffer
+    is read before its reuse.
     """
 
     def __init__(self, rank: int, parallel: ParallelConfig) -> None:
@@ -33,14 +33,14 @@ class StageLink:
 
     @property
     def incoming(self) -> Tensor | None:
-        """Where received states are put: [2, max_tokens, hidden_size], at one address for good; None: no stage before.
+        """The buffer of received states, [2, max_tokens, hidden_size], at a fixed address; None on the first stage.
 
-        It is zeros until then, for steps that only measure.
+        It is zeros before the first message, for steps that only measure.
         """
         return self._incoming
 
     def allocate(self, max_tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Make the buffers, for steps of up to `max_tokens` tokens."""
+        """Allocate the buffers, for steps of up to `max_tokens` tokens."""
         size = 2 * max_tokens * hidden_size
         if self._before is not None:
             self._incoming = torch.zeros((2, max_tokens, hidden_size), dtype=dtype, device=device)
@@ -49,9 +49,9 @@ class StageLink:
             self._outgoing = torch.zeros((self._num_buffers, size), dtype=dtype, device=device)
 
     def receive(self, num_tokens: int) -> None:
-        """Wait for a step's states, which come into the beginning of `incoming`; nothing comes to the first stage.
+        """Wait for a step's states and copy them to the start of `incoming`; the first stage receives nothing.
 
-        A GPU waits, and not this thread.
+        On a GPU the stream waits, and not this thread.
         """
         if self._before is None:
             return

@@ -1,6 +1,6 @@
-"""The vocabulary, split over the ranks: token ids to vectors at the bottom, vectors to logits at the top.
+"""The vocabulary, split over the ranks: the embedding of token ids, and the head from hidden states to logits.
 
-A tied head and embedding share one packed matrix. Knows neither tokens' text nor sampling.
+A tied head and embedding share one packed matrix. Knows neither the text of tokens nor sampling.
 """
 
 from pyllm_kernels import PackedLinear
@@ -12,7 +12,7 @@ from pyllm.workers.loaders.weights import WeightReader
 
 
 class VocabularyParallelEmbedding:
-    """Each rank holds an equal number of rows; those beyond the vocabulary on the last ranks are zero."""
+    """The embedding. Each rank holds the same number of rows; rows beyond the vocabulary on the last ranks are zero."""
 
     packed: PackedLinear
 
@@ -38,7 +38,7 @@ class VocabularyParallelEmbedding:
 
 
 class VocabularyParallelHead:
-    """Gives rank 0 the logits of the whole vocabulary; a tied head shares the embedding's rows."""
+    """The head: logits of the whole vocabulary on rank 0. A tied head shares the embedding's rows."""
 
     def __init__(self, rows: VocabularyParallelEmbedding, placement: WeightPlacement) -> None:
         self._placement = placement

@@ -1,4 +1,4 @@
-"""What a rank's layers are made of: the device and dtype of its parameters, its part of them, its threads.
+"""The placement of a rank's parameters: their device and dtype, the rank's part of them, and its threads.
 
 Knows no layer.
 """
@@ -19,8 +19,8 @@ from pyllm.workers.loaders.packed_cache import PackedCache
 class WeightPlacement:
     """The device and dtype of a rank's parameters, its group, and the kernels that its matrices are packed for.
 
-    Packed matrices are looked up in `cache`, if there is one, and added to it. `by_expert`: a rank has some of the
-    experts whole, in place of a part of each.
+    Packed matrices are looked up in `cache`, if there is one, and added to it. `by_expert`: a rank has some whole
+    experts, instead of a part of each.
     """
 
     group: RankGroup
@@ -32,16 +32,16 @@ class WeightPlacement:
     by_expert: bool = False
 
     def empty(self, *shape: int) -> Tensor:
-        """Uninitialised room for weights."""
+        """An uninitialised tensor for weights."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def share(self, size: int) -> slice:
-        """This rank's part of `size` rows or columns; parts are equal, but the last ones may be shorter."""
+        """This rank's part of `size` rows or columns; parts are equal, but those of the last ranks may be shorter."""
         part = -(-size // self.group.size)
         return slice(min(self.group.rank * part, size), min((self.group.rank + 1) * part, size))
 
     def share_of_heads(self, heads: int, head_size: int) -> slice:
-        """This rank's rows of `heads` heads; with more ranks than heads, several ranks in a row have the same one."""
+        """This rank's rows of `heads` heads; with more ranks than heads, several adjacent ranks have the same head."""
         first = self.group.rank * heads // self.group.size
         return slice(first * head_size, (first + max(1, heads // self.group.size)) * head_size)
 
@@ -49,8 +49,8 @@ class WeightPlacement:
 def set_threads(engine: EngineConfig, torch_computes: bool = False) -> None:
     """Use the engine's number of threads for the kernels.
 
-    torch gets them only if it computes much, as experts of transformers' own: its threads spin for a while after each
-    op and slow down the kernels.
+    torch gets them only if it computes much, such as the experts of a transformers model: its threads spin for a while
+    after each op and slow down the kernels.
     """
     num_threads = engine.device.num_threads
     assert num_threads is not None, "resolve_config chooses them"

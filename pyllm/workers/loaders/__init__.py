@@ -1,6 +1,6 @@
-"""Weights from files, by a reader for each format, and packed matrices that are kept on disk.
+"""Readers of weights, one for each file format, and the cache of packed matrices on disk.
 
-Know no layer and no model.
+They know no layer and no model.
 """
 
 import lazy_loader

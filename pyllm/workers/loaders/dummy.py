@@ -1,4 +1,4 @@
-"""Makes weights up, for speed measured without a model's files: small random numbers, the same at every start."""
+"""Dummy weights, to measure speed without a model's files: small random numbers, the same at every start."""
 
 import zlib
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from pyllm.checkpoint.types import Checkpoint
 from pyllm.workers.loaders.tensor_table import DTYPES
 from pyllm.workers.loaders.weights import WHOLE
 
-# As vLLM's: large enough that logits differ, small enough that nothing overflows in float16.
+# As in vLLM: large enough that logits differ, small enough that nothing overflows in float16.
 _LARGEST = 1e-3
 
 
 class DummyReader:
-    """Draws what is asked for, by the parameter's name: ranks that ask for parts get other numbers than one for all."""
+    """Draws numbers seeded by the parameter's name. The parts of several ranks differ from the whole on one rank."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._types = {entry.name: entry.source.type for entry in checkpoint.tensors}
@@ -34,13 +34,13 @@ class DummyReader:
         columns: slice = WHOLE,
         keep_quantised: bool = False,
     ) -> MatrixRows:
-        """See `WeightReader.rows`: nothing is in blocks here."""
+        """See `WeightReader.rows`; there are no quantised blocks."""
         del keep_quantised
         sizes = (len(range(*part.indices(size))) for part, size in zip((rows, columns), shape, strict=True))
         return MatrixRows.of(self._draw(name, tuple(sizes)))
 
     def release(self, names: Iterable[str]) -> None:
-        """See `WeightReader.release`: there is no file."""
+        """See `WeightReader.release`; there is no file."""
 
     def _draw(self, name: str, shape: tuple[int, ...]) -> Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))

@@ -1,4 +1,4 @@
-"""Chooses the reader for a checkpoint's format. Knows no tensor."""
+"""The choice of a reader by the checkpoint's format. Knows no tensor."""
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.workers.loaders.dummy import DummyReader

@@ -1,4 +1,4 @@
-"""Reads weights from a GGUF file: rows of elements or of quantised blocks, where the file has them."""
+"""Reads weights from a GGUF file: views of its rows of elements or quantised blocks."""
 
 import logging
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ from pyllm.workers.loaders.weights import WHOLE, check_finite
 logger = logging.getLogger(__name__)
 
 _ELEMENTS = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
-# Read at once: temporary arrays fit into the CPU's cache, and the peak of memory stays low.
+# Bytes read at once: temporary arrays fit into the CPU's cache, and the peak of memory stays low.
 _CHUNK_BYTES = 1 << 22
 
 
 class GgufReader:
-    """Reads through `table`. Rows and columns are cut where the file's blocks allow it, else after they are read."""
+    """Reads through `table`. Cuts rows and columns in the file where its blocks allow it, else after reading."""
 
     def __init__(self, table: TensorTable) -> None:
         self._table = table
@@ -57,7 +57,7 @@ class GgufReader:
         self._table.release(names)
 
     def _rows(self, name: str, shape: tuple[int, ...], rows: slice, columns: slice, keep_quantised: bool) -> MatrixRows:
-        """A vector has a row an element."""
+        """The rows of a matrix; a vector has one row an element."""
         entry, content = self._table.find(name, shape)
         kind = entry.source.type
         if is_transposed(entry) or (len(shape) == 1 and kind not in _ELEMENTS):
@@ -80,7 +80,7 @@ class GgufReader:
     def _converted(
         self, kind: str, stored: np.ndarray[tuple[int, int], np.dtype[np.uint8]], columns: slice, keep_quantised: bool
     ) -> MatrixRows:
-        """Rows of a type that only the gguf package can read."""
+        """Rows of a type that only the gguf package can read, as floats or requantised to Q8_0."""
         import gguf  # Few models need it, and its import takes a third of a second.
 
         source = gguf.GGMLQuantizationType[kind]

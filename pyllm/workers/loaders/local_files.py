@@ -1,6 +1,6 @@
-"""A model whose description was read on another machine: its files on this one.
+"""The files on this machine of a model whose description was read on another one.
 
-Knows no other machine, and copies nothing.
+Does not know the other machine, and copies nothing.
 """
 
 import socket
@@ -17,10 +17,10 @@ from pyllm.errors import ConfigError
 
 
 def on_this_machine(checkpoint: Checkpoint, model: ModelConfig) -> Checkpoint:
-    """The same checkpoint with files that are here: those that it names, else those of the model's name or path.
+    """The checkpoint with files on this machine: the paths that it names, else those of the model's name or path.
 
     Raises:
-        ConfigError: there is no such model here, or one with other weights.
+        ConfigError: this machine has no such model, or one with other weights.
     """
     named = [path for path in (*checkpoint.files, checkpoint.tokenizer.path) if path]
     missing = [path for path in named if not Path(path).exists()]

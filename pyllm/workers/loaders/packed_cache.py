@@ -1,8 +1,8 @@
-"""Packed matrices on disk, mapped by every process that has the same model: ranks and restarts share their pages.
+"""The cache of packed matrices on disk, mapped by every process with the same model: ranks and restarts share pages.
 
-A file holds one rank's matrices and ends with their index. It is written while they are packed, beside its final name,
-which it gets once all of it is on disk; so a file of that name is whole, whoever else writes and whenever somebody is
-killed. Does not know what a matrix is for.
+A file holds one rank's matrices and ends with their index. It is written under a temporary name while they are packed,
+and gets its final name once all of it is on disk. So a file of that name is always whole, even with several writers, or
+if a process is killed. Does not know the use of a matrix.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ _SUFFIX, _UNFINISHED = ".packed", ".part"
 _PAGE = mmap.ALLOCATIONGRANULARITY
 # Below this size, packing is faster than opening a file.
 LEAST_BYTES = 64 << 20
-# Floats made of a quantised file would fill the disk with several times what was downloaded.
+# A cache of floats from a quantised file would need several times the disk space of the file.
 MAX_GROWTH = 1.25
 # Free disk space to leave.
 _SPARE_BYTES = 1 << 30
@@ -56,12 +56,12 @@ class _Matrix(msgspec.Struct, frozen=True, array_like=True):
 
 class _Index(msgspec.Struct, frozen=True, array_like=True):
     key: str
-    size: int  # of all that is before the index
+    size: int  # bytes before the index
     matrices: dict[str, list[_Matrix]]
 
 
 class CacheLocation(NamedTuple):
-    """Where packed matrices are kept, and most bytes of them together."""
+    """The location of packed matrices on disk, and the limit of their bytes together."""
 
     folder: Path
     key: str
@@ -69,7 +69,7 @@ class CacheLocation(NamedTuple):
 
 
 class PackedCache:
-    """One rank's matrices by name: found in a file, or added to a new one and kept once `finish` is called."""
+    """One rank's matrices by name: found in a file, or added to a new one, which `finish` publishes."""
 
     def __init__(self, location: CacheLocation) -> None:
         self.key = location.key
@@ -84,18 +84,18 @@ class PackedCache:
         return tuple(_packed(self._content, matrix) for matrix in self._matrices[name])
 
     def room(self, num_bytes: int) -> Tensor:
-        """Memory for a matrix that is to be added: of the file, or any other where the disk is full."""
+        """Memory for a matrix to be added: part of the file, or ordinary memory if the disk is full."""
         return empty_bytes(num_bytes) if self._file is None else self._file.room(num_bytes)
 
     def add(self, name: str, matrices: Iterable[PackedLinear]) -> None:
-        """Keep matrices whose data are from `room`."""
+        """Add matrices whose data are from `room`."""
         if self._file is not None:
             self._file.add(name, matrices)
 
     def finish(self) -> threading.Thread:
         """Publish the file in a background thread, and return the thread. The start does not wait for the disk.
 
-        A process that dies before leaves no file of the final name.
+        A process that dies before the end leaves no file of the final name.
         """
         publish = (lambda: None) if self._file is None else self._file.publish
         thread = threading.Thread(target=publish, name="keep-packed", daemon=True)
@@ -104,7 +104,7 @@ class PackedCache:
 
 
 class _Unfinished:
-    """A file that grows matrix by matrix. It is locked as long as its process lives, so that others can tell."""
+    """A file that grows matrix by matrix. Its process holds a lock on it, so that others know that it is in use."""
 
     def __init__(self, location: CacheLocation) -> None:
         self._location = location
@@ -119,7 +119,7 @@ class _Unfinished:
                 descriptor, self._name = tempfile.mkstemp(_UNFINISHED, f"{location.key}.", location.folder)
                 file = os.fdopen(descriptor, "r+b")
                 fcntl.flock(file, fcntl.LOCK_EX)
-                if os.path.exists(self._name):  # Nobody has removed it as abandoned before it was locked.
+                if os.path.exists(self._name):  # No other process removed it as abandoned before the lock.
                     self._file = file
                 else:
                     file.close()
@@ -130,7 +130,7 @@ class _Unfinished:
         if self._file is not None:
             try:
                 self._make_room(num_bytes)
-                # Reserved beforehand: to write to a mapped page that the disk has no block for is a fatal signal.
+                # Reserve disk blocks first: a write to a mapped page without a disk block raises a fatal signal.
                 os.posix_fallocate(self._file.fileno(), self._size, num_bytes)
                 content = mmap.mmap(self._file.fileno(), num_bytes, offset=self._size)
                 tensor = torch.frombuffer(content, dtype=torch.uint8)
@@ -174,11 +174,11 @@ class _Unfinished:
         except (OSError, ValueError) as error:
             self._give_up(error)
         else:
-            self._file.close()  # What is mapped stays so.
+            self._file.close()  # Mappings stay valid.
             logger.info("keeping %.2f GB of packed weights in %s", self._size / 1e9, self._location.folder)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove the files that were not used for longest, as far as the bound or the disk asks for it."""
+        """Remove the least recently used files until the new matrix fits into the limit and on the disk."""
         size, disk = self._size + num_bytes, os.statvfs(self._location.folder)
         if size > (most := self._location.most_bytes):
             raise ValueError(f"they need {size} bytes or more, and --packed-cache-size is {most}: raise it, or set 0")
@@ -189,7 +189,7 @@ class _Unfinished:
             if excess <= 0 and missing <= 0:
                 return
             freed = path.stat().st_size
-            path.unlink()  # Who has mapped it keeps its pages.
+            path.unlink()  # Processes that have mapped it keep its pages.
             excess, missing = excess - freed, missing - freed
         if missing > 0:
             raise ValueError(f"the disk lacks {missing} bytes: free them, or set --packed-cache-size 0")
@@ -205,13 +205,13 @@ class _Unfinished:
 
 
 def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -> PackedCache | None:
-    """The cache of a rank's matrices; None where none are packed, where it is not worth it, or not wanted."""
+    """The cache of a rank's matrices; None if none are packed, or the cache is off or would not pay."""
     model, ranks = engine.model, engine.parallel.tensor_parallel_size
     is_packed = engine.device.device == "cpu" and engine.device.kernel_backend in {"auto", "cpu"} and checkpoint.files
     size = sum(entry.source.num_bytes for entry in checkpoint.tensors)
     if not (is_packed and model.dtype != "float16" and model.packed_cache_size and size >= LEAST_BYTES):
         return None
-    # Numbers of fp8, too, become floats on a CPU.
+    # Weights in fp8 also become floats on a CPU.
     are_floats = model.quantization == "none" or any(entry.source.type == "F8_E4M3" for entry in checkpoint.tensors)
     float_bytes = num_parameters(checkpoint.spec) * getattr(torch, model.dtype).itemsize
     if are_floats and float_bytes > MAX_GROWTH * size:
@@ -229,11 +229,11 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
 
 
 def _key(parts: Sequence[object]) -> str:
-    """The key of matrices that follow from these alone, from this code, and from this processor's instructions."""
+    """The key of packed matrices: a digest of `parts`, of the packing code, and of the processor's instruction set."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((pyllm_kernels.instruction_set(), *parts)).encode())
     kernels = Path(pyllm_kernels.__file__).parent
-    # What a matrix is packed from and how follows from these: no version has to be raised when one changes.
+    # These files determine the packed bytes, so the key changes with them: no version number needs to be raised.
     home = Path(__file__).parents[2]
     code = [*kernels.glob("_cpu*.so"), kernels / "cpu_linear.py", kernels / "matrix_rows.py"]
     for folder in (home / "families", home / "workers" / "loaders", home / "workers" / "layers"):
@@ -251,10 +251,10 @@ def _packed(content: mmap.mmap, matrix: _Matrix) -> PackedLinear:
 
 
 def _open(path: Path, key: str) -> tuple[mmap.mmap | None, _Index | None]:
-    """Map a file whose index is whole, and of this key."""
+    """Map a file; (None, None) if its index is damaged or has another key."""
     try:
         with path.open("rb") as file:
-            # Private: torch warns of memory that cannot be written to, and nobody writes.
+            # A private mapping: torch warns about read-only memory. Nothing writes to it.
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         length = int.from_bytes(content[-_TRAILER_BYTES : -_TRAILER_BYTES + 8], "little")
         start = len(content) - _TRAILER_BYTES - length
@@ -264,7 +264,7 @@ def _open(path: Path, key: str) -> tuple[mmap.mmap | None, _Index | None]:
         found = msgspec.msgpack.decode(index, type=_Index)
         if (found.key, found.size) != (key, start):
             return None, None
-        with suppress(OSError):  # where the folder may only be read
+        with suppress(OSError):  # a read-only folder
             _touch(path)
         content.madvise(mmap.MADV_WILLNEED)
     except (OSError, ValueError, msgspec.DecodeError):
@@ -273,7 +273,7 @@ def _open(path: Path, key: str) -> tuple[mmap.mmap | None, _Index | None]:
 
 
 def _touch(path: Path | str) -> None:
-    """It was used now: of the clock's whole precision, unlike the time of a write."""
+    """Mark a file as used now, with the clock's whole precision, unlike the time of a write."""
     os.utime(path, ns=(time.time_ns(), time.time_ns()))
 
 
@@ -291,5 +291,5 @@ def _remove_abandoned(folder: Path) -> None:
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
-        except OSError:  # It is being written, or somebody else has removed it.
+        except OSError:  # It is being written, or another process has removed it.
             continue

@@ -1,4 +1,4 @@
-"""Takes integers of 4 and 8 bits out of the words that AWQ, GPTQ and compressed-tensors pack them into.
+"""Unpacks integers of 4 and 8 bits from the int32 words of AWQ, GPTQ and compressed-tensors.
 
 Knows no file and no scale.
 """
@@ -10,7 +10,7 @@ Codes = npt.NDArray[np.uint8]
 """Integers from 0 up."""
 Words = npt.NDArray[np.int32]
 
-# Which nibble of a word, from the lowest, holds the outputs 0, 1, 2 ... of AWQ.
+# The nibble of a word, from the lowest, that holds the outputs 0, 1, 2 ... in AWQ.
 _AWQ_NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
@@ -35,6 +35,6 @@ def columns_of(words: Words, bits: int, order: npt.NDArray[np.int64], is_awq: bo
 
 
 def as_slice(order: npt.NDArray[np.int64]) -> slice | npt.NDArray[np.int64]:
-    """The same as a slice, if it is one: numpy is faster with those."""
+    """The indices as a slice if they are consecutive: numpy is faster with slices."""
     first, last = int(order[0]), int(order[-1])
     return slice(first, last + 1) if np.array_equal(order, np.arange(first, last + 1)) else order

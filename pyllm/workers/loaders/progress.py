@@ -1,4 +1,4 @@
-"""A reader of weights that tells how much of a checkpoint it has read. Knows no format."""
+"""A reader of weights that reports its progress. Knows no format."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,7 +10,7 @@ from pyllm.workers.loaders.weights import WHOLE, WeightReader
 
 
 class ProgressReader:
-    """Reads by `reader`; calls `advance` with the share of the bytes whose parameters have been read."""
+    """Reads by `reader`; calls `advance` with the fraction of the bytes whose parameters have been read."""
 
     def __init__(self, reader: WeightReader, checkpoint: Checkpoint, advance: Callable[[float], None]) -> None:
         self._reader = reader
@@ -42,6 +42,6 @@ class ProgressReader:
         self._reader.release(names)
 
     def _note(self, name: str) -> None:
-        """Some parameters are read in pieces: the first counts."""
+        """Count a parameter and report progress; for a parameter that is read in pieces, the first piece counts."""
         self._num_read += self._unread.pop(name, 0)
         self._advance(self._num_read / self._total)

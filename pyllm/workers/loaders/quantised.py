@@ -1,6 +1,6 @@
-"""Reads the quantised matrices of a Hugging Face folder: as blocks that the kernels multiply, or as numbers.
+"""Reads the quantised matrices of a Hugging Face folder: as blocks for the kernels, or as numbers.
 
-Knows which format of the kernels comes nearest to a file's, but not what a layer is packed as.
+Knows the kernels' format that is nearest to a file's, but not the format that a layer is packed in.
 """
 
 import logging
@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 class QuantisedReader:
-    """Reads through `table`, and what is not quantised by `plain`. Logs once what weights are multiplied as."""
+    """Reads through `table`, and other tensors by `plain`. Logs each format that weights are multiplied in once."""
 
     def __init__(self, table: TensorTable, plain: SafetensorsReader, method: str) -> None:
         self._table = table
@@ -59,7 +59,7 @@ class QuantisedReader:
         columns: slice = WHOLE,
         keep_quantised: bool = False,
     ) -> MatrixRows:
-        """See `WeightReader.rows`. Without `keep_quantised` they are exact: elements with their scales, or floats."""
+        """See `WeightReader.rows`. Without `keep_quantised` rows are exact: elements with their scales, or floats."""
         entry, content = self._table.find(name, shape)
         quantised = entry.quantised
         if quantised is None:
@@ -85,7 +85,7 @@ class QuantisedReader:
         self._table.release(names)
 
     def _mxfp4(self, entry: TensorEntry, rows: slice | npt.NDArray[np.int64], columns: slice) -> MatrixRows:
-        """Blocks as GGUF has them: the scale, then the first half of the floats in the low halves of bytes."""
+        """Blocks in GGUF's layout: the scale, then the first half of the floats in the low halves of bytes."""
         self._log("MXFP4, on a CPU")
         quantised, num_rows = entry.quantised, entry.source.shape[0]
         assert quantised is not None
@@ -105,7 +105,7 @@ class QuantisedReader:
         return found
 
     def _blocks(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
-        """Blocks of the kernels, or what comes nearest."""
+        """Rows in the kernels' format that is nearest to the file's."""
         if grid.is_int8:
             self._log("int8")
             return self._exact(entry, share, grid)
@@ -141,7 +141,7 @@ class QuantisedReader:
         return as_q8_0(map(finite_numbers, _chunks(*share.shape)))
 
     def _exact(self, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
-        """Integers of 8 bits with scales, without a zero point; floats if that cannot be."""
+        """Exact rows: integers of 8 bits with scales and no zero point, or floats if that is not possible."""
         if grid.is_int8:
             scales = Scales(grid.scales, share.width)
         elif grid.blocks is not None and (grid.bits == 4 or grid.is_symmetric):
@@ -154,16 +154,16 @@ class QuantisedReader:
         return MatrixRows.scaled(integers, scales)
 
     def _numbers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Tensor:
-        """float32 [rows, width]"""
+        """The dequantised numbers, float32 [rows, width]."""
         return grid.scales[rows][:, grid.groups] * self._integers(entry, share, grid, rows)
 
     def _integers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Tensor:
-        """Without their zero points: int16 [rows, width]."""
+        """The integers minus their zero points, int16 [rows, width]."""
         codes = torch.from_numpy(self._codes(entry, share.part(rows))).to(torch.int16)
         return codes - grid.zeros[rows][:, grid.groups]
 
     def _codes(self, entry: TensorEntry, share: "_Share") -> Codes:
-        """The integers from 0 up, [rows, width]."""
+        """The stored integers, shifted to start at 0: [rows, width]."""
         quantised, content = entry.quantised, self._table.content(entry.source)
         assert quantised is not None
         (rows, columns), rest = entry.source.shape, slice(share.start, share.stop)
@@ -198,7 +198,7 @@ class QuantisedReader:
         return _Grid.of(quantised.bits, scales, zeros, groups)
 
     def _stored_zeros(self, entry: TensorEntry, zeros: FileTensor, share: "_Share") -> Codes:
-        """[rows, groups]"""
+        """The stored zero points [rows, groups]."""
         quantised, content = entry.quantised, self._table.content(zeros)
         assert quantised is not None
         if quantised.layout == "bytes":
@@ -209,7 +209,7 @@ class QuantisedReader:
         return columns_of(words, quantised.bits, share.order, quantised.layout == "awq").T
 
     def _scales(self, entry: TensorEntry, share: "_Share") -> Tensor:
-        """float32 [rows, groups], of all columns of the matrix."""
+        """The scales float32 [rows, groups], for all columns of the matrix."""
         quantised = entry.quantised
         assert quantised is not None
         stored = quantised.scales
@@ -227,7 +227,7 @@ class QuantisedReader:
 
 
 class _Share(NamedTuple):
-    """Part of a matrix: which of the source's rows, in their order, and from which column to which."""
+    """Part of a matrix: the indices of the source's rows, in order, and the range of columns."""
 
     order: npt.NDArray[np.int64]
     start: int
@@ -246,9 +246,9 @@ class _Share(NamedTuple):
 
 
 class _Grid(NamedTuple):
-    """What integers become numbers with: `scales * (integer - zeros)`, float32 and int16 [rows, groups].
+    """The scales and zero points of a matrix, float32 and int16 [rows, groups]: a number is `scale * (integer - zero)`.
 
-    `groups` is the group of each column; `blocks` that of each 32, None where not all of 32 have the same one.
+    `groups` is the group of each column; `blocks` the group of each 32 columns, None if any 32 have several groups.
     """
 
     bits: int
@@ -272,7 +272,7 @@ class _Grid(NamedTuple):
 
 
 def _of_columns(scales: Tensor, features: int, share: _Share) -> Scales:
-    """Of the scales of a matrix's groups, those of some columns, which may begin and end within a group."""
+    """The scales of some columns, from the scales of all groups; the columns may begin and end within a group."""
     is_one = share.start // features == (share.stop - 1) // features
     unit = share.width if is_one else gcd(features, share.start)
     groups = torch.arange(share.start, share.stop, unit) // features
@@ -280,7 +280,7 @@ def _of_columns(scales: Tensor, features: int, share: _Share) -> Scales:
 
 
 def _nearly(rounded: Tensor, scales: Tensor) -> bool:
-    """Whether scales are off by no more than float16 rounds the largest of their row."""
+    """Whether no scale is off by more than the rounding error of its row's largest scale in float16."""
     largest = scales.abs().amax(1, keepdim=True)
     return bool(((rounded.float() - scales).abs() <= largest * 2.0**-11).all())
 

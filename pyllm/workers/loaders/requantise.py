@@ -1,4 +1,4 @@
-"""Numbers made into Q8_0 by the gguf package, for formats that no kernel multiplies. Knows no file."""
+"""Requantises numbers to Q8_0 with the gguf package, for formats without a kernel. Knows no file."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def as_q8_0(chunks: Iterable[Tensor]) -> MatrixRows:
-    """The rows of all chunks, float32 [rows, features] each; each group of 32 features gets a float16 scale."""
+    """The rows of all chunks in Q8_0; chunks are float32 [rows, features], 32 features share a float16 scale."""
     import gguf  # Few models need it, and its import takes a third of a second.
 
     quantised = (gguf.quants.quantize(chunk.numpy(), gguf.GGMLQuantizationType.Q8_0) for chunk in chunks)

@@ -1,4 +1,4 @@
-"""Reads weights from a Hugging Face folder: plain arrays, so a rank's share is a view of the mapped file."""
+"""Reads weights from a Hugging Face folder: plain arrays, so that a rank's share is a view of the mapped file."""
 
 from collections.abc import Iterable
 
@@ -33,7 +33,7 @@ class SafetensorsReader:
         columns: slice = WHOLE,
         keep_quantised: bool = False,
     ) -> MatrixRows:
-        """See `WeightReader.rows`: nothing is in blocks here."""
+        """See `WeightReader.rows`; there are no quantised blocks."""
         del keep_quantised
         entry, content = self._table.find(name, shape)
         if is_transposed(entry):

@@ -60,7 +60,7 @@ class TensorTable:
         return content
 
     def elements(self, tensor: FileTensor) -> torch.Tensor:
-        """A tensor of plain elements where it lies, in its shape.
+        """A tensor of plain elements in its shape, as a view of the file if it is aligned.
 
         Raises:
             ConfigError: the file has shrunk.
@@ -71,7 +71,7 @@ class TensorTable:
         return torch.from_numpy(aligned).view(dtype).view(tensor.shape)
 
     def unmapped(self) -> dict[str, torch.Tensor]:
-        """The tensors that are no parameters of ours, by their names in the file, where they lie.
+        """The tensors that are no parameters of pyllm's layers, by their names in the file.
 
         Raises:
             ConfigError: the file has shrunk, or a tensor has a number that is not finite.
@@ -86,7 +86,7 @@ class TensorTable:
         return found
 
     def release(self, names: Iterable[str]) -> None:
-        """Give back the memory of whole pages of these parameters; they are read again where they are touched."""
+        """Free the memory of whole pages of these parameters; they are read again when they are touched."""
         for name in names:
             source = self._entries[name].source
             first = -(-source.offset // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -101,7 +101,7 @@ def _mapped(path: str) -> mmap.mmap:
 
 
 class RowSlice(NamedTuple):
-    """A part of a tensor's rows: which of the parameter's, and of each `in_features` from a byte on."""
+    """A part of a tensor's rows: some rows of the parameter, and of each row `in_features` from a byte on."""
 
     rows: slice
     first_byte: int
@@ -111,7 +111,7 @@ class RowSlice(NamedTuple):
 def rows_of(
     entry: TensorEntry, content: npt.NDArray[np.uint8], row_format: str, part: RowSlice, scales: Scales | None = None
 ) -> MatrixRows:
-    """Some rows of a tensor where they lie, in the order of the parameter; the scales are those of the rows."""
+    """Views of some rows of a tensor, in the order of the parameter; `scales` are those of these rows."""
     num_rows = entry.source.shape[0]
     row_bytes = len(content) // num_rows
     order = source_rows(entry, part.rows)

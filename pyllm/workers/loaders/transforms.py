@@ -1,4 +1,4 @@
-"""Which rows of a file's tensor a parameter takes, and what else is done to them. Knows no format."""
+"""The transforms of a parameter: the rows of its tensor, transposition and addition. Knows no format."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,7 +7,7 @@ from pyllm.families.tensors import Add, Deinterleave, Rows, TensorEntry, Transpo
 
 
 def source_rows(entry: TensorEntry, rows: slice) -> slice | npt.NDArray[np.int64]:
-    """The rows of the source that hold these rows of the parameter, in order; a slice if nothing is reordered."""
+    """The rows of the source for some rows of the parameter, in order; a slice unless they are reordered."""
     shape = entry.source.shape[::-1] if is_transposed(entry) else entry.source.shape
     order = np.arange(shape[0])
     is_reordered = False

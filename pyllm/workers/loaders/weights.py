@@ -29,21 +29,21 @@ class WeightReader(Protocol):
         columns: slice = WHOLE,
         keep_quantised: bool = False,
     ) -> MatrixRows:
-        """A part of a matrix as the file has it, to be packed. With `keep_quantised`, what is quantised stays so.
+        """A part of a matrix in the file's format, for packing. With `keep_quantised`, quantised rows stay quantised.
 
         Raises:
-            ConfigError: the file has shrunk, or the columns cut through blocks that are to stay.
+            ConfigError: the file has shrunk, or the columns cut through blocks that must stay quantised.
         """
 
     def release(self, names: Iterable[str]) -> None:
-        """The parameters have been packed: the process needs their part of the file no more."""
+        """Release the files' memory for these parameters, after they are packed."""
 
 
 def check_finite(name: str, is_finite: bool) -> None:
-    """Refuse weights with which nothing can be computed.
+    """Refuse weights that are not finite.
 
     Raises:
-        ConfigError: they are not all numbers.
+        ConfigError: a weight is a NaN or an infinity.
     """
     if not is_finite:
         raise ConfigError(f"parameter {name!r} has a NaN or an infinity: the model's files are damaged")

@@ -1,6 +1,6 @@
-"""From logits to token ids, log-probabilities and embeddings.
+"""Sampling: token ids and log-probabilities from logits, and embeddings from hidden states.
 
-Knows slots, not requests; draws no random numbers: they come with the plan.
+Knows slots, not requests; draws no random numbers, as they come with the plan.
 """
 
 import lazy_loader

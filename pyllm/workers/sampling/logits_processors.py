@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Tokens = npt.NDArray[np.int32]
 # (prompt's tokens, output's tokens, logits float32 [vocab_size] on the model's device) -> logits of the same shape
-# and dtype; those given may be written to. Every other parameter but temperature, min-p, top-k and top-p was applied.
+# and dtype; it may change its argument. All parameters but temperature, min-p, top-k and top-p were applied before.
 LogitsProcessor = Callable[[Tokens, Tokens, "Tensor"], "Tensor"]
 
 
@@ -28,7 +28,7 @@ def load_logits_processor(
     """Make the processor of one request.
 
     Raises:
-        ConfigError: no package offers one of that name, or several do.
+        ConfigError: no package has a processor of that name, or several do.
         Exception: whatever the factory raises.
     """
     entry = find_entry_point("logits processor", name, LOGITS_PROCESSORS, (), offered)

@@ -1,4 +1,4 @@
-"""Log-probabilities of a step's tokens as columns for the core. Knows no slots and computes nothing."""
+"""Log-probabilities of a step's tokens as columns for the core. Does not compute them and knows no slots."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class LogprobRows:
     def entries(self, kept: npt.NDArray[np.bool_]) -> Entries:
         """The entries of the kept tokens, one after another."""
         ids, values = self.ids.wait().numpy(), self.values.wait().numpy()
-        # The likeliest have ranks in order; the rank of the token itself counts its equals, too.
+        # The likeliest tokens have ranks in order; the token's own rank also counts tokens of equal probability.
         ranks = np.tile(np.arange(ids.shape[1], dtype=np.int32), (len(ids), 1))
         ranks[:, 0] = self.ranks.wait().numpy()
         wanted = (np.arange(ids.shape[1]) < self.num_entries[:, None]) & kept[:, None]
@@ -59,8 +59,8 @@ class PromptLogprobs:
 def columns(starts: Ints, positions: Indices, sampled: list[LogprobRows], prompts: list[PromptLogprobs]) -> Logprobs:
     """The columns of a step.
 
-    `starts` [rows + 1] are the offsets of each row's reported tokens. `positions` [M] are the indices among these of
-    the tokens that the parts of `sampled` tell of, rising, -1 for one that is not reported.
+    `starts` [rows + 1] are the offsets of each row's reported tokens. `positions` [M] are the indices of the tokens of
+    `sampled` among the reported ones, in order; -1 for a token that is not reported.
     """
     num_entries = np.zeros(int(starts[-1]), np.int32)
     entries = _NO_ENTRIES

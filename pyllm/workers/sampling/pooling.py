@@ -1,6 +1,6 @@
-"""Embeddings of prompts: the hidden state of their last token after the final norm, or the mean, scaled to length 1.
+"""Embeddings of prompts: the last token's hidden state after the final norm, or the mean, scaled to length 1.
 
-Knows slots by their numbers, and nothing of sampling.
+Knows slots by their numbers, but not sampling.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ _Vectors = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A part of a prompt whose embedding is the mean of all of it."""
+    """A part of a prompt with mean pooling."""
 
     row: int
     slot: int
-    start: int  # of its states in `PooledRows.hidden`
+    start: int  # the index of its first state in `PooledRows.hidden`
     num_tokens: int
     position: int  # of its first token
     ends: bool  # whether it ends the prompt
@@ -37,9 +37,9 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """The hidden states of a step that embeddings are made of, on their way to the host."""
+    """The hidden states of a step for its embeddings, on their way to the host."""
 
-    rows: npt.NDArray[np.signedinteger]  # whose embedding is one state, ascending
+    rows: npt.NDArray[np.signedinteger]  # rows with last-token pooling, ascending
     chunks: list[_Chunk]
     pooler: "Pooler"
     hidden: HostCopy  # float32 [states, hidden_size]: one for each of `rows`, then those of the chunks
@@ -75,9 +75,9 @@ class Pooler:
         self._sums: dict[int, _Vectors] = {}  # of a prompt's chunks so far, by slot
 
     def select(self, batch: Batch, hidden: Tensor, pooling: npt.NDArray[np.int8]) -> PooledRows | None:
-        """Of a step's hidden states [tokens, hidden_size], for slots with the codes `pooling` [slots]; None: nothing.
+        """The states for embeddings among a step's hidden states [tokens, hidden_size]; None if there are none.
 
-        A row has an embedding at the chunk that ends its prompt.
+        `pooling` [slots] has the code of each slot. A row gets its embedding at the chunk that ends its prompt.
         """
         host = batch.host
         kinds = pooling[host.slots]
@@ -100,7 +100,7 @@ class Pooler:
 
     def add(self, chunk: _Chunk, states: _Vectors) -> _Vectors:
         """The sum of a prompt's states [tokens, hidden_size] up to this chunk's end."""
-        if chunk.position:  # A slot's former owner may have ended within its prompt.
+        if chunk.position:  # The slot's former request may have ended within its prompt.
             states = np.concatenate((self._sums[chunk.slot][None], states))
         total: _Vectors = np.add.accumulate(states, axis=0)[-1]  # `sum` would add in another order.
         if chunk.ends:

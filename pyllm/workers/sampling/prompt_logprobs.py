@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens: each step scores the tokens after the positions that it computes.
+"""Log-probabilities of prompt tokens: each position that a step computes scores the token after it.
 
 Knows slots, not requests; its caller passes the function that computes logits.
 """
@@ -27,8 +27,8 @@ def score_prompts(
 ) -> list[PromptLogprobs]:
     """Score the `prompts`, by slot: each position of this step scores the token after it.
 
-    `hidden` is [tokens, hidden_size]; `logits(hidden, rows)` gives [rows, vocab_size], or None on ranks that do not
-    sample. A prompt leaves `prompts` after its last position.
+    `hidden` is [tokens, hidden_size]; `logits(hidden, rows)` returns [rows, vocab_size], or None on ranks that do not
+    sample. A prompt is removed from `prompts` after its last position.
     """
     host = batch.host
     scored: list[PromptLogprobs] = []

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyllm.workers.step.staging import to_device
 
-# The best candidates that top-k and top-p look at first; a row that needs more is sorted whole.
+# The number of best candidates that top-k and top-p consider first; a row that needs more is sorted whole.
 _NUM_CANDIDATES = 1024
 # Rows whose weights stay in a CPU's second-level cache from one pass to the next.
 _CPU_ROWS_AT_ONCE = 4
@@ -21,7 +21,7 @@ _CPU_ROWS_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The parameters of each row of logits; on the host where code below branches, so that a GPU's need no wait."""
+    """The parameters of each row of logits; on the host if code below branches on them, so that a GPU need not wait."""
 
     temperature: Tensor  # float32 [rows], 0: greedy
     top_k: Tensor  # int32 [rows], 0: off
@@ -34,7 +34,7 @@ class SamplingRows:
 
 
 def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Choose tokens like `sample_by_torch`, but by a kernel: a greedy batch costs one pass over the logits."""
+    """Choose tokens like `sample_by_torch`, but with a kernel: a greedy batch costs one pass over the logits."""
     if logits.is_cuda:
         return sample_by_kernel(logits, parameters, uniforms, rows)
     if logits.dtype is torch.float16:
@@ -50,9 +50,9 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
     """Choose tokens: logits float32 [rows, vocabulary], uniforms float32 [samples] -> int32 [samples].
 
     `rows` int64 [samples] names the row of logits that each sample is drawn from; None: every row once, in order.
-    The first of equal logits wins where a row is greedy, and the lower id is kept where top-k or top-p cut through
-    equal ones. A token of probability zero is never chosen: the sample is -1 where no logit is above minus infinity.
-    Of infinite logits the first is chosen, at any temperature. Logits that are no numbers do not count.
+    A greedy row takes the first of equal logits, and if top-k or top-p cut through equal ones, they keep lower ids. A
+    token of probability zero is never chosen: the sample is -1 if no logit is above minus infinity. Among infinite
+    logits the first is chosen, at any temperature. NaNs are ignored.
     """
     logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     greatest, best = logits.max(dim=-1)  # [rows]
@@ -61,8 +61,8 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
     if bool(greedy.all()):
         return best if rows is None else best[rows]
     limited = ~greedy & ((parameters.top_k > 0) | (parameters.top_p < 1))
-    certain = greatest.isinf()  # Nothing is left, or no temperature makes weights of what is.
-    logits.masked_fill_(certain.unsqueeze(-1), 0)  # Anything that can be drawn from.
+    certain = greatest.isinf()  # No token is allowed, or the best logit is infinite.
+    logits.masked_fill_(certain.unsqueeze(-1), 0)  # any finite values, to sample without NaNs
     tokens = torch.empty(len(uniforms), dtype=torch.int32, device=logits.device)
     at_once = _CPU_ROWS_AT_ONCE if logits.device.type == "cpu" else len(logits)
     for samples, choose in ((greedy, _argmax), (~greedy & ~limited, _from_all), (limited, _from_best)):
@@ -74,10 +74,10 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
 
 
 def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Like `sample`, by the Triton kernel: one launch for all rows, without waiting for it."""
+    """Choose tokens like `sample` with the Triton kernel: one launch for all rows, without waiting for it."""
     if rows is None:
         rows = torch.arange(len(uniforms), device=logits.device)
-    # As one copy: the integers travel as the bits of floats.
+    # One copy for all: integers are copied as the bits of floats.
     numbers = (parameters.temperature, parameters.top_p, parameters.min_p, parameters.top_k.view(torch.float32))
     packed = to_device(torch.stack(numbers), logits.device)
     temperature, top_p, min_p = packed[:3]
@@ -86,7 +86,7 @@ def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor,
 
 
 def sample_on_device(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor) -> Tensor:
-    """Like `sample_by_kernel`, with everything on the device, `rows` int32: a graph can hold it."""
+    """Choose tokens like `sample_by_kernel`, with all inputs on the device, `rows` int32: a graph can hold it."""
     from pyllm_kernels.gpu import sampling
 
     numbers = parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p
@@ -107,7 +107,7 @@ def _from_best(logits: Tensor, parameters: SamplingRows, uniforms: Tensor) -> Te
     num_candidates = min(_NUM_CANDIDATES, weights.shape[1])
     best, ids = weights.topk(num_candidates)
     kept = _num_kept(best, weights, parameters)  # [rows]
-    # If the last kept one equals the last candidate, others beyond the candidates may be as good.
+    # If the last kept candidate equals the last of all, tokens beyond the candidates may have the same weight.
     last = best.gather(1, (kept - 1).unsqueeze(-1)).squeeze(-1)
     incomplete = (last == best[:, -1]) | (parameters.top_k.to(weights.device) > num_candidates)
     tokens = _from_candidates(best, ids, kept, uniforms)
@@ -119,7 +119,7 @@ def _from_best(logits: Tensor, parameters: SamplingRows, uniforms: Tensor) -> Te
 
 
 def _weights(logits: Tensor, parameters: SamplingRows) -> Tensor:
-    """Probabilities in units of the largest, [rows, vocabulary]; those below min-p are zero.
+    """Probabilities relative to the largest, [rows, vocabulary]; those below min-p are zero.
 
     Subtracting the maximum first keeps every temperature, however small, from overflowing.
     """
@@ -131,7 +131,7 @@ def _weights(logits: Tensor, parameters: SamplingRows) -> Tensor:
 
 
 def _num_kept(best: Tensor, weights: Tensor, parameters: SamplingRows) -> Tensor:
-    """How many of the sorted `best` [rows, candidates] top-k and top-p leave, at least one; int64 [rows]."""
+    """The number of the sorted `best` [rows, candidates] that top-k and top-p keep, at least one; int64 [rows]."""
     top_k = parameters.top_k.to(best.device).unsqueeze(-1)
     top_p = parameters.top_p.to(best.device, torch.float64).unsqueeze(-1)
     in_top_k = (torch.arange(best.shape[1], device=best.device) < top_k) | (top_k == 0)
@@ -158,5 +158,5 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     sums = weights.cumsum(dim=-1, dtype=torch.float64)
     total = sums[:, -1:].contiguous()
     found = torch.searchsorted(sums, uniforms.to(torch.float64).unsqueeze(-1) * total, right=True)
-    # A uniform that rounds to one finds nothing: the last token with any weight is where the sum reaches its total.
+    # A uniform that rounds to one exceeds all sums: use the last token with any weight, where the sum is the total.
     return torch.minimum(found, torch.searchsorted(sums, total)).squeeze(-1)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # (prompt's tokens, output's tokens, logits float32 [vocab_size] on the model's device, uniform in (0, 1)) -> token id.
-# The logits are those after penalties, constraints and logits processors, -inf for what is excluded; the uniform is
-# the position's own, so that a seed repeats the output.
+# Penalties, constraints and logits processors were applied to the logits, and excluded tokens have -inf; the uniform
+# belongs to the position, so that a seed repeats the output.
 SamplerPlugin = Callable[[Tokens, Tokens, "Tensor", float], int]
 
 
@@ -24,7 +24,7 @@ def load_sampler(name: str, arguments: Mapping[str, Any], offered: Iterable[Entr
     """Make the sampler of one request.
 
     Raises:
-        ConfigError: no package offers one of that name, or several do.
+        ConfigError: no package has a sampler of that name, or several do.
         Exception: whatever the factory raises.
     """
     entry = find_entry_point("sampler", name, SAMPLERS, (), offered)

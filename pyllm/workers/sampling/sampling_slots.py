@@ -1,6 +1,6 @@
-"""The sampling parameters and the sampling state of each slot. Slots are those of `workers/step/slots.py`.
+"""The sampling parameters and the sampling state of each slot of `workers/step/slots.py`.
 
-A slot whose request edits no logits has a row in a few tables and nothing else. Knows no requests.
+A slot whose request edits no logits only has a row in a few tables. Knows no requests.
 """
 
 from collections.abc import Callable
@@ -29,15 +29,15 @@ _NONE = np.zeros(0, np.int32)
 
 @dataclass(slots=True)
 class Constraint:
-    """The constraints of a slot beyond numbers: a grammar, allowed tokens, plugins, or why it failed."""
+    """The constraints of a slot beyond numeric parameters: a grammar, allowed tokens, plugins, or the failure."""
 
     grammar_text: str = ""
     grammar: GrammarRow | None = None
     num_prompt_tokens: int = 0
     num_consumed: int = 0  # tokens, with the prompt, that the grammar has consumed
     last_consumed: int = -1
-    retry_at: float = 0.0  # by the sampler's clock, if the grammar is put off
-    may_jump: bool = False  # whether tokens that the grammar forces may come without a step of their own
+    retry_at: float = 0.0  # on the sampler's clock, if the grammar is put off
+    may_jump: bool = False  # whether forced tokens may skip their own steps
     allowed: Mask | None = None
     processors: tuple[LogitsProcessor, ...] = ()
     sampler: SamplerPlugin | None = None
@@ -46,14 +46,14 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that wants log-probabilities of its tokens, with `num_top` others beside each."""
+    """A prompt with log-probabilities for its tokens, and for `num_top` other tokens beside each."""
 
     tokens: Ints
     num_top: int
 
 
 class SamplingSlots:
-    """`grammars()` is called at the first grammar; it raises a ConfigError if the model cannot have any.
+    """The tables of all slots. `grammars()` is called at the first grammar; it may raise a ConfigError.
 
     A rank that does not sample (`grammars` is None) keeps only the state that all ranks need.
     """
@@ -61,16 +61,16 @@ class SamplingSlots:
     def __init__(self, num_slots: int, vocab_size: int, grammars: Callable[[], Grammars] | None) -> None:
         self.states = LogitsStates(num_slots, vocab_size)
         self.changes_logits = np.zeros(num_slots, bool)
-        self.has_state = np.zeros(num_slots, bool)  # the same, on the rank that samples
+        self.has_state = np.zeros(num_slots, bool)  # like `changes_logits`, on the rank that samples
         self.num_logprobs = np.full(num_slots, -1, np.int32)
-        self.logprob_tokens: dict[int, Ints] = {}  # those that a slot names
+        self.logprob_tokens: dict[int, Ints] = {}  # extra tokens to score, by slot
         self.is_constrained = np.zeros(num_slots, bool)
         self.pooling = np.zeros(num_slots, np.int8)
         self.constraints: dict[int, Constraint] = {}
         self.prompts: dict[int, Prompt] = {}
         self._vocab_size = vocab_size
         self._grammars = grammars
-        self._sampler_names = offered_names(SAMPLERS)  # Once: to look for them reads files.
+        self._sampler_names = offered_names(SAMPLERS)  # Once: the look-up reads files.
         self._plugin_names = self._sampler_names | offered_names(LOGITS_PROCESSORS)
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.zeros(num_slots, np.int32)
@@ -103,7 +103,7 @@ class SamplingSlots:
         """The compiler of grammars.
 
         Raises:
-            ConfigError: the model cannot have any.
+            ConfigError: the model cannot have grammars.
         """
         assert self._grammars is not None, "this rank does not sample"
         return self._grammars()
@@ -207,16 +207,16 @@ class SamplingSlots:
         return constraint
 
     def _copy(self, pairs: Ints) -> None:
-        """Copy slots in the order of the pairs, as one gather: each destination takes its source's original value."""
+        """Copy slots, with all pairs as one gather; the result equals copies in the order of the pairs."""
         parameters = (self._temperature, self._top_k, self._top_p, self._min_p)
         tables = (*parameters, self.num_logprobs, self.changes_logits)
         sources, destinations = gather(pairs)
-        any_state = bool(self.has_state.any())  # the former owners of destinations included
+        any_state = bool(self.has_state.any())  # including the former requests of destinations
         for table in (*tables, self.has_state, self.is_constrained, self.pooling):
             table[destinations] = table[sources]
         named = [self.logprob_tokens.get(slot, _NONE) for slot in sources.tolist()]
         for destination, tokens in zip(destinations.tolist(), named, strict=True):
-            self.prompts.pop(destination, None)  # The former owner may have ended within its prompt.
+            self.prompts.pop(destination, None)  # The former request may have ended within its prompt.
             self._name(destination, tokens)
         if not any_state:
             return
@@ -234,7 +234,7 @@ class SamplingSlots:
 
 
 def _needs_every_step(sampling: Sampling) -> bool:
-    """Whether each token needs a step even if the grammar forces it: it may be excluded, or wants log-probabilities."""
+    """Whether forced tokens need their own steps: they may be excluded, or need log-probabilities."""
     excludes = sampling.bad_words or sampling.allowed_token_ids or sampling.extra_args or sampling.min_tokens
     return bool(excludes) or sampling.logprobs is not None
 

@@ -1,6 +1,6 @@
 """Samples a step's tokens: plain rows from their logits, stateful rows from edited copies.
 
-Tells the slots which tokens were drawn. Computes no logits and sends nothing.
+Passes the drawn tokens to the slots. Computes no logits and sends nothing.
 """
 
 import time
@@ -31,7 +31,7 @@ Indices = npt.NDArray[np.signedinteger]
 
 # States of a row from `LogitsStates.catch_up`.
 _READY, _STALE = 1, 2
-# Samples whose log-probabilities are computed at a time where requests name tokens: each is a copy of its logits.
+# The batch of samples for log-probabilities if requests name tokens to score: each sample copies its logits.
 _NAMED_AT_ONCE = 64
 
 
@@ -42,7 +42,7 @@ class Changes:
     status: npt.NDArray[np.int8]  # [rows], from `LogitsStates.catch_up`; rows that are not ready are stale
     simple: npt.NDArray[np.bool_]  # [rows], with one position and only numeric edits
     origins: Ints  # [positions], the copy to sample; -1: the row's own logits, -2: nothing is drawn
-    failures: dict[int, str] = field(default_factory=dict)  # why a row's request cannot go on
+    failures: dict[int, str] = field(default_factory=dict)  # errors that end requests, by row
     faults: list[int] = field(default_factory=list)  # failed rows whose request is not to blame
     parameters: dict[int, str] = field(default_factory=dict)  # the parameter to blame, by row, if it is known
     slots: list[int] = field(default_factory=list)  # [K]
@@ -68,7 +68,7 @@ class Draw:
     tokens: HostCopy = field(default_factory=lambda: HostCopy(torch.empty(0, dtype=torch.int32)))
     changes: Changes | None = None  # None: no row is stateful
     logprobs: list[LogprobRows] = field(default_factory=list)
-    wanted: Ints | None = None  # which positions `logprobs` are of; one that names tokens is there for each, too
+    wanted: Ints | None = None  # the position of each of `logprobs`; repeated for each named token
     prompts: list[PromptLogprobs] = field(default_factory=list)
     pooled: PooledRows | None = None
     sampled: Sampled | None = None  # once it is finished
@@ -81,14 +81,14 @@ class Draw:
 
 
 class TokenSampler:
-    """For the rank that samples. Finish draws in the order in which you make them."""
+    """The sampler of the rank that samples. Finish draws in the order in which you make them."""
 
     def __init__(self, slots: SamplingSlots, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
         self._slots = slots
         self._device = device
         self._clock = clock
         self._last: Draw | None = None
-        # On a CPU each step reuses this memory: to allocate new memory takes longer than to fill it.
+        # On a CPU each step reuses this memory: allocating takes longer than filling it.
         self._copies = torch.empty(0)
 
     def follow(self, batch: Batch) -> None:
@@ -121,9 +121,9 @@ class TokenSampler:
         return tokens, draw
 
     def plain_rows(self, batch: Batch) -> SamplingRows | None:
-        """The parameters of each sampled position; None if a row changes logits or wants log-probabilities.
+        """The parameters of each sampled position; None if a row changes logits or needs log-probabilities.
 
-        All ranks come to the same answer.
+        The result is the same on all ranks.
         """
         host = batch.host
         slots = np.repeat(host.slots, np.diff(host.sampled_starts))
@@ -132,7 +132,7 @@ class TokenSampler:
         return self._slots.rows(slots)
 
     def drawn(self, step: int, batch: Batch, tokens: Tensor) -> Draw:
-        """The draw of plain rows whose tokens are chosen already, int32 [S] on the device, -1 if none could be."""
+        """The draw for plain rows from chosen tokens, int32 [S] on the device, -1 if none could be drawn."""
         draw = self._last = Draw(step, batch, HostCopy(tokens))
         return draw
 
@@ -148,7 +148,7 @@ class TokenSampler:
         return draw.sampled
 
     def _score(self, draw: Draw, slots: Ints, logits: Tensor, rows: Indices, tokens: Tensor) -> None:
-        """Give a draw the log-probabilities that its positions want, each of its own token first."""
+        """Add log-probabilities to a draw for the positions that need them; each position's own token comes first."""
         num_top = self._slots.num_logprobs[slots]
         positions = np.flatnonzero(num_top >= 0).astype(np.int32)
         if not len(positions):
@@ -243,14 +243,14 @@ class TokenSampler:
         changes.drafts[num_before:] = [drafts[:index] for index in range(num_copies)]
         if masks:
             changes.mask_rows[num_before:] = range(len(changes.masks), len(changes.masks) + num_copies)
-            # After an impossible draft nothing matters: any mask will do.
+            # Tokens after a forbidden draft are discarded: any mask will do.
             changes.masks += [masks[min(index, len(masks) - 1)] for index in range(num_copies)]
         return True
 
     def _masks(
         self, changes: Changes, constraint: Constraint, row: int, drafts: list[int], deadline: float
     ) -> list[Mask] | None:
-        """The allowed tokens at each of a row's positions, [] for all tokens; None if they are unknown."""
+        """The masks of allowed tokens for a row's positions, [] for all tokens; None if not ready or failed."""
         allowed, grammar = constraint.allowed, constraint.grammar
         failure = constraint.failure
         masks = [] if allowed is None else [allowed]
@@ -403,7 +403,7 @@ class TokenSampler:
 
 
 def _leave_only(logits: Tensor, token: int) -> None:
-    """Exclude all tokens [vocab_size] but the one that was chosen.
+    """Exclude all tokens of logits [vocab_size] but the chosen one.
 
     Raises:
         ValueError: there is no such token, or it is excluded.

@@ -1,6 +1,6 @@
-"""Sparse attention: our own selectors of KV blocks, which use summaries of keys, and those of other packages.
+"""Sparse attention: built-in selectors of KV blocks, which use summaries of keys, and those of other packages.
 
-Knows neither how attention is computed nor which steps there are.
+Knows neither the computation of attention nor the steps.
 """
 
 import lazy_loader

@@ -1,6 +1,6 @@
-"""Selectors of KV blocks by name: our own, and those of other packages by the entry-point group `pyllm.kv_selectors`.
+"""Selectors of KV blocks by name: built-in ones, and those of other packages in the group `pyllm.kv_selectors`.
 
-Imports torch only to load a selector, so that the launcher can refuse a wrong name. Does not know how one chooses.
+Imports torch only to load a selector, so that the launcher can refuse a wrong name. Knows no way to choose blocks.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyllm.workers.step.kv_selector import KVSelector
 
 GROUP = "pyllm.kv_selectors"
-# Our own selectors, and the kind of summaries of keys that each uses, as `pyllm_kernels` names them.
+# The built-in selectors, and the kind of key summaries that each uses, by its name in `pyllm_kernels`.
 BUILT_IN = {"quest": "bounds", "mean": "mean"}
 
 
@@ -28,9 +28,9 @@ BUILT_IN = {"quest": "bounds", "mean": "mean"}
 class SelectorInputs:
     """The argument of an entry point's factory, which returns a `KVSelector`.
 
-    - `layers`: the numbers, in the model, of this rank's layers that are to be sparse.
-    - `max_rows`: the most rows of a step.
-    - `group`: the ranks that have the heads of these layers.
+    - `layers`: the indices in the model of this rank's sparse layers.
+    - `max_rows`: the largest number of rows in a step.
+    - `group`: the ranks that share the heads of these layers.
     """
 
     settings: SparseAttentionConfig
@@ -45,7 +45,7 @@ def find_kv_selector(name: str, offered: Iterable[EntryPoint] | None = None) -> 
     """The entry point of a selector, or None if it is built in. Imports nothing from it.
 
     Raises:
-        ConfigError: there is none, or several that differ.
+        ConfigError: no selector has this name, or several that differ.
     """
     return find_entry_point("sparse attention", name, GROUP, BUILT_IN, offered)
 
@@ -54,7 +54,7 @@ def load_kv_selector(inputs: SelectorInputs, offered: Iterable[EntryPoint] | Non
     """The selector that the settings name.
 
     Raises:
-        ConfigError: as `find_kv_selector`, or it cannot be made.
+        ConfigError: as `find_kv_selector`, or the factory fails.
     """
     name = inputs.settings.sparse_attention
     entry = find_kv_selector(name, offered)

@@ -1,4 +1,4 @@
-"""The settings and models that sparse attention does not support: the launcher refuses them, so no torch here.
+"""The settings and models that sparse attention does not support. Imports no torch, as the launcher uses it.
 
 Knows selectors by name only.
 """
@@ -10,10 +10,10 @@ from pyllm.workers.sparse_attention.kv_selectors import find_kv_selector
 
 
 def check_sparse_attention(config: EngineConfig, spec: ModelSpec, device: str) -> None:
-    """Refuse sparse attention where it is not supported, and settings of it without effect.
+    """Refuse sparse attention where it is not supported, and settings that have no effect without it.
 
     Raises:
-        ConfigError: with the setting that is in the way.
+        ConfigError: with the setting to change.
     """
     name, settings = config.sparse.sparse_attention, config.sparse
     if not name:

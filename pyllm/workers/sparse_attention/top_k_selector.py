@@ -1,8 +1,8 @@
-"""Chooses the first blocks, the last ones, and between them those whose keys' summaries promise the most attention.
+"""Selects the first blocks, the last ones, and between them the blocks with the highest scores by key summaries.
 
 Quest (arXiv 2406.10774) uses bounds of keys, InfLLM and MoBA (arXiv 2402.04617, 2502.13189) means. All heads of a layer
-read the same blocks, also on several ranks. Scores and choice are two ops of the kernels. On one rank a captured step
-contains them. Several ranks wait for one another between the two, so they run without graphs. Knows no plan.
+read the same blocks, also on several ranks. Scoring and selection are two ops of the kernels. On one rank a captured
+step contains them. Several ranks exchange scores between the two, so they run without graphs. Knows no plan.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ from pyllm.workers.step.step_rows import StepRows
 class TopKSelector:
     """A `KVSelector` for some `layers` of a KV cache; `kind` is one of `SUMMARY_PARTS`.
 
-    `group` has the ranks that share the heads of a layer. They choose by the sum of their shares, so the choice is that
-    of one rank with all heads, except for the rounding of the sum. Each layer exchanges 4 bytes for each row and block
-    to choose from.
+    `group` has the ranks that share the heads of a layer. They select by the sum of their shares, so the selection is
+    that of one rank with all heads, except for the rounding of the sum. Each layer exchanges 4 bytes for each row and
+    candidate block.
 
-    A block's summaries are made from the cache when a row first needs them, and forgotten when the block is written.
-    They take `parts / (2 * block_size)` of the cache's memory once they are made.
+    A block's summaries are computed from the cache when a row first needs them, and dropped when the block is written.
+    All summaries together take `parts / (2 * block_size)` of the cache's memory.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class TopKSelector:
         max_rows: int,
         group: RankGroup,
     ) -> None:
-        self.in_graphs = group.size == 1  # Ranks wait for one another, and not in an op of the kernels.
+        self.in_graphs = group.size == 1  # The exchange between ranks is no op of the kernels.
         self._group = group
         self._kernels = kernels
         self._keys = {layer: kv_cache.layers[layer].keys for layer in layers}
         self._budget = budget
         num_blocks, self._block_size, kv_heads, head_dim = kv_cache.memory.shape[2:]
-        # Zeros take no memory until they are touched. The marks of a layer lie together.
+        # Zeros take no memory until they are touched. The flags of a layer are contiguous.
         shape = len(layers), num_blocks, kv_heads, SUMMARY_PARTS[kind], head_dim
         vectors = torch.zeros(shape, dtype=kv_cache.memory.dtype)
         self._known = torch.zeros((len(layers), num_blocks), dtype=torch.uint8)
@@ -64,11 +64,11 @@ class TopKSelector:
         self._selecting, self._most_candidates = torch.empty(0, dtype=torch.int64), 0
 
     def blocks_written(self, blocks: Ints) -> None:
-        """Forget their summaries. Blocks of other groups never had any."""
+        """Drop the summaries of these blocks. Blocks of other groups never have any."""
         self._known.numpy()[:, blocks] = 0
 
     def execute_begin(self, rows: StepRows) -> None:
-        """Note which rows are sparse, in memory that a captured step reads, and which shares ranks exchange."""
+        """Store which rows are sparse, in memory that a captured step reads, and which shares the ranks exchange."""
         self._is_sparse.numpy()[: len(rows.is_sparse)] = rows.is_sparse
         if self._group.size > 1:
             candidates = self._budget.num_candidates(rows.sequence_lengths, self._block_size)

@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int32]
 
 
 class Chunk(NamedTuple):
-    """Tokens of a sequence that a step computes: those from `start` on."""
+    """Consecutive tokens of a sequence that a step computes, from position `start` on."""
 
     sequence: int
     tokens: Ints
@@ -24,20 +24,20 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Layers with the same heads and the same block tables, which are those of equal windows."""
+    """Layers with the same heads, the same window and the same block tables."""
 
     shape: AttentionShape
-    block_tables: Tensor  # int32 [max_num_seqs, max_blocks], at one address for good
+    block_tables: Tensor  # int32 [max_num_seqs, max_blocks], at a fixed address
     batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """The rows of a step, or of a graph's next replay; those of `AttentionMetadata`, on the device and on the host.
+    """The rows of a step, or of a graph's next replay, as in `AttentionMetadata`, on the device and on the host.
 
-    In a graph's fixed buffers more rows may follow those of the host: they pad the batch, and their length is 0. More
-    tokens than those of the rows, up to `num_tokens`, may pad it, too: attention may leave their output as it is.
-    `captured` is what `prepare` gave before the graph was captured, whose memory it fills again for a replay.
+    A graph's fixed buffers may have padding rows of length 0 after those of the host, and padding tokens after those of
+    the rows, up to `num_tokens`: attention need not write their output. `captured` is the result of `prepare` at the
+    capture of the graph; `prepare` refills its memory for a replay.
     """
 
     host_query_starts: Ints  # [rows + 1]
@@ -51,7 +51,7 @@ class AttentionBatch:
     captured: AttentionMetadata | None = None
 
     def metadata(self, group: AttentionGroup) -> AttentionMetadata:
-        """What the kernels must know of it."""
+        """The metadata for the kernels."""
         return AttentionMetadata(
             block_tables=group.block_tables,
             slots=self.slots,

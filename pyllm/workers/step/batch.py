@@ -1,4 +1,4 @@
-"""One step's plan as arrays. Knows the layout on the wire, not how the runner uses a plan."""
+"""One step's plan as arrays. Knows the layout on the wire, not the use of a plan."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -68,7 +68,7 @@ class Sections(Generic[Array]):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A plan twice: on the host, for decisions, and on the device, for computing.
+    """A plan in two copies: on the host, for decisions, and on the device, for computing.
 
     The arrays are views of a `PlanBuffer`, so a batch is valid until the next one is loaded.
     """
@@ -82,11 +82,11 @@ class Batch:
 
 
 class PlanBuffer:
-    """The aligned memory that plans are copied into; it doubles when a plan does not fit.
+    """The aligned memory that plans are copied into; it grows to at least twice its size when a plan does not fit.
 
     Plans are for `num_groups` groups of layers.
 
-    A plan for a GPU has pinned memory of its own, as the plan before may still be on its way there.
+    A plan for a GPU has its own pinned memory, as the copy of the plan before may not have ended.
     """
 
     def __init__(self, device: torch.device, capacity: int = 1 << 16, num_groups: int = 1) -> None:
@@ -120,7 +120,7 @@ class PlanBuffer:
 
     def _room(self, size: int) -> Tensor:
         if self._device.type == "cuda":
-            # torch keeps such memory, and does not give it out again while a copy from it is under way.
+            # torch caches pinned memory, and does not reuse it while a copy from it is in progress.
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         if size > len(self._memory):
             self._memory = torch.empty(max(size, 2 * len(self._memory)), dtype=torch.uint8)
@@ -128,10 +128,10 @@ class PlanBuffer:
 
 
 def check_counts(counts: tuple[int, ...], num_groups: int = 1) -> None:
-    """Refuse counts that no plan for so many groups of layers can have.
+    """Refuse counts that no plan for `num_groups` groups of layers can have.
 
     Raises:
-        ProtocolError: the text has the counts.
+        ProtocolError: with the counts.
     """
     if len(counts) != len(PLAN_SECTIONS) or min(counts) < 0:
         raise ProtocolError(f"a plan has {len(PLAN_SECTIONS)} counts of 0 or more, not {counts}")
@@ -154,7 +154,7 @@ def check_counts(counts: tuple[int, ...], num_groups: int = 1) -> None:
 
 
 def gather(pairs: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Resolve slot copies, pairs in order, into sources and destinations that can be copied all at once."""
+    """Resolve slot copies, made in the order of the pairs, into sources and destinations for one gather."""
     origins: dict[int, int] = {}
     for source, destination in zip(pairs[::2].tolist(), pairs[1::2].tolist(), strict=True):
         origins[destination] = origins.get(source, source)

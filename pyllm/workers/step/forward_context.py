@@ -12,13 +12,13 @@ from pyllm.workers.step.position_tables import PositionTables
 
 
 class AttentionHook(Protocol):
-    """Is called around each layer's attention, as a KV connector needs it. It may read and wait, and must be quick.
+    """Functions to call around each layer's attention, for KV connectors. They may read and wait, and must be quick.
 
-    `output` is [tokens, heads of this rank, head_dim]; on a GPU, work on it joins the current stream.
+    `output` is [tokens, heads of this rank, head_dim]; on a GPU, work on it must use the current stream.
     """
 
     def before_attention(self, layer: int, context: "ForwardContext") -> None:
-        """Called before the layer writes its new keys and values and reads the cache: loaded blocks must be there."""
+        """Called before the layer writes its new keys and values and reads the cache; wait for loaded blocks here."""
 
     def after_attention(self, layer: int, output: Tensor, context: "ForwardContext") -> Tensor:
         """Called when the layer's keys and values are in the cache; returns `output`, or a replacement."""
@@ -26,7 +26,7 @@ class AttentionHook(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """Passed down whole, so that a layer with a new need changes no signature."""
+    """The inputs of one pass, passed to all layers as one object, so that a new input changes no signatures."""
 
     kernels: Kernels
     kv_cache: KVCache

@@ -1,7 +1,7 @@
 """Host blocks of one rank in memory that outlives the worker, with an index of their names.
 
-A block counts once its copy is whole: its entry is valid, and its checksum is right. Knows neither the owner of the
-memory, nor which of the blocks the scheduler wants.
+A block is valid once its copy is complete: its entry is valid, and its checksum is right. Knows neither the owner of
+the memory, nor which of the blocks the scheduler uses.
 """
 
 import logging
@@ -33,7 +33,7 @@ _HEADER = struct.Struct("=8sQQ32sd")
 _HEADER_SIZE = 64
 _EMPTY, _WRITING, _VALID = 0, 1, 2
 _GROUP = slice(32, 36)  # the bytes of a block's name that are its group
-_MAX_LATE = 256  # most plans whose copies are under way
+_MAX_LATE = 256  # the most plans with copies in progress
 _ENTRY = np.dtype(
     [("state", "<u4"), ("unused", "<u4"), ("checksum", "<u8"), ("name", f"V{SWAP_NAME_SIZE}"), ("padding", "V8")]
 )
@@ -45,13 +45,13 @@ Writes = npt.NDArray[np.int64]
 
 
 class HostTier:
-    """`blocks` is [num_blocks, *shape], in the memory of `descriptor`, which stays the caller's.
+    """The host blocks: `blocks` is [num_blocks, *shape], in the memory of `descriptor`, which the caller owns.
 
-    `identity` (32 bytes) is a digest of the model, its numerics and the layout. Memory of another identity or size is
-    cleared. Blocks that are there already are verified on a thread; see `inventory`.
+    `identity` (32 bytes) is a digest of the model, its numerics and the layout. Memory with another identity or size is
+    cleared. Existing blocks are verified on a thread; see `inventory`.
 
     A write is `begin`, then the copy, then `finish`. An entry is invalid before the copy begins, and valid after it has
-    ended. So whenever the process is killed, a valid entry stands for a whole copy.
+    ended. So whenever the process is killed, a valid entry has a complete copy.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class HostTier:
         self._entries = np.frombuffer(memory, _ENTRY, num_blocks, _HEADER_SIZE)
         self._bytes = np.frombuffer(memory, np.uint8, offset=start).reshape(num_blocks, block_bytes)
         self.blocks: Tensor = torch.frombuffer(memory, dtype=dtype, offset=start).view(num_blocks, *shape)
-        if not is_known:  # The magic comes last: without it the memory counts as empty.
+        if not is_known:  # The magic is written last: without it the memory is empty.
             self._seconds[0] = -1.0
             memory[len(_MAGIC) : len(header)] = header[len(_MAGIC) :]
             memory[: len(_MAGIC)] = _MAGIC
         self._lock = threading.Lock()
-        self._writes = np.zeros(num_blocks, np.int64)  # how many have begun, by block
+        self._writes = np.zeros(num_blocks, np.int64)  # the number of writes begun, by block
         self._late: Queue[tuple[Any, Blocks, Names, Writes]] | None = None
         self._inventory: Future[bytes] = Future()
         self._is_forgotten = False
@@ -84,7 +84,7 @@ class HostTier:
 
     @property
     def swap_seconds(self) -> float | None:
-        """Seconds of a swap, measured in this process or in one before while the memory was empty; None: not yet."""
+        """Seconds of a swap, measured by this or an earlier process while the memory was empty; None if not yet."""
         seconds = float(self._seconds[0])
         return seconds if seconds >= 0 else None
 
@@ -93,22 +93,22 @@ class HostTier:
         self._seconds[0] = seconds
 
     def inventory(self) -> bytes:
-        """The blocks that were whole at the start, in order; waits until they are verified. Empty after `forget`.
+        """The valid blocks at the start, in order; waits until they are verified. Empty after `forget`.
 
-        Each is its number (uint32) and its name, as the plan gave it in `swap_names`.
+        Each entry is the number of a block (uint32) and its name, from the plan's `swap_names`.
         """
         whole = self._inventory.result()
         return b"" if self._is_forgotten else whole
 
     def begin(self, blocks: Blocks) -> Writes:
-        """These blocks (int32, each once) are about to be written. Pass the result to `finish`."""
+        """Invalidate these blocks (int32, each once) before a write. Pass the result to `finish`."""
         with self._lock:
             self._entries["state"][blocks] = _WRITING
             self._writes[blocks] += 1
             return self._writes[blocks]
 
     def finish(self, blocks: Blocks, names: Names, writes: Writes) -> None:
-        """The blocks are written. Those with a name count from now on, unless another write has begun since `begin`.
+        """Validate written blocks that have a name, unless another write of a block has begun since `begin`.
 
         - names uint8 [40 * blocks], as in a plan's `swap_names`.
         - writes: the result of `begin`.
@@ -126,7 +126,7 @@ class HostTier:
                     entry["state"] = _VALID
 
     def finish_after(self, event: Any, blocks: Blocks, names: Names, writes: Writes) -> None:
-        """Call `finish` on a thread, after an event of a GPU. If too many calls wait, these blocks never count."""
+        """Call `finish` on a thread, after an event of a GPU. If too many calls wait, these blocks stay invalid."""
         if self._late is None:
             self._late = Queue(_MAX_LATE)
             threading.Thread(target=self._finish_late, args=(self._late,), name="finish-swaps", daemon=True).start()
@@ -134,7 +134,7 @@ class HostTier:
             self._late.put_nowait((event, blocks, names, writes))
 
     def forget(self) -> None:
-        """No block that is there counts any more."""
+        """Invalidate all blocks."""
         with self._lock:
             self._is_forgotten = True
             self._entries["state"] = _EMPTY

@@ -1,6 +1,6 @@
 """The paged KV cache of one rank and its swap space on the host: sizes, memory, swaps.
 
-Knows no sequence (block tables are in `workers/step/slots.py`), nor why a block moves.
+Knows neither sequences (block tables are in `workers/step/slots.py`) nor why a block moves.
 """
 
 import logging
@@ -36,7 +36,7 @@ _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
 
 @dataclass(frozen=True, slots=True)
 class KVCacheShape:
-    """The KV cache of one rank: as many layers as its largest group has, and this rank's key and value heads."""
+    """The shape of one rank's KV cache: the layers of the largest group, and this rank's key and value heads."""
 
     num_layers: int
     block_size: int
@@ -48,9 +48,9 @@ class KVCacheShape:
     def of(
         cls, spec: ModelSpec, block_size: int, ranks: int, dtype: torch.dtype, groups: Sequence[KVGroup] = ()
     ) -> Self:
-        """The shape on each of `ranks` equal ranks; without `groups`, all layers are one.
+        """The shape on each of `ranks` equal ranks; without `groups`, all layers are one group.
 
-        Of a pipeline stage the `groups` have its layers alone.
+        The `groups` of a pipeline stage have only its layers.
         """
         attention = spec.attention
         num_layers = layers_of_group(groups) if groups else len(spec.layers)
@@ -63,7 +63,7 @@ class KVCacheShape:
 
 
 class CachedLayer(NamedTuple):
-    """Where a layer of the model has its keys and values, both [num_blocks, block_size, kv_heads, head_dim]."""
+    """The group, keys and values of a layer of the model; both [num_blocks, block_size, kv_heads, head_dim]."""
 
     group: int
     keys: Tensor
@@ -74,9 +74,9 @@ class KVCache:
     """Keys and values of `num_blocks` blocks, each of which belongs to one group of layers at a time.
 
     - `memory`: [layers of a group, 2, num_blocks, block_size, kv_heads, head_dim].
-    - `layers`: by the number of a layer in the model, its group and its part of that.
+    - `layers`: the group and the tensors of each layer, by its index in the model.
 
-    It starts as zeros, because padded reads of blocks that were never written must find finite numbers.
+    The memory starts as zeros, because padded reads of blocks that were never written must find finite numbers.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class KVCache:
 
 
 class HostPool:
-    """Room for `num_blocks` blocks of a cache in host memory, and the moves between the two.
+    """Host memory for `num_blocks` blocks of a cache, and the swaps between the two.
 
-    `memory` is [num_blocks, layers, 2, block_size, kv_heads, head_dim]: unlike in the cache, all layers of a block lie
-    together, so that a block crosses PCIe in one copy, and a run of blocks as well. It is pinned if the cache is on a
-    GPU, whose `SwapStream` does the moves; on a CPU it takes memory when it is first written. With a `tier` it is the
-    tier's, of which it may use a part, and what goes out is noted there once it is whole.
+    `memory` is [num_blocks, layers, 2, block_size, kv_heads, head_dim]: unlike in the cache, all layers of a block are
+    contiguous, so that a block, or a run of blocks, crosses PCIe in one copy. If the cache is on a GPU, the memory is
+    pinned and a `SwapStream` does the swaps; on a CPU pages are allocated at their first write. With a `tier` it is all
+    or a part of the tier's memory, and swapped-out blocks are validated there once their copies are complete.
     """
 
     def __init__(
@@ -128,14 +128,14 @@ class HostPool:
             self._stream = SwapStream(cache.memory, self.memory, kernels, num_staged)
 
     def swap(self, swaps: IntArray, on_device: Tensor, names: npt.NDArray[np.uint8]) -> None:
-        """Do a plan's swaps: the blocks that go out, then those that come in.
+        """Do a plan's swaps: first the swaps to the host, then the swaps from it.
 
         - swaps int32 [swaps, 3], of (direction, device block, host block); on_device is the same on the device.
-        - names uint8 [40 * blocks that go out], the plan's `swap_names`.
+        - names uint8 [40 * swaps to the host], the plan's `swap_names`.
 
         Raises:
-            ProtocolError: a direction or a block that does not exist, one comes in before another goes out, or there
-                are more or fewer names than blocks that go out.
+            ProtocolError: a direction or a block does not exist, a swap from the host comes before one to it, or the
+                number of names is not that of swaps to the host.
         """
         limits = (2, self._cache.num_blocks, self.num_blocks)
         wrong = ((swaps < 0) | (swaps >= limits)).any(axis=1)
@@ -156,7 +156,7 @@ class HostPool:
         self._copy(swaps, on_device)
         if self._stream is None:
             self._tier.finish(outs, names, writes)
-        else:  # The plan's memory is another's by the time that the copies are whole.
+        else:  # The plan's memory is reused before the copies end.
             self._tier.finish_after(self._stream.stored(), outs.copy(), names.copy(), writes)
 
     def _copy(self, swaps: IntArray, on_device: Tensor) -> None:
@@ -166,11 +166,11 @@ class HostPool:
             self._stream.swap(swaps, on_device)
 
     def time_swaps(self) -> float:
-        """Measure the seconds for one block to go out and come in again. Only for an empty pool."""
+        """Measure the seconds to swap one block out and in again. Only for an empty pool."""
         num_swaps = min(_TIMED_SWAPS, self._cache.num_blocks, self.num_blocks)
         swaps = np.array([(way, block, block) for way in (0, 1) for block in range(num_swaps)], np.int32)
         on_device = to_device(torch.from_numpy(swaps), self._cache.memory.device)
-        names = np.zeros(num_swaps * SWAP_NAME_SIZE, np.uint8)  # of nothing that can be asked for
+        names = np.zeros(num_swaps * SWAP_NAME_SIZE, np.uint8)  # names that no request can match
         seconds = []
         for _ in range(_TIMED_ROUNDS):
             started = self._clock()
@@ -193,9 +193,9 @@ class HostPool:
 def host_blocks_of_rank(
     size: int, ranks: int, block_bytes: int, read: Callable[[], list[Memory]] = host_memory, *, held: int = 0
 ) -> int:
-    """How many blocks each of `ranks` keeps in `size` bytes of host memory, which is for all of them together.
+    """The number of blocks for each of `ranks` in `size` bytes of host memory for all of them together.
 
-    `held` bytes of it are in use already.
+    `held` bytes of it are already in use.
 
     Raises:
         ConfigError: not one block fits, or the machine or a control group has less memory in total.
@@ -221,10 +221,10 @@ def host_blocks_of_rank(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that cost nothing until they are touched: on a CPU, the kernel maps their pages one by one."""
+    """Zeros that take no memory until they are touched: on a CPU, the kernel maps their pages one by one."""
     if device.type != "cpu":
         return torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device=device).view(dtype)
-    # The heap might return memory that it has cleared, and so touched.
+    # Not from the heap, which may clear memory and so touch it.
     size = math.prod(shape) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -15,12 +15,12 @@ _MADV_POPULATE_WRITE = 23
 
 
 class PagePrefaulter:
-    """Of `memory` [layers, 2, num_blocks, ...] on a CPU, whose blocks are used from the first on.
+    """Prefaults `memory` [layers, 2, num_blocks, ...] on a CPU; blocks are used in order, from the first on.
 
-    The first touch of a huge page delays a step by up to 4 ms, so a thread touches what comes next: `ahead` bytes
-    beyond the last block in use, so that a cache that is not filled does not take the memory of others. It changes
-    nothing in the cache, so steps may run meanwhile. It stops for good when less than twice as much as it would take
-    is free: a cache must not get this process killed. Kernels before 5.14 cannot do it.
+    The first touch of a huge page delays a step by up to 4 ms, so a thread touches pages in advance: only `ahead` bytes
+    beyond the last block in use, so that a cache that is not full leaves memory to others. It changes nothing in the
+    cache, so steps may run meanwhile. It stops for good when less than twice the memory that it needs is free: a cache
+    must not get this process killed. Linux before 5.14 does not support it.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class PagePrefaulter:
         self._num_blocks = memory.shape[2]
         self._read = read
         self._ahead = max(1, ahead * self._num_blocks // memory.nbytes)  # blocks
-        self._end = 0  # of the blocks that are prefaulted
+        self._end = 0  # of the prefaulted blocks
         self._is_over = False
         self._thread: threading.Thread | None = None
 
     def use(self, num_blocks: int) -> None:
-        """Note that steps write to the first `num_blocks`; where little is prefaulted beyond them, prefault more."""
+        """Prefault more if steps write to the first `num_blocks`, and little is prefaulted beyond them."""
         if self._is_over or num_blocks + self._ahead // 2 <= self._end:
             return
         if self._thread is None or not self._thread.is_alive():
@@ -45,7 +45,7 @@ class PagePrefaulter:
             self._thread.start()
 
     def join(self) -> None:
-        """Wait until what was begun is done."""
+        """Wait for the thread, if one is running."""
         if self._thread is not None:
             self._thread.join()
 
@@ -55,11 +55,11 @@ class PagePrefaulter:
         self._end = end
 
     def _populate(self, ranges: list[tuple[int, int]]) -> bool:
-        """False: memory is short, or the kernel cannot do it."""
+        """Prefault ranges of addresses; False if memory is short, or the kernel does not support it."""
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         left = sum(last - first for first, last in ranges)
-        # In small steps: other threads that map memory wait for the end of a call.
+        # In small steps: other threads that map memory wait until a call ends.
         for first, last in ranges:
             for start in range(first, last, _HUGE_PAGE):
                 size = min(_HUGE_PAGE, last - start)
@@ -72,6 +72,6 @@ class PagePrefaulter:
 
 
 def _pages(blocks: Tensor) -> tuple[int, int]:
-    """The page-aligned range of contiguous blocks: from the page of the first byte to before that of the last."""
+    """The page-aligned range of contiguous blocks: from the page of the first byte, without the last partial page."""
     begin, end = blocks.data_ptr(), blocks.data_ptr() + blocks.nbytes
     return begin // mmap.PAGESIZE * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The numbers that attention needs for each position. The rotation itself is a kernel."""
+"""Tables of cosines, sines and query scales by position. A kernel applies the rotation."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,10 +11,10 @@ from pyllm.families.spec import ModelSpec, RopeSpec
 
 @dataclass(frozen=True, slots=True)
 class PositionTables:
-    """A row for each position.
+    """Tables with a row for each position.
 
     - `rotations`: for each of `ModelSpec.ropes` float32 [positions, rotary_size], cosines, then sines.
-    - `unrotated`: the same for a layer without positions, [positions, 0].
+    - `unrotated`: the table for layers without positions, [positions, 0].
     - `query_scales`: float32 [positions], or None.
     """
 
@@ -24,7 +24,7 @@ class PositionTables:
 
     @classmethod
     def of(cls, spec: ModelSpec, num_positions: int, device: torch.device) -> Self:
-        """The tables of a model for so many positions."""
+        """The tables of a model for `num_positions` positions."""
         return cls(
             tuple(rope_table(rope, num_positions, device) for rope in spec.ropes),
             torch.empty((num_positions, 0), device=device),
@@ -32,7 +32,7 @@ class PositionTables:
         )
 
     def rotation(self, rope: int | None) -> Tensor:
-        """The rotation of a layer with this index."""
+        """The rotation with this index in `ModelSpec.ropes`; None for a layer without positions."""
         return self.unrotated if rope is None else self.rotations[rope]
 
 

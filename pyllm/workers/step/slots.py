@@ -1,6 +1,6 @@
 """The block table and the last token of each running sequence, by slot.
 
-The scheduler assigns slots, and every change comes with a plan. Knows no requests.
+The scheduler assigns slots, and all changes come with plans. Knows no requests.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ class Slots:
     """`max_num_seqs` slots of at most `max_blocks` blocks in each group of layers.
 
     `block_tables` is int32 [groups * max_num_seqs, max_blocks], one group after another. `prompt_lengths` is int32
-    [max_num_seqs], on the host. `nobody` stands for no slot where a graph writes tokens.
+    [max_num_seqs], on the host. `nobody` is an extra index where graphs write tokens that belong to no slot.
     """
 
     def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device, num_groups: int = 1) -> None:
@@ -51,37 +51,37 @@ class Slots:
         tokens = batch.device.tokens
         if len(unknown):
             rows = np.searchsorted(batch.host.query_starts, unknown, side="right") - 1
-            tokens = tokens.clone()  # On a CPU this is the plan's own memory, whose later readers need the -1.
+            tokens = tokens.clone()  # On a CPU this is the plan's own memory, and later readers need the -1.
             _assign(tokens, unknown, self.last_tokens, batch.host.slots[rows])
         return tokens
 
     def remember(self, batch: Batch, sampled: Tensor) -> None:
-        """Keep each sampling row's last token of `sampled`, int32 [sampled positions]."""
+        """Store each sampling row's last token of `sampled`, int32 [sampled positions]."""
         ends = batch.host.sampled_starts[1:]
         rows = np.flatnonzero(np.diff(batch.host.sampled_starts))
         _assign(self.last_tokens, batch.host.slots[rows], sampled, ends[rows] - 1)
 
     def keepers(self, batch: Batch) -> npt.NDArray[np.int32]:
-        """The slot that keeps the token of each sampled position, the row's last one; of others `nobody`."""
+        """The slot that stores the token of each sampled position: the row's slot for its last one, else `nobody`."""
         starts = batch.host.sampled_starts
         if len(batch.host.uniforms) == len(batch.host.slots) and bool((starts[1:] > starts[:-1]).all()):
-            return batch.host.slots  # As in every decode.
+            return batch.host.slots  # as in every decode step
         keepers = np.full(len(batch.host.uniforms), self.nobody, np.int32)
         rows = np.flatnonzero(np.diff(starts))
         keepers[starts[1:][rows] - 1] = batch.host.slots[rows]
         return keepers
 
     def keep(self, keepers: Tensor, sampled: Tensor) -> None:
-        """Like `remember`, from the device alone, so that a graph can hold it: `keepers` is int32 [positions], too."""
+        """Store tokens like `remember`, on the device alone, for graphs; both tensors are int32 [positions]."""
         self._kept[keepers] = sampled
 
 
 def _assign(
     to: Tensor, targets: npt.NDArray[np.signedinteger], source: Tensor, origins: npt.NDArray[np.signedinteger]
 ) -> None:
-    """`to[targets] = source[origins]`, of tensors on one device and indices on the host."""
+    """Set `to[targets] = source[origins]`, for tensors on one device and indices on the host."""
     if to.is_cpu:
-        to.numpy()[targets] = source.numpy()[origins]  # Takes a third of torch's time.
+        to.numpy()[targets] = source.numpy()[origins]  # in a third of torch's time
         return
     both = to_device(torch.from_numpy(np.stack((targets, origins)).astype(np.int64)), to.device)
     to[both[0]] = source[both[1]]

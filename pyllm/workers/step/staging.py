@@ -1,11 +1,11 @@
-"""Asynchronous copies between host and device. Knows nothing of their content."""
+"""Asynchronous copies between host and device. Does not know their content."""
 
 import torch
 from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to `device`: to a GPU through pinned memory, in the order of the current stream.
+    """Copy a host tensor to `device`; to a GPU through pinned memory, in the order of the current stream.
 
     torch does not reuse that memory until the copy is done.
     """

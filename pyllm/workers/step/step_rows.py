@@ -1,6 +1,6 @@
-"""A step's rows and the blocks that it writes, on the host, for what chooses the blocks that a row attends to.
+"""A step's rows and the blocks that it writes, on the host, for selectors of KV blocks.
 
-Knows no layer, and not how anything is chosen.
+Knows no layer and no selector.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from pyllm.workers.step.batch import Batch
 class StepRows(NamedTuple):
     """Rows of new tokens at the end of cached ones, as in `AttentionMetadata`, and which of them are sparse.
 
-    A sparse row has one token, and that is of an output. Sequences of one slot may have several rows.
+    A sparse row has one token, of an output. The sequence of a slot may have several rows.
     """
 
     query_starts: Ints  # [rows + 1]
@@ -24,10 +24,10 @@ class StepRows(NamedTuple):
 
 
 def split_rows(batch: Batch, prompt_lengths: Ints) -> StepRows:
-    """A row for each token of an output, however many of them a row of the plan has; prompts stay whole.
+    """Split the plan's rows into one row for each output token; the prompt tokens of a row stay together.
 
-    A plan's row has several where drafts are verified, and where a sequence is computed anew that had lost its blocks.
-    Each of these tokens must attend as it does alone: so its choice, its keys and values do not depend on the step.
+    A plan's row has several output tokens to verify drafts, or to recompute a sequence that lost its blocks. Each of
+    them must attend as it does alone, so that its blocks, keys and values do not depend on the step.
     `prompt_lengths` is int32 [slots].
     """
     starts, lengths, slots = batch.host.query_starts, batch.host.sequence_lengths, batch.host.slots
@@ -38,7 +38,7 @@ def split_rows(batch: Batch, prompt_lengths: Ints) -> StepRows:
     num_prompt = num_tokens - num_outputs
     parts = num_outputs + (num_prompt > 0)
     of_row = np.repeat(np.arange(len(slots)), parts)
-    index = np.arange(len(of_row)) - np.repeat(np.cumsum(parts) - parts, parts)  # of a part in its row
+    index = np.arange(len(of_row)) - np.repeat(np.cumsum(parts) - parts, parts)  # of each part in its row
     is_prompt = (index == 0) & (num_prompt[of_row] > 0)
     sizes = np.where(is_prompt, num_prompt[of_row], 1)
     ends = np.cumsum(sizes)
@@ -53,7 +53,7 @@ def split_rows(batch: Batch, prompt_lengths: Ints) -> StepRows:
 
 
 def written_blocks(batch: Batch, block_size: int) -> Ints:
-    """The blocks of all groups whose keys and values a plan changes: by its tokens, by copies and from the host."""
+    """The blocks of all groups whose keys and values a plan changes: by its tokens, copies and swaps from the host."""
     host = batch.host
     slots = host.slot_mapping[host.slot_mapping >= 0]
     swaps = host.swaps.reshape(-1, 3)

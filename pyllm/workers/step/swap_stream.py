@@ -1,6 +1,6 @@
-"""Swaps of a cache on a GPU: copies over PCIe on a stream of their own, beside the steps.
+"""Swaps of a cache on a GPU: copies over PCIe on a separate stream, beside the steps.
 
-Knows neither why a block moves nor what a step computes; steps are on the current stream.
+Knows neither why a block moves nor the computation of a step; steps are on the current stream.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class SwapStream:
     - cache [layers, 2, num_blocks, *block]; host_blocks [num_host_blocks, layers, 2, *block].
 
     Each direction has a buffer of `num_staged` blocks. For a swap to the host, the current stream gathers the blocks
-    into a buffer, and may overwrite them then; this stream copies the buffer to the host beside the step. For a swap
+    into a buffer, and may then overwrite them; this stream copies the buffer to the host beside the step. For a swap
     from the host, this stream fills the other buffer beside earlier steps, and the current stream scatters it. Only
     this stream touches the host blocks, so a step may swap in blocks that any earlier step has swapped out.
 
@@ -43,15 +43,15 @@ class SwapStream:
         self._stream = cuda.Stream(cache.device)
         # An event stands for its last record, and one without a record is not waited for.
         self._gathered, self._stored, self._loaded, self._scattered = (cuda.Event() for _ in range(4))
-        self._scattered.record(self._main())  # The current stream may still use the memory that the buffers have now.
+        self._scattered.record(self._main())  # The current stream may still use the memory of the buffers.
 
     def swap(self, swaps: IntArray, on_device: Tensor) -> None:
         """Do a plan's swaps, first those to the host; no device block and no host block may be written twice.
 
-        - swaps int32 [swaps, 3], of (direction, device block, host block), those of direction 0 first; on_device is
-          the same on the device.
+        - swaps int32 [swaps, 3], of (direction, device block, host block), direction 0 first; on_device is the same on
+          the device.
 
-        Swaps from the host do not wait for those to it, unless they use the same host block.
+        Swaps from the host do not wait for swaps to it, unless they use the same host block.
         """
         blocks, host_blocks = on_device[:, 1], swaps[:, 2]
         num_out = int(np.count_nonzero(swaps[:, 0] == 0))
@@ -100,7 +100,7 @@ class SwapStream:
         self._scattered.record(main)
 
     def _rounds(self, start: int, end: int) -> list[slice]:
-        """The range in parts that the buffers have room for."""
+        """The range in parts that fit into the buffers."""
         return [slice(at, min(at + self._num_staged, end)) for at in range(start, end, self._num_staged)]
 
     def _main(self) -> Any:
@@ -113,12 +113,12 @@ def staged_blocks(num_host_blocks: int, block_bytes: int) -> int:
 
 
 def staging_bytes(num_host_blocks: int, block_bytes: int) -> int:
-    """The device memory that both buffers take."""
+    """The device memory of both buffers."""
     return 2 * staged_blocks(num_host_blocks, block_bytes) * block_bytes
 
 
 def _runs(host_blocks: IntArray) -> Iterator[tuple[slice, slice]]:
-    """Runs of adjacent host blocks, and their part of the buffer: each is one copy."""
+    """Runs of adjacent host blocks, and their parts of the buffer: one copy for each run."""
     ends = [*(np.flatnonzero(np.diff(host_blocks) != 1) + 1).tolist(), len(host_blocks)]
     for start, end in pairwise([0, *ends]):
         first = int(host_blocks[start])

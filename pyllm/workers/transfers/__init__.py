@@ -1,6 +1,6 @@
-"""KV blocks between a rank's cache and the connector: copies beside the steps, and the connector's calls in a step.
+"""Transfers of KV blocks between a rank's cache and the KV connector: copies, and calls of the connector in a step.
 
-Knows neither how a connector keeps blocks nor what a step computes.
+Knows neither the storage of a connector nor the computation of a step.
 """
 
 import lazy_loader

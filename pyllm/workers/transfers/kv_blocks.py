@@ -1,6 +1,6 @@
 """The KV cache of a rank as numbered blocks, which a connector copies from and to the host beside the steps.
 
-If asked, notes which blocks were written. Knows neither a connector nor which blocks a step uses.
+Can track the written blocks. Knows neither connectors nor the blocks of a step.
 """
 
 import threading
@@ -20,11 +20,11 @@ _STAGED_BYTES = 16 << 20
 class CpuBlocks:
     """The blocks of a cache in the host's memory, copied by the calling thread.
 
-    Bytes of a block: [layers of a group, 2, block_size, kv_heads, head_dim], without gaps.
+    A block's bytes are [layers of a group, 2, block_size, kv_heads, head_dim], without gaps.
     """
 
     def __init__(self, cache: KVCache) -> None:
-        # numpy copies without torch's threads, which would wait for those that compute the step.
+        # numpy copies without torch's threads, which would wait for the threads of the step.
         self._memory = cache.memory.view(torch.uint8).numpy()  # [layers, 2, num_blocks, ...]
         self._shape = (*self._memory.shape[:2], *self._memory.shape[3:])
 
@@ -48,9 +48,9 @@ class CpuBlocks:
 
 
 class GpuBlocks:
-    """The blocks of a cache on a GPU, copied on a stream of their own through pinned memory.
+    """The blocks of a cache on a GPU, copied on a separate stream through pinned memory.
 
-    `cuda` has the streams and events of `torch.cuda`. Bytes of a block are those of `CpuBlocks`.
+    `cuda` has the streams and events of `torch.cuda`. A block's bytes are the same as in `CpuBlocks`.
     """
 
     def __init__(self, cache: KVCache, cuda: Any = torch.cuda) -> None:
@@ -63,7 +63,7 @@ class GpuBlocks:
         self._num_staged = max(1, _STAGED_BYTES // self.block_bytes)
         is_gpu = self._memory.device.type == "cuda"
         self._staged = torch.empty((self._num_staged, *self._shape), dtype=torch.uint8, pin_memory=is_gpu)
-        self._lock = threading.Lock()  # of the staged blocks
+        self._lock = threading.Lock()  # guards the staged blocks
 
     @property
     def block_bytes(self) -> int:
@@ -71,7 +71,7 @@ class GpuBlocks:
         return int(np.prod(self._shape))
 
     def begin(self) -> None:
-        """Let copies wait for the steps that were launched before: they may still write these blocks."""
+        """Make copies wait for the steps launched before, which may still write these blocks."""
         self._computed.record(self._cuda.current_stream(self._memory.device))
 
     @torch.inference_mode()
@@ -113,8 +113,8 @@ class GpuBlocks:
 class TrackedBlocks:
     """A `KVBlocks` that copies through `blocks`, and passes the numbers of written blocks to `blocks_written`.
 
-    A connector reports the end of a load only after `write` has returned. So `tell_written` misses no block if it is
-    called before the blocks are read.
+    A connector reports the end of a load only after `write` has returned. So `tell_written` misses no block if you call
+    it before a step reads the blocks.
     """
 
     def __init__(self, blocks: KVBlocks, blocks_written: Callable[[Ints], None]) -> None:

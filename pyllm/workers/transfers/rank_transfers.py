@@ -1,4 +1,4 @@
-"""Calls a rank's half of the KV connector around its steps, and collects its results. Knows no scheduler."""
+"""Calls the worker's half of the KV connector around each step, and collects its results. Knows no scheduler."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 class RankTransfers:
-    """Call `begin` once a step's blocks are swapped and copied, and `end` when it is computed.
+    """The transfers of a rank. Call `begin` once a step's blocks are swapped and copied, and `end` when it is computed.
 
-    A connector that raises is not called again, and `results` reports it from then on.
+    A connector that raises is not called again, and `results` reports the error from then on.
 
     `blocks_written` is called with the blocks that the connector has written, on the thread of the steps, before a step
-    or a layer reads them. None: nobody needs to know.
+    or a layer reads them. None: written blocks are not tracked.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class RankTransfers:
 
     @property
     def hook(self) -> "LayerHook | None":
-        """The hook that each layer calls; None: the connector does nothing for single layers, and graphs stay on."""
+        """The hook that each layer calls; None if the connector does not work by layer, so that graphs can be used."""
         return LayerHook(self) if works_by_layer(self._connector) else None
 
     def begin(self, metadata: bytes) -> None:
         """Begin the loads and saves of a step's metadata.
 
-        Loads that the step reads have ended when this returns, or end layer by layer.
+        Loads of blocks that the step reads have ended when this returns, or end layer by layer.
         """
         if metadata and not self._failure:
             with self._guarded():
@@ -62,19 +62,19 @@ class RankTransfers:
         self.tell_written()
 
     def tell_written(self) -> None:
-        """Pass on which blocks the connector has written since the last call."""
+        """Pass the blocks that the connector has written since the last call to `blocks_written`."""
         if self._tracked is not None:
             self._tracked.tell_written()
 
     def end(self, metadata: bytes) -> None:
-        """The step with this metadata is computed."""
+        """Finish the saves of a step's metadata, after the step is computed."""
         if metadata and not self._failure:
             with self._guarded():
                 self._connector.wait_for_save()
                 self._connector.clear_connector_metadata()
 
     def results(self) -> TransferResults | None:
-        """The loads and saves that have ended since the last call, with figures; None: there is nothing new."""
+        """The loads and saves that have ended since the last call, with statistics; None if there are none."""
         if not self._failure:
             with self._guarded():
                 return self._new_results()
@@ -86,14 +86,14 @@ class RankTransfers:
             self._connector.shutdown()
 
     def load_layer(self, layer: int) -> None:
-        """A layer is about to read the cache."""
+        """Wait for a layer's loads, before it reads the cache."""
         if not self._failure:
             with self._guarded():
                 self._connector.wait_for_layer_load(str(layer))
         self.tell_written()
 
     def save_layer(self, layer: int, kv_layer: "tuple[Tensor, Tensor]", attention: "AttentionMetadata") -> None:
-        """A layer has written its keys and values."""
+        """Save a layer, after it has written its keys and values."""
         if not self._failure:
             with self._guarded():
                 self._connector.save_kv_layer(str(layer), kv_layer, attention)
@@ -106,11 +106,11 @@ class RankTransfers:
         if not saves and not loads and not errors and stats is None:
             return None
         results = TransferResults(tuple(sorted(saves)), tuple(sorted(loads)), tuple(sorted(errors)), stats)
-        return _RESULTS.decode(_encode(results))  # Another package's connector may give anything.
+        return _RESULTS.decode(_encode(results))  # Validate the output of other packages' connectors.
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """After an exception, the connector is not called again."""
+        """Log an exception of the connector and store it as the failure."""
         try:
             yield
         except Exception as error:
@@ -119,7 +119,7 @@ class RankTransfers:
 
 
 class LayerHook:
-    """An `AttentionHook` that passes each layer on to the connector, by its number as the name."""
+    """An `AttentionHook` that calls the connector for each layer; the layer's name is its index."""
 
     def __init__(self, transfers: RankTransfers) -> None:
         self._transfers = transfers

@@ -1,6 +1,6 @@
-"""Models that transformers computes, with our paged attention and our linear layers in place of its own.
+"""Models that transformers computes, with pyllm's paged attention and linear layers in place of its own.
 
-Only a worker of such a model and the probe import this.
+Only workers of such a model and the probe import this.
 """
 
 import lazy_loader

@@ -1,7 +1,7 @@
-"""The attention that a model of transformers calls in place of its own, and the masks that it makes for it.
+"""The attention function that a transformers model calls in place of its own, and its masks.
 
-transformers hands over query, key and value after the rotation. Whoever runs the model says who takes them, by
-`attending`: the probe records what each call asks for (`probe.py`), a worker answers from the paged cache (`model.py`).
+transformers passes query, key and value after the rotation. `attending` sets the function that receives them: the
+probe's function records each call (`meta_run.py`), a worker's computes attention over the paged cache (`model.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,8 +17,8 @@ from pyllm.errors import ConfigError
 NAME = "pyllm"
 """The `attn_implementation` under which transformers finds this attention."""
 
-# What models pass on that does not change the result: caches and outputs of their own, positions, which query and key
-# have been rotated by, and what the mask says, too.
+# Arguments that do not change the result: caches and outputs of models, positions, as query and key are already
+# rotated, and properties that the mask has, too.
 _HARMLESS = frozenset(
     {
         *("position_ids", "position_embeddings", "cache_position", "cache_params", "past_key_values"),
@@ -28,10 +28,10 @@ _HARMLESS = frozenset(
 
 
 class Mask:
-    """What a model takes for a mask: who sees whom, as transformers describes it, before it is made a tensor.
+    """A stand-in for a mask tensor: the function that transformers would make the tensor from.
 
-    `sees` takes batch, head, query and key, and gives bool. A model that does more with it than to pass it on computes
-    attention itself, and raises `ConfigError`.
+    `sees` takes batch, head, query and key, and returns whether the query attends to the key. A model that does more
+    than pass the mask on computes attention itself, and gets a `ConfigError`.
     """
 
     __slots__ = ("sees",)
@@ -43,7 +43,7 @@ class Mask:
         raise _computes_itself()
 
     def __getitem__(self, index: object) -> Any:
-        """All of it, if that is asked for: what a model of all positions slices to."""
+        """Return the mask for slices of the whole, which models take to fit it to their positions."""
         parts = index if isinstance(index, tuple) else (index,)
         if all(part is ... or (isinstance(part, slice) and not part.start and part.stop is None) for part in parts):
             return self
@@ -58,7 +58,7 @@ def _computes_itself() -> ConfigError:
 
 
 class AttentionCall(NamedTuple):
-    """One call of attention. query [tokens, heads, size], key and value [tokens, kv_heads, size], which may differ."""
+    """One call of attention: query [tokens, heads, size], key and value [tokens, kv_heads, size]; sizes may differ."""
 
     module: nn.Module
     query: Tensor
@@ -71,7 +71,7 @@ class AttentionCall(NamedTuple):
 
 
 class Attend(Protocol):
-    """Answers a call; gives [tokens, heads, size of a value]."""
+    """Computes a call; returns [tokens, heads, size of a value]."""
 
     def __call__(self, call: AttentionCall, /) -> Tensor: ...
 
@@ -81,7 +81,7 @@ _ATTEND: ContextVar[Attend] = ContextVar("attend")
 
 @contextmanager
 def attending(attend: Attend) -> Iterator[None]:
-    """Within this block, models of this thread that were built for `NAME` call `attend`."""
+    """Make models of this thread that were built for `NAME` call `attend` within this block."""
     token = _ATTEND.set(attend)
     try:
         yield
@@ -89,7 +89,7 @@ def attending(attend: Attend) -> Iterator[None]:
         _ATTEND.reset(token)
 
 
-def _attention(  # noqa: PLR0917  transformers has the signature
+def _attention(  # noqa: PLR0917  transformers defines the signature
     module: nn.Module,
     query: Tensor,  # [1, heads, tokens, size], and so on
     key: Tensor,
@@ -100,7 +100,7 @@ def _attention(  # noqa: PLR0917  transformers has the signature
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers."""
+    """The attention function, with transformers' signature."""
     unknown = [name for name, given in others.items() if name not in _HARMLESS and not _is_neutral(given)]
     if unknown:
         raise ConfigError(f"attention is called with {', '.join(sorted(unknown))}, which is not known")
@@ -127,7 +127,7 @@ def _is_neutral(given: Any) -> bool:
 
 
 def _mask(*_: Any, mask_function: Callable[..., Tensor], **__: Any) -> Mask:
-    """A mask function of transformers."""
+    """The mask function, with transformers' signature."""
     return Mask(mask_function)
 
 

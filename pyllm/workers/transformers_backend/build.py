@@ -1,4 +1,4 @@
-"""Builds a model of transformers from a config.json, without weights, for our attention."""
+"""Builds a transformers model from a config.json, without weights, with pyllm's attention."""
 
 import json
 import logging
@@ -22,11 +22,12 @@ from pyllm.workers.transformers_backend.attention_interface import NAME
 def build(config: str, dtype: torch.dtype, device: str, most_layers: int | None = None) -> PreTrainedModel:
     """The causal language model that the text of a config.json describes. Its parameters are uninitialised.
 
-    On a CPU uninitialised memory takes none, until it is written to; buffers have their values. On "meta" nothing has.
+    On a CPU uninitialised parameters take no memory until they are written; buffers have their values. On "meta"
+    neither has values.
 
     Raises:
-        ConfigError: transformers has no such model, or its code is not part of transformers, or there are more layers
-            than `most_layers`.
+        ConfigError: transformers has no such model, its code is not part of transformers, or it has more layers than
+            `most_layers`.
     """
     fields = json.loads(config)
     name, model_type = architecture_of(fields), fields.get("model_type")
@@ -53,14 +54,14 @@ def build(config: str, dtype: torch.dtype, device: str, most_layers: int | None 
 
 
 def architecture_of(fields: dict[str, Any]) -> str:
-    """The class that a config.json names, or else that of its type of models."""
+    """The class that a config.json names, or else the class for its model_type."""
     names = fields.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(fields.get("model_type")), "")]
     return str(names[0])
 
 
 def _read(kind: type[PretrainedConfig], fields: dict[str, Any]) -> PretrainedConfig:
-    """From a file, as a config.json may have what only its reader understands, such as infinities."""
-    # The first is ours to read, and the second may name a file that is not there.
+    """Read the configuration from a file, as only this reader understands values such as infinities."""
+    # pyllm reads the first itself, and the second may name a missing file.
     fields = {
         name: field for name, field in fields.items() if name not in {"quantization_config", "configuration_files"}
     }
@@ -71,7 +72,7 @@ def _read(kind: type[PretrainedConfig], fields: dict[str, Any]) -> PretrainedCon
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide warnings about settings that a server's operator cannot change, and bars in its log."""
+    """Hide warnings about settings that a server's operator cannot change, and progress bars in its log."""
     logger = logging.getLogger("transformers")
     before, has_bar = logger.level, is_progress_bar_enabled()
     logger.setLevel(logging.ERROR)

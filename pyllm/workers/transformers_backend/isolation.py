@@ -1,8 +1,8 @@
-"""Checks of a loaded model of transformers: that it computes what transformers does, and each sequence alone.
+"""Checks of a loaded transformers model: its results equal transformers' own, and sequences do not affect each other.
 
-All sequences of a step are one flat batch. Attention of ours keeps them apart; any other operation along the sequence
-(a convolution, a token shift, positions counted from the start of the batch) would mix them, and would lose what came
-in the step before.
+All sequences of a step are one flat batch. pyllm's attention keeps them apart; any other operation along the sequence
+(a convolution, a token shift, positions counted from the start of the batch) would mix them, and would lose the tokens
+of earlier steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ from pyllm.workers.transformers_backend.model import TransformersModel
 
 CHECKED_TOKENS = 24
 """The sequence that is compared has so many, if the context has; the others have half of them."""
-# The relative error of a token's hidden state, or of its logits, that only rounding makes: by float32, or by halves and
-# integers. The last is beside transformers, whose attention adds in another order, which grows with each layer.
+# Limits on the relative rounding error of a token's hidden state or logits: with float32, and with half precision or
+# integers. The last is for the comparison with transformers' attention, whose order of additions differs in each layer.
 _EXACT, _ROUNDED, _BESIDE_TRANSFORMERS = 1e-3, 5e-2, 0.5
 _TRIES = 3
 
@@ -27,13 +27,13 @@ Compute = Callable[[Sequence[Chunk]], Tensor]
 
 
 def check_isolation(model: TransformersModel, compute: Compute, num_tokens: int) -> None:
-    """Compute a sequence of so many tokens, at least 2, in several ways, and compare.
+    """Compute a sequence of `num_tokens` tokens, at least 2, in several ways, and compare the results.
 
-    `compute` gives [tokens, hidden_size] of all chunks. The logits are compared on the first rank. Rounding may choose
-    other experts for a token, so what differs is tried again with other tokens: a leak is there each time.
+    `compute` returns [tokens, hidden_size] of all chunks. The logits are compared on the first rank. Rounding may
+    choose other experts for a token, so a difference is tried again with other tokens: a real leak shows each time.
 
     Raises:
-        ConfigError: with what is not the same each time.
+        ConfigError: the results differed in every try; with the first difference.
     """
     random = np.random.default_rng(20)
     tokens = [token for token in range(model.spec.vocab_size) if token != model.padding]
@@ -48,7 +48,7 @@ def check_isolation(model: TransformersModel, compute: Compute, num_tokens: int)
 
 
 def _difference(model: TransformersModel, compute: Compute, drawn: Sequence[Ints]) -> str:
-    """What is not the same for these sequences, of which the first is compared; empty if all is."""
+    """The first difference in the results of the first sequence, beside the others; empty if there is none."""
     one, *others = drawn
     length, half = len(one), len(one) // 2
     alone = compute([Chunk(0, one)])
@@ -72,7 +72,7 @@ def _difference(model: TransformersModel, compute: Compute, drawn: Sequence[Ints
 
 
 def _are_near(model: TransformersModel, tokens: Tensor, found: Tensor, expected: Tensor) -> bool:
-    """Whether half of the tokens are as near to those of transformers as its own attentions are to one another."""
+    """Whether the median error against transformers is small, or like that between two of its own attentions."""
     limit = _EXACT if model.is_exact else _BESIDE_TRANSFORMERS
     if _errors(found, expected).median() <= limit:
         return True
@@ -83,12 +83,12 @@ def _are_near(model: TransformersModel, tokens: Tensor, found: Tensor, expected:
 
 
 def _are_close(model: TransformersModel, found: Tensor, expected: Tensor) -> bool:
-    """Whether each token is the same but for rounding. False for a NaN."""
+    """Whether all tokens are equal except for rounding; False for a NaN."""
     return bool(_errors(found, expected).max() <= (_EXACT if model.is_exact else _ROUNDED))
 
 
 def _errors(found: Tensor, expected: Tensor) -> Tensor:
-    """Of each token of [tokens, size], relative to what is expected of all of them."""
+    """The error of each token of [tokens, size], relative to the mean norm of the expected tokens."""
     found, expected = found.float(), expected.float()
     errors: Tensor = (found - expected).norm(dim=-1) / expected.norm(dim=-1).mean()
     return errors

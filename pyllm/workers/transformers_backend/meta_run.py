@@ -1,4 +1,4 @@
-"""One run of a model of transformers on the meta device, which computes nothing: what it calls, and what it gives.
+"""One run of a transformers model on the meta device, without computing: its calls and the shapes of its outputs.
 
 Knows no file and no parameter.
 """
@@ -16,14 +16,14 @@ from pyllm.errors import ConfigError
 from pyllm.workers.transformers_backend.attention_interface import AttentionCall, Mask, attending
 
 PROBE_TOKENS = 7
-# Masks are looked at up to this position, so a longer window is found to be none.
+# Masks are checked up to this position, so a longer window counts as none.
 _LONGEST_WINDOW = 1 << 17
-# Kinds of layers, as configurations name them, of which attention is not all.
+# Kinds of layers in configurations that have more state than the KV cache.
 _WITH_A_STATE = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid", "kda"})
 
 
 class Run(NamedTuple):
-    """One run of a model: its calls of attention in order, the linear layers that ran, and the shapes it gave."""
+    """One run of a model: its calls of attention in order, the linear layers that ran, and the shapes of outputs."""
 
     name: str
     calls: list[AttentionCall]
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 
 class LinearCall(NamedTuple):
-    """The first call of a linear layer: its path, its input, and how often that had been changed in place."""
+    """The first call of a linear layer: its path, its input, and the input's count of in-place changes."""
 
     name: str
     given: Tensor
@@ -45,7 +45,7 @@ def run_on_meta(model: PreTrainedModel) -> Run:
     """Run a model that was built on the meta device.
 
     Raises:
-        ConfigError: it does not run, or not every layer calls our attention.
+        ConfigError: it does not run, or not every layer calls pyllm's attention.
     """
     name, calls = type(model).__name__, list[AttentionCall]()
     if kinds := _kinds_with_a_state(model):
@@ -57,12 +57,12 @@ def run_on_meta(model: PreTrainedModel) -> Run:
 
     modules: Iterator[Any] = model.modules()
     for module in modules:
-        if hasattr(module, "rope_type"):  # which may ask for numbers, and changes nothing that is looked at
+        if hasattr(module, "rope_type"):  # Other types may read numbers; the results here do not depend on it.
             module.rope_type = (
                 dict.fromkeys(module.rope_type, "default") if isinstance(module.rope_type, dict) else "default"
             )
     paths = {module: path for path, module in model.named_modules()}
-    order: list[tuple[nn.Module, Any]] = []  # with what came out
+    order: list[tuple[nn.Module, Any]] = []  # modules and their outputs
     linears: dict[str, LinearCall] = {}
 
     def note(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
@@ -103,7 +103,7 @@ def run_on_meta(model: PreTrainedModel) -> Run:
 
 
 class _NoneFound(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Loops over the experts that tokens have chosen find none: on the meta device nothing is chosen."""
+    """Makes `nonzero` on the meta device return no index, so that loops over the chosen experts are empty."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op is torch.ops.aten.nonzero.default and args[0].is_meta:
@@ -114,7 +114,7 @@ class _NoneFound(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def inputs(tokens: Tensor, positions: Tensor) -> dict[str, Any]:
     """The arguments of a forward pass over tokens and positions, int64 [1, tokens].
 
-    With a mask of ones nothing looks for sequences packed into one, whose masks are not needed here.
+    With a mask of ones, transformers does not look for packed sequences.
     """
     ones = torch.ones_like(tokens)
     return {"input_ids": tokens, "position_ids": positions, "attention_mask": ones, "use_cache": False}
@@ -124,7 +124,7 @@ def hidden_of(output: Any) -> Tensor:
     """The hidden states in the output of a model without a head.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: the output has none.
     """
     hidden = getattr(output, "last_hidden_state", None)
     if hidden is None:
@@ -135,10 +135,10 @@ def hidden_of(output: Any) -> Tensor:
 
 
 def window_of(mask: Mask | None, longest: int) -> int | None:
-    """How many positions a token sees; None for all before it.
+    """The window of a mask: the number of positions that a token attends to; None for full causal attention.
 
     Raises:
-        ConfigError: it is neither causal nor a window.
+        ConfigError: the mask is neither causal nor a window.
     """
     if mask is None:
         raise ConfigError("attention is called without a causal mask")
@@ -166,7 +166,7 @@ def _kinds_with_a_state(model: PreTrainedModel) -> list[str]:
 
 
 def _check_every_layer(name: str, model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
-    """Refuse a model with a layer that mixes tokens in another way, or not at all."""
+    """Refuse a model that never calls the attention, or has a stack in which only some layers call it."""
     attending_modules = {call.module for call in calls}
     if not calls:
         raise ConfigError(f"{name} does not call the attention of transformers' interface, which ours would replace")

@@ -1,4 +1,4 @@
-"""A model that transformers computes, as a worker runs it: eager, over the paged KV cache."""
+"""A model that transformers computes, in a worker: eager, over the paged KV cache."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from pyllm.workers.transformers_backend.modules import Replacements, fuse_feed_f
 
 
 class TransformersModel:
-    """The whole model, or one rank's share of it. `others` are the file's tensors that transformers takes itself."""
+    """The whole model, or one rank's share of it. `others` are the file's tensors that transformers loads itself."""
 
     def __init__(
         self, spec: ModelSpec, placement: WeightPlacement, others: dict[str, Tensor], max_model_len: int
@@ -37,12 +37,12 @@ class TransformersModel:
         self.spec, self.dtype = spec, placement.dtype
         self._placement, self._others, self._max_model_len = placement, others, max_model_len
         self._model = build(spec.transformers.config, placement.dtype, "cpu")
-        # By the names of its own parameters, so before ours take their places.
+        # It needs the model's original parameters, so read it before the replacements.
         self._mapping: list[Any] = get_model_conversion_mapping(self._model)
         self._replacements = Replacements(self._model, spec, placement)
         self._base = self._model.get_submodule(spec.transformers.base)
         self._first_position = spec.transformers.first_position
-        # Between our ops is little of torch's work, and to wake a thread takes longer.
+        # torch does little work between the kernels' ops, and waking a thread would take longer.
         self._threads_stay_awake = placement.device.type == "cpu" and not spec.transformers.torch_computes
         self._positions: Tensor | None = None
         for module in self._base.modules():
@@ -51,13 +51,13 @@ class TransformersModel:
         self._layers: list[PagedAttention] = []
 
     def load(self, reader: WeightReader) -> None:
-        """Fill every parameter: those of our layers by `reader`, the others by transformers.
+        """Fill every parameter: those of pyllm's layers from `reader`, the others by transformers.
 
         Raises:
             ConfigError: a parameter is missing, or has another shape.
         """
         self._replacements.load(reader)
-        plan = self._model._get_dtype_plan(self.dtype)  # of what stays float32
+        plan = self._model._get_dtype_plan(self.dtype)  # modules that stay float32
         settings = LoadStateDictConfig(dtype=self.dtype, dtype_plan=plan, weight_mapping=self._mapping)
         with quiet():
             found, _ = convert_and_load_state_dict_in_model(self._model, self._others, settings)
@@ -74,7 +74,11 @@ class TransformersModel:
         fuse_feed_forwards(self._model, self._placement)
 
     def _tie(self, missing: set[str]) -> None:
-        """Give parameters that are missing those that they are tied to; no other may be."""
+        """Tie missing parameters to their sources.
+
+        Raises:
+            ConfigError: another parameter is missing.
+        """
         here = dict(self._model.named_parameters())
         tied = self._model.all_tied_weights_keys
         self._model.all_tied_weights_keys = {one: other for one, other in tied.items() if {one, other} <= here.keys()}
@@ -86,20 +90,20 @@ class TransformersModel:
             raise ConfigError(f"the model's files have no tensor for {len(lost)} parameters: {listed}")
 
     def matrices(self) -> Iterator[PackedLinear]:
-        """Every matrix of our layers but the embedding and the head, in order."""
+        """Every matrix of pyllm's layers but the embedding and the head, in order."""
         for linears in self._replacements.linears:
             packed = linears.layer.packed
             yield from (packed if isinstance(packed, tuple) else (packed,))
 
     @property
     def padding(self) -> int | None:
-        """The token for padding, which some models do not count as one."""
+        """The padding token, which some models skip when they count positions."""
         token: int | None = self._model.config.get_text_config(decoder=True).pad_token_id
         return token
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the embedding and the head, where they are ours."""
+        """Bytes of the embedding and the head, if pyllm's layers replace them."""
         return sum(rows.packed.nbytes for rows in self._replacements.vocabulary.values())
 
     def __call__(self, tokens: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
@@ -116,17 +120,17 @@ class TransformersModel:
         return (hidden_of(output)[0].to(self.dtype).contiguous(),)
 
     def logits(self, x: Tensor) -> Tensor | None:
-        """From [rows, hidden_size] to [rows, vocab_size] on rank 0; None on the others."""
+        """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on rank 0; None on the others."""
         nothing = torch.zeros((1, len(x)), dtype=torch.long, device=x.device)
         with self._given(x):
             logits: Tensor = self._model(**inputs(nothing, nothing)).logits
         return logits[0].contiguous() if self._placement.group.rank == 0 else None
 
     def layer(self, index: int, call: AttentionCall) -> PagedAttention:
-        """The attention of a call, by the call's place in a forward pass; made when it comes for the first time.
+        """The attention layer of a call, by the call's index in a forward pass; created at the first call.
 
         Raises:
-            ConfigError: there are more calls than when the model was probed.
+            ConfigError: the model calls attention more often than when it was probed.
         """
         if index == len(self.spec.layers):
             raise ConfigError(f"{self.spec.architecture} calls attention more often than when it was probed")
@@ -139,12 +143,12 @@ class TransformersModel:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is rounded but by float32."""
+        """Whether the model computes in float32 and is not quantised."""
         return self.dtype == torch.float32 and self._placement.quantization == "none"
 
     def own_attention(self, tokens: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """What it computes of int [tokens] with an attention of transformers: [tokens, hidden_size] and
-        [tokens, vocab_size]."""
+        """Hidden states [tokens, hidden_size] and logits [tokens, vocab_size] of int [tokens], with an attention of
+        transformers."""
         self._positions = None
         self._model.set_attn_implementation(name)
         try:
@@ -155,7 +159,7 @@ class TransformersModel:
         return hidden_of(output)[0], whole.logits[0]
 
     def _give_positions(self, _: nn.Module, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Some decoders count positions from the start of the batch, for their embedding of positions alone."""
+        """Replace positions for the embedding of positions, which some decoders count from the start of the batch."""
         counted = named.get("position_ids")
         if self._positions is not None and counted is not None and counted.numel() == len(self._positions):
             named["position_ids"] = self._positions.view(counted.shape)
@@ -163,7 +167,7 @@ class TransformersModel:
 
     @contextmanager
     def _given(self, hidden: Tensor) -> Iterator[None]:
-        """Within this block, the base gives these hidden states, so that the model computes only what follows."""
+        """Make the base model return these hidden states within this block, so that only the head is computed."""
         output = _Hidden(last_hidden_state=hidden.unsqueeze(0))
         self._base.forward = lambda *_, **__: output
         try:
@@ -173,12 +177,12 @@ class TransformersModel:
 
 
 def _fix_rotation(rotation: Any, max_model_len: int) -> None:
-    """Choose the frequencies of contexts up to `max_model_len` for good, as `families/rope.py` does for our own models.
+    """Fix the frequencies for contexts up to `max_model_len`, as `families/rope.py` does for pyllm's own models.
 
-    transformers chooses by the longest sequence of a batch.
+    transformers chooses them by the longest sequence of a batch.
 
     Raises:
-        ConfigError: they still follow the batch.
+        ConfigError: they still depend on the batch.
     """
     first, last = (torch.full((1, 1), position) for position in (0, max_model_len - 1))
     nothing = torch.zeros(1)
@@ -197,7 +201,7 @@ def _fix_rotation(rotation: Any, max_model_len: int) -> None:
 
 
 class _Hidden(BaseModelOutputWithPast):
-    """An output that has nothing else, whatever a model asks for."""
+    """An output with hidden states alone; other attributes are None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -205,7 +209,7 @@ class _Hidden(BaseModelOutputWithPast):
 
 
 class _Pass:
-    """Answers the calls of attention in one forward pass: they come in the order of the layers."""
+    """Computes the calls of attention in one forward pass, which come in the order of the layers."""
 
     def __init__(self, model: TransformersModel, context: ForwardContext) -> None:
         self._model, self._context = model, context
@@ -225,7 +229,7 @@ class _Pass:
 
 
 def _padded(part: Tensor, size: int) -> Tensor:
-    """Heads [tokens, heads, head_size] as the kernels take them: side by side, and of one size.
+    """Heads [tokens, heads, size] in the layout of the kernels: contiguous within a token, and padded to `size`.
 
     Zeros add nothing to scores, nor to sums of values.
     """

@@ -1,4 +1,4 @@
-"""Our layers as modules of torch, to take the place of those in a model of transformers."""
+"""pyllm's layers as torch modules, which replace those of a transformers model."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from pyllm.workers.loaders.weights import WeightReader
 
 
 class Linears:
-    """Linear layers with a common input, which are one product; this rank's share of it."""
+    """This rank's share of linear layers with a common input, computed as one product."""
 
     def __init__(self, specs: Sequence[LinearSpec], placement: WeightPlacement) -> None:
         (outputs, inputs), split, bias = specs[0].shape, specs[0].split, specs[0].bias
@@ -42,11 +42,11 @@ class Linears:
         self.layer.load(reader, *self._names)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What all of them give for x, side by side: [..., inputs] -> [..., this rank's outputs of all]."""
+        """The outputs of all layers, side by side: [..., inputs] -> [..., this rank's outputs of all]."""
         return self.layer(_rows(x, self._dtype)).view(*x.shape[:-1], -1)
 
     def part(self, index: int, x: Tensor) -> Tensor:
-        """What one of the layers gives for x; the first that is called with it computes the parts of all."""
+        """The output of one of the layers; the first call with an input computes the outputs of all layers."""
         if len(self) == 1:
             return self(x)
         if x is not self._input:
@@ -63,14 +63,14 @@ class Linear(nn.Module):
     def __init__(self, linears: Linears, index: int, placement: WeightPlacement) -> None:
         super().__init__()
         self.linears, self.index = linears, index
-        self.weight = torch.empty(0, dtype=placement.dtype, device=placement.device)  # Some ask for its dtype.
+        self.weight = torch.empty(0, dtype=placement.dtype, device=placement.device)  # Some models read its dtype.
 
-    def __call__(self, x: Tensor) -> Tensor:  # as hooks, which it has none of, take as long as a small product
+    def __call__(self, x: Tensor) -> Tensor:  # without hooks, which take as long as a small product
         return self.linears.part(self.index, x)
 
 
 class Embedding(nn.Module):
-    """The vectors of tokens [...], each of the hidden size."""
+    """The embedding: tokens [...] -> [..., hidden_size]."""
 
     def __init__(self, rows: VocabularyParallelEmbedding) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Logits of [..., hidden_size]. Those of ranks but the first mean nothing."""
+    """The head: [..., hidden_size] -> logits [..., vocab_size]; zeros on ranks other than the first."""
 
     def __init__(self, rows: VocabularyParallelEmbedding, placement: WeightPlacement) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Head(nn.Module):
 
 
 class Replacements:
-    """Puts our layers into a model, and fills them."""
+    """Puts pyllm's layers into a model, and fills them."""
 
     def __init__(self, model: nn.Module, spec: ModelSpec, placement: WeightPlacement) -> None:
         assert spec.transformers is not None
@@ -117,7 +117,7 @@ class Replacements:
             _replace(model, head, Head(self.vocabulary.get(head) or self.vocabulary[embedding], placement))
 
     def load(self, reader: WeightReader) -> None:
-        """Read every parameter of theirs."""
+        """Read every parameter of these layers."""
         for path, rows in self.vocabulary.items():
             rows.load(reader, f"{path}.weight")
         for linears in self.linears:
@@ -125,7 +125,7 @@ class Replacements:
 
 
 class RMSNorm(nn.Module):
-    """Our root mean square norm over the last dimension in place of `original`, for x of our dtype."""
+    """pyllm's RMS norm over the last dimension, for inputs of the placement's dtype; `original` for others."""
 
     def __init__(self, original: nn.Module, weight: Tensor, epsilon: float, placement: WeightPlacement) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class RMSNorm(nn.Module):
 
 
 def replace_norms(model: nn.Module, placement: WeightPlacement) -> None:
-    """Put our root mean square norm where a loaded one is seen to give the same."""
+    """Replace loaded RMS norms by pyllm's, where a test shows the same results."""
     for path, module in list(model.named_modules()):
         parameters = dict(module.named_parameters())
         epsilons = [getattr(module, name, None) for name in ("variance_epsilon", "eps", "epsilon")]
@@ -167,14 +167,14 @@ class GatedFeedForward:
         return self._down(self.activated(x))
 
     def activated(self, x: Tensor) -> Tensor:
-        """What `down` gets."""
+        """The input of `down`."""
         products = self._gate_up(x)
         rows = products.view(-1, products.shape[-1])
         return self._placement.kernels.activation(rows, self._kind).view(*x.shape[:-1], -1)
 
 
 def fuse_feed_forwards(model: nn.Module, placement: WeightPlacement) -> None:
-    """Let ours compute gated feed-forward layers of our linear ones, where it is seen to give the same."""
+    """Replace gated feed-forward layers by `GatedFeedForward`, where a test shows the same results."""
     for module in model.modules():
         linears = [(name, child) for name, child in module.named_children() if isinstance(child, Linear)]
         groups = Counter(child.linears for _, child in linears)
@@ -182,7 +182,7 @@ def fuse_feed_forwards(model: nn.Module, placement: WeightPlacement) -> None:
             continue
         (gate_up, _), _ = groups.most_common()
         if len(gate_up) != 2:
-            continue  # others have the same input: attention's, beside it
+            continue  # another layer has the same input, such as parallel attention
         name, down = next((name, child) for name, child in linears if child.linears is not gate_up)
         for kind in ("silu", "gelu", "gelu_tanh"):
             ours = GatedFeedForward(gate_up, kind, down, placement)
@@ -197,7 +197,7 @@ def fuse_feed_forwards(model: nn.Module, placement: WeightPlacement) -> None:
 
 
 def _give_the_same(one: Callable[[Tensor], Tensor], other: nn.Module, size: int, placement: WeightPlacement) -> bool:
-    """Of rows of different sizes, but for what rounding does: of what is computed, and in float32 on the way there."""
+    """Whether both agree on rows of different magnitudes, up to rounding of the results and of float32 sums."""
     rows = torch.randn((8, size), generator=torch.Generator().manual_seed(0))
     rows = (rows * torch.logspace(-2, 2, 8).unsqueeze(1)).to(placement.device, placement.dtype)
     found, expected = one(rows), other(rows)

@@ -1,4 +1,4 @@
-"""What a worker has to know of a model of transformers: its layers, and what fills them.
+"""The probe of a transformers model: finds its layers, and the tensors that fill them, for the workers.
 
 `python -m pyllm.workers.transformers_backend.probe` reads a `ProbeRequest` as JSON, and writes `Probed` or a `Refusal`.
 """
@@ -29,17 +29,17 @@ from pyllm.workers.transformers_backend.meta_run import Run, run_on_meta, window
 
 _SHORTEST_CONTEXT = 4
 _SPLITS: Mapping[str, Literal["outputs", "inputs", "whole"]] = {"colwise": "outputs", "rowwise": "inputs"}
-# Each rank may have all of these: what they give is whole on every rank.
+# Styles of layers that each rank may have whole: their output is whole on every rank.
 _WHOLE = frozenset({"replicated_with_grad_allreduce", "embedding_rowwise"})
-# The same, but not of what attention is made of: then each rank would have all heads.
+# Such styles outside of attention; within it, each rank would have all heads.
 _WHOLE_OUTSIDE_ATTENTION = frozenset({"colwise_gather_output", "rowwise_split_input"})
 
 
 def probe(request: ProbeRequest) -> Probed:
-    """What the worker has to know before it loads the model.
+    """The data that a worker needs before it loads the model.
 
     Raises:
-        ConfigError: the model cannot run with our attention, with the reason.
+        ConfigError: with the reason why the model cannot run with pyllm's attention.
     """
     model = _built(request)
     run = run_on_meta(model)
@@ -103,7 +103,7 @@ def _built(request: ProbeRequest) -> PreTrainedModel:
 
 
 def _layers(run: Run, longest: int) -> tuple[LayerSpec, ...]:
-    """Of each call of attention. Heads have the largest size of any, as smaller ones are padded."""
+    """A layer for each call of attention. All heads get the largest size, as smaller ones are padded."""
     head_size = max(part.shape[-1] for call in run.calls for part in (call.query, call.value))
     windows = {call.mask: window_of(call.mask, longest) for call in run.calls}
     attentions = (
@@ -123,7 +123,7 @@ def _layers(run: Run, longest: int) -> tuple[LayerSpec, ...]:
 
 
 def _first_position(model: PreTrainedModel) -> int:
-    """Of a sequence: RoBERTa and its like count from behind the number of the token for padding."""
+    """The position of a sequence's first token: RoBERTa and similar models count from the padding token's id + 1."""
     modules: Iterator[Any] = model.modules()
     counting = (module for module in modules if hasattr(module, "create_position_ids_from_input_ids"))
     return next((module.padding_idx + 1 for module in counting), 0)
@@ -140,14 +140,14 @@ def _longest_context(model: PreTrainedModel) -> int:
 
 
 class _Names(NamedTuple):
-    """Where parameters come from: `sources` of those that are a tensor of the file as it is."""
+    """The tensors of parameters: `sources` for parameters that equal a tensor of the file; `skipped` are not needed."""
 
     sources: Mapping[str, str]
     skipped: frozenset[str]
 
 
 def _names(model: PreTrainedModel, tensors: Mapping[str, tuple[int, ...]]) -> _Names:
-    """By transformers' own renaming; of tied parameters the one that is in the file counts."""
+    """The names after transformers' own renaming; tied parameters share the one tensor in the file."""
     state = model.state_dict()
     mapping = get_model_conversion_mapping(model)
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -174,7 +174,7 @@ def _names(model: PreTrainedModel, tensors: Mapping[str, tuple[int, ...]]) -> _N
 
 
 def _vocabulary(model: PreTrainedModel, run: Run, names: _Names) -> tuple[str, str]:
-    """The paths of the embedding and of the head, where ours can take their places; empty where not."""
+    """The paths of the embedding and of the head, if pyllm's layers can replace them; otherwise empty."""
     paths = {module: path for path, module in model.named_modules()}
     embedding: nn.Module = model.get_input_embeddings()
     head: nn.Module | None = model.get_output_embeddings()
@@ -188,7 +188,7 @@ def _vocabulary(model: PreTrainedModel, run: Run, names: _Names) -> tuple[str, s
 
 
 def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list[tuple[LinearSpec, ...]]:
-    """The layers that ran and whose parameters are tensors of the file as they are; those of one input together."""
+    """The linear layers that ran and whose parameters equal tensors of the file; grouped by their input."""
     plan = getattr(model, "tp_plan", None) or {}
     joined: dict[tuple[object, ...], list[LinearSpec]] = {}
     for path, given, version in run.linears:
@@ -205,7 +205,7 @@ def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list
 
 
 def _num_torch_parameters(model: PreTrainedModel, replaced: Set[str]) -> int:
-    """Of matrices that are not replaced, but for those that are looked up."""
+    """The number of parameters of matrices that are not replaced, without embeddings."""
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     parameters = ((name, parameter) for name, parameter in model.named_parameters() if name not in replaced)
     return sum(each.numel() for _, each in parameters if each.ndim > 1 and id(each) not in looked_up)
@@ -245,7 +245,7 @@ def main(read: Callable[[], bytes], write: Callable[[bytes], object]) -> None:
 
 
 if __name__ == "__main__":
-    # Whatever a library prints goes to the log, and not into the answer.
+    # Output that a library prints goes to the log, and not into the answer.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     main(sys.stdin.buffer.read, answers.write)
