@@ -347,7 +347,7 @@ class LogitsStates:
     def clear(self, slots: _Numbers) -> None:
         """Make the slots plain."""
     def copy(self, pairs: _Numbers) -> None:
-        """Copy slots in the order of the pairs (source, destination), as one gather; copies of plain slots are plain."""
+        """Copy slots in the order of the pairs (source, destination), as one gather; a plain slot's copy is plain."""
     def catch_up(
         self,
         slots: _Numbers,
