@@ -1,4 +1,4 @@
-"""`python -m pyllm`: the command line, and the way that child processes start."""
+"""`python -m pyllm`: the command line, and the entry point of child processes."""
 
 import sys
 

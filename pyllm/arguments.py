@@ -1,6 +1,6 @@
-"""Reads arguments of Python calls as the types that they should have, or refuses them by name. Knows no request.
+"""Converts arguments of Python calls to the expected types, or refuses them by name. Knows no request.
 
-Numbers of numpy become Python's. A bool is no number here.
+Numbers of numpy become Python's. A bool does not count as a number.
 """
 
 import math
@@ -19,7 +19,7 @@ from pyllm.nearest_name import nearest_name
 Kind = TypeVar("Kind")
 
 MAX_SHOWN_BITS = 256
-# What transformers, Ollama, llama.cpp and OpenAI call parameters of ours.
+# The parameters of pyllm for names in transformers, Ollama, llama.cpp and OpenAI.
 _OTHER_NAMES = {
     **dict.fromkeys(
         ("max_new_tokens", "max_length", "max_completion_tokens", "num_predict", "n_predict"), "max_tokens"
@@ -42,7 +42,7 @@ _NUMPY_BOOLS = {("numpy", "bool"), ("numpy", "bool_")}
 
 
 class _Shown(reprlib.Repr):
-    """Short, and without numbers of so many digits that Python refuses to write them."""
+    """Short representations; long integers, which Python refuses to print, are shown by their number of bits."""
 
     def repr_int(self, value: int, level: int) -> str:
         is_long = value.bit_length() > MAX_SHOWN_BITS
@@ -54,13 +54,13 @@ _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 80
 
 
 class NamedParameters(msgspec.StructMeta):
-    """The type of parameters whose constructor says which name was meant by one that it does not know."""
+    """The metaclass of parameters; for an unknown name, their constructor suggests the closest one."""
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """The parameters.
+        """Make the parameters.
 
         Raises:
-            UnknownParameterError: there is no parameter of that name.
+            UnknownParameterError: a name is no parameter.
         """
         try:
             return super().__call__(*args, **keywords)
@@ -74,25 +74,25 @@ class NamedParameters(msgspec.StructMeta):
 
 
 def check(name: str, value: object, holds: bool, allowed: str) -> None:
-    """Refuse a value of a request by its name, unless the condition holds; `allowed` says which values do.
+    """Refuse a value of a request by its name unless the condition `holds`; `allowed` describes the allowed values.
 
     Raises:
-        RequestError: it does not hold.
+        RequestError: the condition does not hold.
     """
     if not holds:
         raise RequestError(f"{name} must be {allowed}, got {value if isinstance(value, str) else shown(value)}", name)
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:
-    """Raise the RequestError of an argument that is not what is `expected`.
+    """Raise a RequestError for an argument that is not what is `expected`.
 
-    `name` may lead into the argument, as `messages[0].content` does.
+    `name` may be a path into the argument, such as `messages[0].content`.
     """
     raise RequestError(f"{name} must be {expected}, got {shown(value)}", _parameter(name))
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: short, whatever it is."""
+    """A short representation of a value, for errors."""
     return value.name if isinstance(value, Enum) else _SHOWN.repr(value)
 
 
@@ -116,7 +116,7 @@ def number(name: str, value: object) -> float:
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False, numpy's too; raises RequestError for anything else."""
+    """True or False, also from numpy; raises RequestError for anything else."""
     if isinstance(value, bool) or (type(value).__module__, type(value).__name__) in _NUMPY_BOOLS:
         return bool(value)
     refuse(name, value, "True or False")
@@ -132,7 +132,7 @@ def text(name: str, value: object) -> str:
 
 
 def texts(name: str, value: object) -> Sequence[str]:
-    """Several texts; raises RequestError for anything else, one text too."""
+    """A list of texts; raises RequestError for anything else, also for a single text."""
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         refuse(name, value, "a list of texts")
     for each in value:
@@ -151,10 +151,10 @@ def is_unicode(value: str) -> bool:
 
 
 def token_ids(name: str, value: object) -> Sequence[int]:
-    """Token ids, also those of a numpy array or a tensor of one dimension; their range is not looked at.
+    """Token ids, also from a numpy array or a tensor of one dimension; does not check their range.
 
     Raises:
-        RequestError: it is anything else.
+        RequestError: the value is anything else.
     """
     value = as_list(value)
     if isinstance(value, Set):
@@ -171,17 +171,17 @@ def token_ids(name: str, value: object) -> Sequence[int]:
 
 
 def mapping(name: str, value: object) -> Mapping[Any, Any]:
-    """A dict, or what is like one; raises RequestError for anything else."""
+    """A dict or another mapping; raises RequestError for anything else."""
     return value if isinstance(value, Mapping) else refuse(name, value, "a dict")
 
 
 def instance(name: str, value: object, kind: type[Kind]) -> Kind:
-    """An object of this class of ours; raises RequestError for anything else."""
+    """An object of a class of pyllm; raises RequestError for anything else."""
     return value if isinstance(value, kind) else refuse(name, value, f"a {kind.__name__}")
 
 
 def as_list(value: Any) -> Any:
-    """The list of an array or a tensor with dimensions, which neither numpy nor torch has to be loaded for."""
+    """The list of an array or a tensor with dimensions, other values unchanged; loads neither numpy nor torch."""
     if isinstance(value, array) or (getattr(value, "ndim", None) and hasattr(value, "tolist")):
         return value.tolist()
     return value
@@ -195,5 +195,5 @@ def _meant(name: str, known: Sequence[str]) -> str:
 
 
 def _parameter(name: str) -> str:
-    """The argument that a name leads into."""
+    """The argument that the path `name` begins with."""
     return name.partition(".")[0].partition("[")[0]

@@ -1,6 +1,6 @@
-"""`AsyncEngine`: an engine inside an asyncio application. The model runs in processes of its own.
+"""`AsyncEngine`: an engine inside an asyncio application. The model runs in its own processes.
 
-Composes supervised processes, client and tokenizer; decides nothing itself.
+Composes supervised processes, client and tokenizer.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from pyllm.vllm_parameters import CALLS, missing_method, refuse_other_values
 
 
 class _ParsedRequest(NamedTuple):
-    """A call's arguments, checked."""
+    """The checked arguments of a call."""
 
     name: str
     params: SamplingParams
@@ -63,14 +63,14 @@ class _ParsedRequest(NamedTuple):
 class AsyncEngine:
     """Use it as `async with AsyncEngine(model, tensor_parallel_size=2) as engine:`, or call `start` and `close`.
 
-    The first request starts it where nobody did, as in vLLM. One that is dropped without that ends its processes, too.
-    It belongs to the process that made it, not to its forks.
+    As in vLLM, the first request starts an engine that is not started yet. Dropping the engine ends its processes, too.
+    It belongs to the process that made it, not to forks.
 
     `model` is a GGUF file or a Hugging Face folder, empty for the embedded one; the options are those of `pyllm serve`,
-    with underscores, and vLLM's are read as `pyllm serve` reads them. One that is None has its default.
+    with underscores, and vLLM's options as `pyllm serve` accepts them. None means the default.
 
     Raises:
-        ConfigError: an option that is unknown or cannot work.
+        ConfigError: an option is unknown or cannot work.
     """
 
     @classmethod
@@ -116,15 +116,15 @@ class AsyncEngine:
         await self.close()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests without parameters get: the sampling defaults of the model's files, or of the options.
+        """The parameters of requests without any: the sampling defaults of the model's files, or of the options.
 
-        As in vLLM, `max_tokens` is 16 where they have none.
+        As in vLLM, `max_tokens` is 16 if they do not set it.
         """
         return SamplingParams(**self._checkpoint.sampling.given())
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """Those that the model's files or the options name, and no others."""
+        """The sampling defaults that the model's files or the options set, and no others."""
         return self._checkpoint.sampling
 
     def get_tokenizer(self) -> ModelTokenizer:
@@ -133,28 +133,28 @@ class AsyncEngine:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model can be sent messages; known before it is loaded."""
+        """Whether the model accepts messages; known before it is loaded."""
         return self._chat_template is not None
 
     @property
     def model_name(self) -> str:
-        """The name of the model, as its files have it."""
+        """The name of the model in its files."""
         return self._checkpoint.name
 
     def chat_preprocessor(self, server: ServerConfig = LIMITS) -> ChatPreprocessor:
-        """What makes prompts of conversations and reads the answers, with the parsers of `server`; once it is started.
+        """A preprocessor, which renders conversations and parses answers, with the parsers of `server`.
 
         Raises:
             ConfigError: there is no such parser.
-            EngineDeadError: it is not started.
+            EngineDeadError: the engine is not started.
         """
         return ChatPreprocessor(self._encoder(), self.tokenizer, self._chat_template, server)
 
     def spawn(self) -> None:
-        """Start the engine's processes without waiting for them; `start` does this where it was not done before.
+        """Start the engine's processes without waiting for them; `start` does this if you have not.
 
-        Call it from the main thread where there is a choice: the kernel ends them when the thread that started them
-        ends, so that a killed application leaves nothing behind.
+        Call it from the main thread if you can: the kernel ends the processes when the thread that started them ends,
+        so that a killed application leaves no process behind.
         """
         self._owner.check()
         self._processes.spawn()
@@ -163,9 +163,9 @@ class AsyncEngine:
         """Start the engine's processes and wait until the model is loaded.
 
         Raises:
-            StartError: it did not become ready; the text has the stage it was in.
+            StartError: the engine did not become ready; the message has the stage it was in.
             EngineDeadError: a process was lost for good meanwhile.
-            PyllmError: it is started already, and not closed.
+            PyllmError: the engine is started already, and not closed.
         """
         self._owner.check()
         if self._processes.is_started:
@@ -191,15 +191,15 @@ class AsyncEngine:
         trace_headers: Mapping[str, str] | None = None,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The request's output so far, after every change; the last one is `finished`. Leaving early aborts it.
+        """Yield the request's output so far, after every change; the last one is `finished`. Leaving early aborts it.
 
         `prompt` is a text, token ids, or a dict with one of these. `output_kind` and `stream_interval` of the
-        parameters choose other outputs. `priority` and `data_parallel_rank`, vLLM's arguments, are those of
-        `scheduling` under their own names. The others from `prompt_text` on may only have their defaults.
+        parameters choose other outputs. `priority` and `data_parallel_rank` are vLLM's arguments for the fields of
+        `scheduling` with these names. The other arguments from `prompt_text` on may only have their defaults.
 
         Raises:
             RequestError: the request cannot run.
-            EngineDeadError: the engine was given up: the core or its workers died too often.
+            EngineDeadError: the engine was given up, as the core or its workers died too often.
         """
         given: dict[str, object] = {"prompt_text": prompt_text, "lora_request": lora_request}
         given |= {"tokenization_kwargs": tokenization_kwargs, "trace_headers": trace_headers}
@@ -226,7 +226,7 @@ class AsyncEngine:
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> RequestOutput:
-        """The finished output alone, whatever its `output_kind`; as `generate` otherwise."""
+        """Return only the finished output, whatever its `output_kind`; otherwise like `generate`."""
         request = self._read(prompt, sampling_params, request_id, priority, scheduling)
         async with self._running(request) as (fold, changed):
             while not fold.finished:
@@ -244,10 +244,10 @@ class AsyncEngine:
         *,
         rendering: Rendering = RENDERING,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """`generate` for a conversation, rendered by the model's chat template, or as `Rendering` says.
+        """Call `generate` for a conversation, rendered by the model's chat template, or by the options of `rendering`.
 
         Raises:
-            RequestError: the model has no template, or the template refuses the messages; else as `generate`.
+            RequestError: the model has no template, or the template refuses the messages; otherwise like `generate`.
         """
         prompt = await self.render_chat(messages, rendering)
         outputs = self.generate(prompt, sampling_params, request_id, priority, scheduling)
@@ -256,7 +256,7 @@ class AsyncEngine:
                 yield output
 
     async def render_chat(self, messages: Sequence[Message], rendering: Rendering = RENDERING) -> Prompt:
-        """A conversation as a prompt for `generate`, with its text and its token ids; raises as `chat` does."""
+        """A conversation as a prompt for `generate`, with its text and its token ids; raises the errors of `chat`."""
         messages = read_messages(messages)
         instance("rendering", rendering, Rendering)
         await self._start_once()
@@ -271,7 +271,7 @@ class AsyncEngine:
             continue_final_message=rendering.continue_final_message,
             variables=rendering.chat_template_kwargs or {},
         )
-        # Of what is too long for the context `truncate_prompt_tokens` may keep a part: `generate` knows.
+        # `generate` checks the length, as `truncate_prompt_tokens` may shorten the prompt.
         (tokens,) = await encoder.encode([text], add_special_tokens=False, too_long=None)
         return {"prompt": text, "prompt_token_ids": tokens}
 
@@ -284,11 +284,11 @@ class AsyncEngine:
     ) -> EmbeddingRequestOutput:
         """A prompt's embedding, of length 1: the last token's final hidden state, or the mean of all.
 
-        The model's files say which. `dimensions` cuts it, of a model that was trained for this.
+        The model's files choose which. `dimensions` shortens it, if the model was trained for this.
 
         Raises:
             DeadlineError: the `timeout` of `scheduling` passed.
-            RequestError, EngineDeadError: as `generate`; the prompt may fill the context.
+            RequestError, EngineDeadError: like `generate`; the prompt may fill the context.
         """
         await self._start_once()
         client = self._connected()
@@ -303,9 +303,9 @@ class AsyncEngine:
         )
 
     def abort(self, request_id: str | Sequence[str]) -> Done:
-        """End requests that `generate` is running: their last output says `abort`. Unknown ids are ignored.
+        """End running requests of `generate`: their last output has the finish reason `abort`. Unknown ids are ignored.
 
-        It is done when this returns, and may be awaited, as vLLM's.
+        They have ended when this returns; as in vLLM, the result can be awaited.
         """
         for name in [request_id] if isinstance(request_id, str) else texts("request_id", request_id):
             if (processor := self._processors.get(name)) is not None:
@@ -329,7 +329,7 @@ class AsyncEngine:
         """Throughput, latencies, hit rates and memory of the last `window` seconds.
 
         Raises:
-            RequestError: the window is no number above 0.
+            RequestError: `window` is no number above 0.
         """
         window = check_window(window)
         stats, samples = await self.stats(), (await asyncio.to_thread(self._sampler.sample)).processes
@@ -338,10 +338,10 @@ class AsyncEngine:
         return self._recent.summary(window, stats, memory, sum(devices) if devices else None)
 
     async def explain(self, request_id: str) -> list[SampleReport]:
-        """Where each sample of a request that runs here stands, and why it is not further.
+        """The state of each sample of a running request, with its reason.
 
         Raises:
-            RequestError: there is none of this id.
+            RequestError: there is no request with this id.
         """
         processor = self._processors.get(text("request_id", request_id))
         if processor is None:
@@ -349,26 +349,26 @@ class AsyncEngine:
         return await processor.explain()
 
     async def decisions(self, limit: int = 100) -> list[Decision]:
-        """What the last steps decided, oldest first."""
+        """The scheduler's last decisions, oldest first."""
         return await self._connected().decisions(integer("limit", limit))
 
     async def reconfigure(self, **changes: Any) -> dict[str, Any]:
-        """Change settings of the scheduler while it runs; see `EngineClient.reconfigure`."""
+        """Change live settings of the scheduler; see `EngineClient.reconfigure`."""
         return await self._connected().reconfigure(**changes)
 
     async def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; what runs keeps its blocks."""
+        """Empty the prefix cache; running sequences keep their blocks."""
         await self._connected().reset_prefix_cache()
 
     async def close(self) -> None:
-        """Abort what runs and end the core; may be called twice, and on an engine that never became ready."""
-        if not self._owner.is_this:  # They are another process's.
+        """Abort running requests and end the core; may be called twice, and on an engine that never became ready."""
+        if not self._owner.is_this:  # Another process owns them.
             return
         self._disconnect()
         await self._processes.close()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """`close` as vLLM has it: does not wait. `timeout` has no effect."""
+        """Close the engine without waiting, as in vLLM; `timeout` has no effect."""
         del timeout
         if self._owner.is_this:
             self._disconnect()
@@ -376,20 +376,20 @@ class AsyncEngine:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is started, and not given up."""
+        """Whether the engine is started, and not given up."""
         return self._client is not None and not self.errored
 
     @property
     def errored(self) -> bool:
-        """Whether it was given up, as the core or its workers died too often."""
+        """Whether the engine was given up, as the core or its workers died too often."""
         return self._loss is not None
 
     async def check_health(self) -> None:
-        """Nothing where the engine answers; raises EngineDeadError where it does not run, or was given up."""
+        """Return if the engine answers; raise EngineDeadError if it does not run, or was given up."""
         await self.stats()
 
     async def _start_once(self) -> None:
-        """Start, unless somebody did; who comes meanwhile waits for the same start."""
+        """Start the engine if it is not started; concurrent calls wait for the same start."""
         self._owner.check()
         if self._starts_itself and self._starting is None and not self._processes.is_started:
             self._starting = asyncio.create_task(self.start())

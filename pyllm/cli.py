@@ -1,4 +1,4 @@
-"""The command line: finds the command, reads its arguments, runs it. The commands are in `pyllm/commands`."""
+"""The command line: finds a command, reads its arguments and runs it. The commands are in `pyllm/commands`."""
 
 import argparse
 import importlib
@@ -18,9 +18,9 @@ from pyllm.flags.command_parser import PATHS, CommandParser, nearest
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A command: its module has `add_arguments(parser)` and `run(options)`, which gives the exit code.
+    """A command: its module has `add_arguments(parser)` and `run(options)`, which returns the exit code.
 
-    It may have `PARSER`, a class of its own, and `TAKES_CONFIG`. `help` is its line in the list of commands.
+    The module may have `PARSER`, its own parser class, and `TAKES_CONFIG`. `help` is its line in the list of commands.
     """
 
     module: str
@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, Command] = {
     "apikey": Command("pyllm.commands.apikey", "make an API key, shown once, and its entry"),
     "replay": Command("pyllm.commands.replay", "repeat a recording of the scheduler"),
 }
-# Commands of Ollama, llama.cpp, vLLM and hf, and what does the same here.
+# Commands of Ollama, llama.cpp, vLLM and hf, and their equivalents here.
 OTHERS_COMMANDS: Mapping[str, str] = {
     "run": "`pyllm chat MODEL` talks to a model",
     **dict.fromkeys(("list", "ls"), "`pyllm models` lists the models on this machine"),
@@ -77,18 +77,18 @@ pyllm COMMAND --help says more."""
 
 _STDERR_FILENO = 2
 _FAILED, _USAGE_ERROR = 1, 2
-_INTERRUPTED = 130  # what a shell gives a command that SIGINT ended
+_INTERRUPTED = 130  # a shell's code for a command that SIGINT ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and give its exit code: 2 for wrong arguments, settings and requests, 1 for our other errors."""
+    """Run a command and return its exit code: 2 for wrong arguments, settings and requests, 1 for other PyllmErrors."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["_child"]:
         from pyllm.launch import entrypoints
 
         return entrypoints.child_main(arguments[1], *map(int, arguments[2:]))
     _open_standard_files()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # One that cannot encode a character gets its escape, as stderr does.
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Escape characters that it cannot encode, as stderr does.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
@@ -98,16 +98,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PyllmError as error:
         _say(error)
         return _FAILED
-    except BrokenPipeError:  # Who read our output has enough, as `head` does.
+    except BrokenPipeError:  # The reader of the output has ended, such as `head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
-    except KeyboardInterrupt:  # Before a server runs, which takes the signal itself: mostly during a download.
+    except KeyboardInterrupt:  # mostly during a download: a running server handles the signal itself
         print("pyllm: interrupted", file=sys.stderr)
         return _INTERRUPTED
 
 
 def _say(error: PyllmError) -> None:
-    """The reason of an end: the last line, or the last record where all are JSON."""
+    """Print an error as the last line, or log it as the last record if the log is JSON."""
     from pyllm.supervision import is_json
 
     if is_json():
@@ -128,7 +128,7 @@ def _run(arguments: list[str]) -> int:
     top = _top_parser()
     flag = arguments[0].split("=")[0] if arguments else ""
     if flag == "-m" or (flag.startswith("--") and flag not in top.flags() and not nearest(flag, top.flags())):
-        arguments.insert(0, "serve")  # `python -m pyllm --model X`, as people are used to
+        arguments.insert(0, "serve")  # `python -m pyllm --model X`, a common habit
     if not arguments or arguments[0].startswith("-"):
         options = top.read(arguments)
         if options.print_completion:
@@ -145,9 +145,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """A command's options; those of a file of `--config` first, so that the command line replaces them.
+    """A command's options; those of a `--config` file come first, so that the command line overrides them.
 
-    Exits with 2 where the arguments are wrong.
+    Exits with 2 if the arguments are wrong.
 
     Raises:
         ConfigError: a nested setting or the file cannot be read.
@@ -163,15 +163,15 @@ def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
         for action in required:
             action.required = False
         options = parser.read(expand(settings))
-        for action in required:  # What the file lacks the command line has to have.
+        for action in required:  # The command line must have what the file lacks.
             action.required = getattr(options, action.dest) is None
         parser.source = ""
-        if options.model_argument is not None:  # In a file it has no place: the model is `model: NAME`.
+        if options.model_argument is not None:  # A file has no positional argument: use `model: NAME`.
             raise ConfigError(f"--config {file}: {options.model_argument!r:.80} is no flag's value, as in `port: 8000`")
         for option, value in vars(options).items():
             if isinstance(value, list):
                 setattr(options, option, tuple(value))
-        # A MODEL in its place on the command line replaces it, too, as --model does.
+        # A positional MODEL on the command line overrides it, too, like --model.
         model_of_file, options.model = options.model, None
     options = parser.read(words, options)
     if options.model is None and options.model_argument is None:
@@ -193,7 +193,7 @@ def _top_parser() -> CommandParser:
 
 
 def _completion(shell: str) -> str:
-    """The script that completes commands and flags in this shell."""
+    """The completion script for commands and flags in this shell."""
     import shtab
 
     parser = CommandParser(prog="pyllm")
@@ -206,10 +206,10 @@ def _completion(shell: str) -> str:
 
 
 def _complete_paths(parser: CommandParser, how: Any) -> None:
-    """Say that the arguments for paths are completed so, those of nested commands included."""
+    """Set the completion of all arguments that are paths, also in nested commands."""
     for action in parser._actions:
         if action.metavar in PATHS:
-            action.complete = how  # type: ignore[attr-defined]  # shtab's own way to say so
+            action.complete = how  # type: ignore[attr-defined]  # shtab's interface
     for nested in parser.commands().values():
         _complete_paths(nested, how)
 
@@ -220,7 +220,7 @@ def _with_arguments(parser: CommandParser, module: Any) -> CommandParser:
 
 
 def _open_standard_files() -> None:
-    """Where stdin, stdout or stderr were closed, a socket of ours would get the number, and children would lose it."""
+    """Open /dev/null for closed stdin, stdout or stderr: otherwise a socket gets the number, and breaks in children."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR_FILENO:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

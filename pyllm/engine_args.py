@@ -1,4 +1,4 @@
-"""The engine's flags for a program of one's own, in vLLM's way: `LLM(**vars(parser.parse_args()))`."""
+"""The engine's flags for other programs, as in vLLM: `LLM(**vars(parser.parse_args()))`."""
 
 import argparse
 import sys
@@ -11,9 +11,9 @@ from pyllm.flags.settings_flags import add_engine_settings, add_vllm_flags
 
 
 class EngineArgs:
-    """The engine's settings as flags, and vLLM's; one that is not given is None, which `LLM` takes for the default.
+    """The engine's settings as flags, and vLLM's; a flag that is not given is None, which means the default.
 
-    As in vLLM, one made of keywords is what `AsyncEngine.from_engine_args` and `LLMEngine.from_engine_args` take.
+    As in vLLM, you can make one of keywords for `AsyncEngine.from_engine_args` and `LLMEngine.from_engine_args`.
     """
 
     def __init__(self, model: str | PathLike[str] | None = None, **options: Any) -> None:
@@ -21,25 +21,25 @@ class EngineArgs:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
-        """The settings that a program was given by the flags of `add_cli_args`."""
+        """The settings from the parsed flags of `add_cli_args`."""
         return cls(**vars(args))
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add one flag for each setting, `--model` included; gives the parser."""
+        """Add one flag for each setting, including `--model`; return the parser."""
         add_engine_settings(parser)
         add_vllm_flags(parser)
         return parser
 
 
-AsyncEngineArgs = EngineArgs  # vLLM's name of those of `AsyncLLMEngine`
+AsyncEngineArgs = EngineArgs  # vLLM's name for those of `AsyncLLMEngine`
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """A parser that takes underscores in flags, and settings by their path (`--hf-overrides.max_window_layers 4`)."""
+    """A parser that accepts underscores in flags, and nested settings (`--hf-overrides.max_window_layers 4`)."""
 
     def parse_args(  # type: ignore[override]  # argparse's has overloads for the namespace's class
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """The arguments of the program, or those given; exits with 2 where they are wrong."""
+        """Parse the arguments of the program, or the given ones; exit with 2 if they are wrong."""
         return super().parse_args(expand(sys.argv[1:] if args is None else args), namespace)

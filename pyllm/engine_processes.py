@@ -1,4 +1,4 @@
-"""The processes of an engine inside a program: its cores, and the fork server where there is one. Knows no request."""
+"""The processes of an engine inside a program: its cores, and the fork server if there is one. Knows no request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,8 +22,8 @@ LIMITS = ServerConfig()
 class EngineProcesses:
     """Supervises the processes of one engine from `spawn` or `start` to `close`; then it may be started again.
 
-    `on_loss` hears why a process is gone for good; it must not hold the engine, as the event loop holds these
-    processes. `abandon` is for an engine that was dropped.
+    `on_loss` is called with the error when a process is lost for good; it must not reference the engine, as the event
+    loop references these processes. `abandon` is for an engine that was dropped.
     """
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, on_loss: Callable[[PyllmError], None]) -> None:
@@ -34,12 +34,12 @@ class EngineProcesses:
         self._cores: list[SupervisedProcess] = []
         self._processes: list[SupervisedProcess] = []  # the cores, and their fork server
         self._loss: asyncio.Future[PyllmError] | None = None  # of a process, for good; None: not started
-        self._loop: asyncio.AbstractEventLoop | None = None  # which the processes are watched on
-        self._closing: asyncio.Task[None] | None = None  # where the engine was dropped
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that watches the processes
+        self._closing: asyncio.Task[None] | None = None  # for a dropped engine
 
     @property
     def is_started(self) -> bool:
-        """Whether `start` was called, and not `close` since."""
+        """Whether `start` was called, and `close` was not called since."""
         return self._loss is not None
 
     def spawn(self) -> None:
@@ -56,10 +56,10 @@ class EngineProcesses:
     async def start(self, connect: Callable[[list[str]], Awaitable[None]]) -> None:
         """Start the processes, unless they are spawned already, and wait until `connect` reached the cores' addresses.
 
-        Call `close` where this fails.
+        Call `close` if this fails.
 
         Raises:
-            StartError: a core did not become ready; the text has the stage it was in.
+            StartError: a core did not become ready; the message has the stage it was in.
             EngineDeadError: a process was lost for good meanwhile.
         """
         if not self._processes:
@@ -67,7 +67,7 @@ class EngineProcesses:
         self._loop = asyncio.get_running_loop()
         self._loss = self._loop.create_future()
         connecting = asyncio.create_task(self._reach(connect))
-        processes = self._processes  # `close` takes them away while the bar may still look.
+        processes = self._processes  # `close` clears the attribute while the bar may still read it.
         showing = asyncio.create_task(show_progress(lambda: start_state(processes)))
         try:
             either: set[asyncio.Future[Any]] = {connecting, self._loss}
@@ -81,12 +81,12 @@ class EngineProcesses:
             raise
         finally:
             showing.cancel()
-            await asyncio.wait({showing})  # The bar is gone before anybody else writes.
+            await asyncio.wait({showing})  # Remove the bar before other output.
         for process in self._processes:
             process.stand_by()
 
     def pids(self) -> list[int]:
-        """The ids of the processes that run now."""
+        """The ids of the running processes."""
         return [process.process.pid for process in self._processes if process.process is not None]
 
     def restarts(self) -> list[Restarts]:
@@ -94,27 +94,27 @@ class EngineProcesses:
         return [restarts for process in self._processes for restarts in process.restarts]
 
     async def close(self) -> None:
-        """End the processes; may be called twice, and where they never became ready."""
+        """End the processes; may be called twice, and if they never became ready."""
         self._loss = None
         processes, self._processes = self._processes, []
         folder, self._folder = self._folder, None
         try:
             for process in processes:
                 await process.stop(STOP_GRACE)
-        finally:  # Nothing may be left behind, even where nobody waits for it any more.
+        finally:  # Leave no process behind, even if the caller was cancelled.
             for process in processes:
                 process.kill()
             if folder is not None:
                 folder.close()
 
     def abandon(self, disconnect: Callable[[], None]) -> None:
-        """End the processes from any thread, without waiting for them; disconnect first, where their loop still runs.
+        """End the processes from any thread, without waiting; call `disconnect` first if their loop still runs.
 
-        What was never started ends by itself, as nobody holds its connection any more.
+        Processes that were spawned but never started end by themselves, as their connection closes.
         """
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._close_aside, disconnect)
-        elif self._loop is not None:  # Whatever watched the processes has ended.
+        elif self._loop is not None:  # The loop that watched the processes has ended.
             processes, self._processes = self._processes, []
             for process in processes:
                 process.kill()

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-# How a worker came to its end: by a signal from elsewhere (SIGKILL, SIGTERM), by its own fault (an exception, SIGSEGV,
-# any other exit), because its device had no memory left, because it gave no sign of life, or did not end its step.
-# "orphaned": with the process that it was forked from.
+# The cause of a worker's end: "killed" by a signal from elsewhere (SIGKILL, SIGTERM), "crashed" by its own fault (an
+# exception, SIGSEGV, any other exit), its device had no memory left, it gave no sign of life, or it did not end its
+# step. "orphaned": the process that it was forked from ended.
 Cause = Literal["killed", "crashed", "out_of_memory", "silent", "stalled", "orphaned"]
 
 
@@ -35,11 +35,11 @@ class PyllmError(Exception):
 
 
 class ConfigError(PyllmError, ValueError):
-    """A setting is wrong, or two of them do not go together."""
+    """A setting is wrong, or two settings do not work together."""
 
 
 class RequestError(PyllmError, ValueError):
-    """A request is wrong. `parameter` names the field at fault, as the caller spells it, when there is one."""
+    """A request is wrong. `parameter` names the field at fault, in the caller's spelling, if there is one."""
 
     def __init__(self, message: str, parameter: str | None = None) -> None:
         super().__init__(message)
@@ -48,9 +48,9 @@ class RequestError(PyllmError, ValueError):
     @classmethod
     @contextmanager
     def of_item(cls, index: int, number: int, name: str = "", params: str = "") -> Iterator[None]:
-        """Errors in here about a prompt say which of so many is at fault, in the list of this name or the parameter.
+        """Add the index of one of `number` prompts to errors about it in this block.
 
-        `params` is the list of which each has one, if there is one: other errors are in it.
+        The list is `name`, or else the error's parameter. Other errors are about an item of the list `params`, if any.
         """
         try:
             yield
@@ -68,8 +68,8 @@ class UnknownParameterError(RequestError, TypeError):
 class RequestTooLargeError(RequestError):
     """A request that could never run: longer than the context, or than the whole KV cache.
 
-    `num_tokens` is the prompt's length, a lower bound where it was not encoded, and `limit` the most that fit. Both are
-    None where the prompt alone would fit.
+    `num_tokens` is the prompt's length, a lower bound if it was not encoded, and `limit` the largest that fits. Both
+    are None if the prompt alone would fit.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class RequestTooLargeError(RequestError):
 
 
 class TemplateRefusalError(RequestError):
-    """The chat template raises an error for these messages; the text has the template's own."""
+    """The chat template raises an error for these messages; the message includes the template's."""
 
 
 class ProfileRunningError(PyllmError):
-    """A core makes one profile at a time, for whichever client."""
+    """A core records another profile already; it records one at a time, for all clients."""
 
 
 class DeadlineError(PyllmError):
-    """A request's timeout passed before there was anything to give; what has tokens by then ends with those."""
+    """A request's timeout passed before it had any output; a request with tokens ends with these instead."""
 
 
 class ProtocolError(PyllmError):
@@ -97,19 +97,19 @@ class ProtocolError(PyllmError):
 
 
 class EngineDeadError(PyllmError):
-    """What a request needs is gone for good. One death is not: other processes follow, and requests outlive it."""
+    """A process that a request needs is lost for good; after a single crash processes restart, and requests survive."""
 
 
 class StartError(EngineDeadError):
-    """A child process died or missed its deadline before it was ready; the text names the stage it was in."""
+    """A child process died or missed its deadline before it was ready; the message names the stage it was in."""
 
 
 class WrongSettingError(StartError, ConfigError):
-    """A child process found, while it started, that a setting is wrong; the text says which."""
+    """A child process found, while it started, that a setting is wrong; the message names it."""
 
 
 class WorkerDeadError(EngineDeadError):
-    """A worker died, or was ended because it gave no sign of life; `log` is the end of what it wrote to stderr."""
+    """A worker died, or was ended because it gave no sign of life; `log` is the end of its output to stderr."""
 
     def __init__(self, message: str, cause: Cause = "crashed", log: bytes = b"") -> None:
         super().__init__(message)
@@ -118,9 +118,9 @@ class WorkerDeadError(EngineDeadError):
 
 
 class GivenUpError(EngineDeadError):
-    """A process is not started anew: it died more often than `max_restarts` allows, or for good; the text says why."""
+    """A process is not restarted: it died more often than `max_restarts` allows, or for good; the message says why."""
 
 
 def blame(process: str, num_times: int, num_alone: int) -> str:
-    """The error of a request that crashed its process so many times, the last ones while it ran alone."""
+    """The error for a request that crashed its process `num_times` times, the last `num_alone` while it ran alone."""
     return f"this request ended the {process} that computed it {num_times} times, the last {num_alone} alone"

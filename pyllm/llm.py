@@ -1,4 +1,4 @@
-"""`LLM`: batches of prompts, for scripts and notebooks. Blocks; an `AsyncEngine` on a thread does the work."""
+"""`LLM`: batches of prompts, for scripts and notebooks. Calls block; an `AsyncEngine` on a thread does the work."""
 
 import asyncio
 import threading
@@ -33,18 +33,18 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 Priority = int | Sequence[int] | None
 Scheduling = SchedulingParams | Sequence[SchedulingParams]
 _CONTENT_FORMATS = {"auto", "string", "openai"}
-# Seconds that whoever drops an `LLM` waits for its processes to end.
+# Seconds that the thread which drops an `LLM` waits for its processes to end.
 DROP_PATIENCE = 5.0
-# With the name of the list of sampling parameters, where there is one for each.
+# With the name of the list of sampling parameters, if each prompt has its own.
 _Request = tuple[SamplingParams | None, SchedulingParams, str]
 
 
 class LLM:
-    """Starts the engine when it is made; `close`, the `with` block's end, or the end of the program ends it.
+    """Starts the engine when it is made; `close`, the end of a `with` block, or the end of the program ends it.
 
-    So does dropping it: `del llm`, or another value for the name. It belongs to the process that made it, not to forks.
+    Dropping it (`del llm`) ends the engine, too. It belongs to the process that made it, not to forks.
 
-    Options and errors are those of `AsyncEngine`. There is no warm spare unless asked for: a script can wait.
+    Options and errors are those of `AsyncEngine`. By default there is no warm spare: a script can wait.
     """
 
     @classmethod
@@ -86,7 +86,7 @@ class LLM:
         return self._engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` and `chat` take without parameters; see `AsyncEngine.get_default_sampling_params`."""
+        """The default parameters of `generate` and `chat`; see `AsyncEngine.get_default_sampling_params`."""
         return self._engine.get_default_sampling_params()
 
     def generate(
@@ -101,16 +101,16 @@ class LLM:
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[RequestOutput]:
-        """The finished outputs, in the order of the prompts, which run together.
+        """Run the prompts together; return their finished outputs, in order.
 
-        A prompt is a text, token ids, or a dict with one of these; the others are one for all, or one for each.
-        `priority`, vLLM's argument, is that of `scheduling` under its own name. `use_tqdm` shows a bar, or makes the
-        bar's object when it is called as `tqdm.tqdm` is. `lora_request`, `tokenization_kwargs` and
-        `mm_processor_kwargs` are vLLM's, and may only be None.
+        A prompt is a text, token ids, or a dict with one of these; other arguments are one for all, or one for each.
+        `priority` is vLLM's argument for the field of `scheduling` with this name. `use_tqdm` shows a progress bar, or
+        is called like `tqdm.tqdm` to make it. `lora_request`, `tokenization_kwargs` and `mm_processor_kwargs` are
+        vLLM's, and may only be None.
 
         Raises:
             RequestError: one of the requests cannot run; none of them is left running.
-            EngineDeadError: the engine was given up: the core or its workers died too often.
+            EngineDeadError: the engine was given up, as the core or its workers died too often.
         """
         given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
         refuse_other_values(CALLS, {**given, "mm_processor_kwargs": mm_processor_kwargs})
@@ -137,11 +137,11 @@ class LLM:
         priority: Priority = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[RequestOutput]:
-        """`generate` for one conversation, or several, rendered by the model's chat template.
+        """Call `generate` for one conversation, or several, rendered by the model's chat template.
 
-        `Rendering` explains what concerns the template. Contents are texts, so `chat_template_content_format` changes
-        nothing. `lora_request`, `tokenization_kwargs` and `mm_processor_kwargs` may only be None. An output's `prompt`
-        is the rendered text.
+        `Rendering` explains the arguments for the template. Contents are texts, so `chat_template_content_format` has
+        no effect. `lora_request`, `tokenization_kwargs` and `mm_processor_kwargs` may only be None. An output's
+        `prompt` is the rendered text.
         """
         given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
         refuse_other_values(CALLS, {**given, "mm_processor_kwargs": mm_processor_kwargs})
@@ -166,7 +166,7 @@ class LLM:
         lora_request: None = None,
         use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
-        """The best sequences that a beam search finds for each prompt; they run together. Raises as `generate` does.
+        """The best sequences of a beam search for each prompt; they run together. Raises the errors of `generate`.
 
         `lora_request` is vLLM's, and may only be None.
         """
@@ -191,13 +191,13 @@ class LLM:
         scheduling: Scheduling = DEFAULT_SCHEDULING,
         dimensions: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """The prompts' embeddings, in their order: `outputs.embedding` of each. They run together; else as `generate`.
+        """The prompts' embeddings, in order: `outputs.embedding` of each. They run together; otherwise like `generate`.
 
-        `dimensions`, which `pooling_params` may have as in vLLM, cuts them, of a model that was trained for this.
+        `dimensions`, also in `pooling_params` as in vLLM, shortens them, if the model was trained for this.
         `lora_request` and `tokenization_kwargs` are vLLM's, and may only be None.
 
         Raises:
-            DeadlineError: the `timeout` of one passed.
+            DeadlineError: the `timeout` of a request passed.
         """
         refuse_other_values(CALLS, {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs})
         if pooling_params is not None:
@@ -225,15 +225,15 @@ class LLM:
         return self._run(self._engine.stats())
 
     def reconfigure(self, **changes: Any) -> dict[str, Any]:
-        """Change settings of the scheduler while it runs; see `EngineClient.reconfigure`."""
+        """Change live settings of the scheduler; see `EngineClient.reconfigure`."""
         return self._run(self._engine.reconfigure(**changes))
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; what runs keeps its blocks."""
+        """Empty the prefix cache; running sequences keep their blocks."""
         self._run(self._engine.reset_prefix_cache())
 
     def close(self) -> None:
-        """End the engine; may be called twice. Nothing is ended in a fork."""
+        """End the engine; may be called twice. Has no effect in a fork."""
         if self._loop.is_closed() or not self._owner.is_this:
             return
         self._run(self._engine.close())
@@ -305,7 +305,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _end_dropped(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Called when nobody holds the `LLM` any more, in whichever thread that is."""
+    """End the engine of an `LLM` that nothing references any more; may be called in any thread."""
     if not thread.is_alive():
         return
 
@@ -316,20 +316,20 @@ def _end_dropped(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, thread: t
             loop.stop()
 
     asyncio.run_coroutine_threadsafe(end(), loop)
-    # So that the memory is free when the next one looks for it.
+    # Wait, so that the memory is free for the next engine.
     if threading.current_thread() is not thread:
         thread.join(DROP_PATIENCE)
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """What they give, in their order; when one fails, the others end."""
+    """The results of all, in order; when one fails, the others are cancelled."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(work) for work in works]
     return [task.result() for task in tasks]
 
 
 def _requests(number: int, params: Params, priority: Priority, scheduling: Scheduling) -> list[_Request]:
-    """What each of so many prompts asks for."""
+    """The parameters of each of `number` prompts."""
     columns = zip(
         _each("sampling_params", params, number),
         _each("scheduling", scheduling, number),

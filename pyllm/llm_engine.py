@@ -1,6 +1,6 @@
-"""`LLMEngine`: the whole engine in this process, for people who drive the loop themselves.
+"""`LLMEngine`: the whole engine in this process, for programs that run the step loop themselves.
 
-The same core, client and detokenizer as everywhere, over an in-memory endpoint; the model runs in this process too.
+It has the usual core, client and detokenizer, with an in-memory endpoint; the model runs in this process, too.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ _IDENTITY = b"in process"
 
 
 class LLMEngine:
-    """`add_request`, then `step` until `has_unfinished_requests` is false. Not for use inside a running event loop.
+    """Call `add_request`, then `step` until `has_unfinished_requests` is false; not inside a running event loop.
 
-    Options are those of `AsyncEngine`, but for the number of ranks: in process there is one. Dropping it frees the
-    model, as `close` does. It belongs to the process that made it, not to its forks.
+    Options are those of `AsyncEngine`, except for the number of ranks, which is one. Dropping it frees the model, like
+    `close`. It belongs to the process that made it, not to forks.
 
     Raises:
-        ConfigError: an option that is unknown or cannot work.
+        ConfigError: an option is unknown or cannot work.
         StartError: the model could not be loaded.
     """
 
@@ -113,12 +113,12 @@ class LLMEngine:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Queue a request; its outputs come from `step`. `priority` is that of `scheduling` under its own name.
+        """Queue a request; `step` returns its outputs. `priority` is vLLM's argument for that field of `scheduling`.
 
         The arguments from `lora_request` on are vLLM's, and may only have their defaults.
 
         Raises:
-            RequestError: it cannot run, or the id is in use.
+            RequestError: the request cannot run, or the id is in use.
         """
         self._check_open()
         given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
@@ -133,7 +133,7 @@ class LLMEngine:
         tokens = known_tokens(self.tokenizer.encode(content) if isinstance(content, str) else content, model.vocab_size)
         truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, model)
         truncated = list(tokens if truncation is None else truncation.kept(tokens))
-        changed = self._changed  # The request must not hold this object, nor what it tells.
+        changed = self._changed  # The request and its callback must not reference this object.
         fold = OutputFold(request_id, read.text, truncated, params, lambda: changed.add(request_id))
         request = Request(truncated, params, msgspec.structs.replace(read.scheduling, name=request_id))
         processor = RequestProcessor(self._client, self.tokenizer, request, fold)
@@ -143,12 +143,12 @@ class LLMEngine:
             raise fold.failure
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; gives the requests that changed, each with all of its output so far.
+        """Compute one step; return the requests that changed, each with all of its output so far.
 
         The parameters' `output_kind` and `stream_interval` choose other outputs.
 
         Raises:
-            PyllmError: a request has failed, and has ended; what the others have is given by the next call.
+            PyllmError: a request has failed and ended; the next call returns the outputs of the others.
             EngineDeadError: the model failed.
         """
         self._check_open()
@@ -169,7 +169,7 @@ class LLMEngine:
         return outputs
 
     def abort(self, request_id: str | Sequence[str]) -> None:
-        """End requests; `step` says nothing more of them. Unknown ids are ignored."""
+        """End requests; `step` returns no more output for them. Unknown ids are ignored."""
         for name in [request_id] if isinstance(request_id, str) else texts("request_id", request_id):
             processor, _ = self._requests.pop(name, (None, None))
             if processor is not None:
@@ -178,11 +178,11 @@ class LLMEngine:
     abort_request = abort  # vLLM's name
 
     def get_num_unfinished_requests(self) -> int:
-        """How many requests have not ended."""
+        """The number of requests that have not ended."""
         return len(self._requests)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` still has something to do, or to give."""
+        """Whether any request has not ended."""
         return bool(self._requests)
 
     def stats(self) -> dict[str, int]:
@@ -190,12 +190,12 @@ class LLMEngine:
         return self._core.stats()
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; what runs keeps its blocks."""
+        """Empty the prefix cache; running sequences keep their blocks."""
         self._check_open()
         self._loop.run_until_complete(self._client.reset_prefix_cache())
 
     def close(self) -> None:
-        """Free the model; may be called twice. Nothing is freed in a fork."""
+        """Free the model; may be called twice. Has no effect in a fork."""
         if self._owner.is_this:
             self._dropped.detach()
             _close(self._loop, self._at_close, self._executor)
@@ -211,14 +211,14 @@ class LLMEngine:
         to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
         core, loop = core_parts.make_core(config, parts, self._executor, to_client), self._loop
         self._core = core
-        # What is called at the end must not hold this object, which would never be dropped then.
+        # Callbacks at the end must not reference this object, as it would then never be dropped.
         self._at_close.callback(core.close)
         self._at_close.callback(lambda: loop.run_until_complete(core.finish_transfers()))  # comes first
 
         def connect(
             on_message: MessageHandler[CoreMessage], *handlers: object
         ) -> MemoryEndpoint[CoreMessage, ClientMessage]:
-            del handlers  # Nothing is ever malformed or disconnected in process.
+            del handlers  # In one process no message is malformed and no peer disconnects.
             to_client.connect(lambda identity, message: on_message(b"", message))
             to_core.connect(lambda identity, message: core.receive(_IDENTITY, message))
             return to_core
@@ -236,7 +236,7 @@ def _close(loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, exec
 
 
 def _close_aside(loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, executor: InlineExecutor) -> None:
-    """Another event loop may run in this thread, beside which no second one can."""
+    """Close on another thread, as an event loop may run in this one, which allows no second loop."""
     closing = threading.Thread(target=_close, args=(loop, at_close, executor), name="close LLMEngine")
     closing.start()
     closing.join()

@@ -1,6 +1,6 @@
-"""Logging to stderr, the same in every process, as text or JSON; the level is PYLLM_LOG_LEVEL (INFO).
+"""Logging to stderr, the same in every process, as text or JSON; the level is PYLLM_LOG_LEVEL (default INFO).
 
-No line has a key. `--enable-log-requests` adds prompts, `--enable-log-outputs` outputs.
+No line contains a key. `--enable-log-requests` adds prompts, `--enable-log-outputs` outputs.
 """
 
 import json
@@ -20,9 +20,9 @@ DEFAULT = LogConfig()
 
 
 def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False) -> None:
-    """Log with the time, the level and the process's name; then as the file of `--log-config-file` says.
+    """Log with the time, the level and the process's name; then apply the file of `--log-config-file`.
 
-    Who reads too slowly is waited for only where that `may_wait`; else lines are written by a thread then.
+    With `may_wait` a slow reader of stderr blocks the process; otherwise a thread then writes the lines.
 
     Raises:
         ConfigError: PYLLM_LOG_LEVEL is not a level, or the file cannot be used.
@@ -37,7 +37,7 @@ def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False)
 
 
 def configure_child(process: str, config: LogConfig, may_wait: bool = False) -> None:
-    """The same in a child, which goes on without the file where that cannot be used: its parent could use it once."""
+    """Configure a child process like `configure`; if the file fails, go on without it, as it worked in the parent."""
     try:
         configure(process, config, may_wait)
     except ConfigError as error:
@@ -45,7 +45,7 @@ def configure_child(process: str, config: LogConfig, may_wait: bool = False) -> 
 
 
 def check(config: LogConfig) -> None:
-    """Raises `ConfigError` where `configure` does; applies the file, and leaves handlers as they are without one."""
+    """Raise the `ConfigError` of `configure`, if any; applies the file, and without one changes no handlers."""
     _level()
     if config.log_config_file:
         _apply_file(Path(config.log_config_file))

@@ -1,13 +1,13 @@
-"""The name that somebody meant: only one that is close in each of its words, because a wrong guess misleads."""
+"""The known name closest to a misspelt one; each of its words must be close, because a wrong guess misleads."""
 
 import difflib
 from collections.abc import Iterable
 
-# A word of so many letters may have two mistakes, a shorter one has one: `tags` and `task` have two.
+# A word of at least this many letters may have two mistakes, a shorter one may have one: `tags` and `task` have two.
 _LONG_WORD = 8
-# Least letters of a common beginning that is all of one word but for one letter: `comparison` means `compare`.
+# The least letters of a common beginning that lacks at most one letter of a word: `comparison` means `compare`.
 _BEGINNING = 3
-# Of whole names where hyphens are missing or too many.
+# The least similarity of whole names with missing or extra hyphens.
 _CLOSE_NAMES = 0.88
 
 
@@ -37,7 +37,7 @@ def _is_close_word(word: str, other: str) -> bool:
 
 
 def _num_mistakes(word: str, other: str) -> int:
-    """How many letters are wrong, missing, too many, or swapped with the next one."""
+    """The number of letters that are wrong, missing, extra, or swapped with the next one."""
     before: list[int] = []
     last = list(range(len(other) + 1))
     for row, letter in enumerate(word, 1):

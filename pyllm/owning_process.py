@@ -1,4 +1,4 @@
-"""The process that an engine was made in, and that alone may use it. Knows no engine."""
+"""The process that made an engine, and that alone may use it. Knows no engine."""
 
 import os
 import weakref
@@ -9,9 +9,9 @@ from pyllm.errors import EngineDeadError
 
 
 class OwningProcess:
-    """Remembers the process that makes it. `engine` is the name of its class, for people.
+    """Remembers the process that makes it. `engine` is the name of the engine's class, for errors.
 
-    Sockets, threads and event loops are of no use in a fork: whoever waits for them there waits for ever.
+    Sockets, threads and event loops do not work in a fork: a wait for them there never ends.
     """
 
     def __init__(self, engine: str) -> None:
@@ -20,17 +20,17 @@ class OwningProcess:
 
     @property
     def is_this(self) -> bool:
-        """Whether this process is the one, and no fork of it."""
+        """Whether this is the owning process, and no fork of it."""
         return os.getpid() == self._pid
 
     def when_dropped(self, engine: object, end: Callable[..., object], *held: object) -> "weakref.finalize[..., Any]":
-        """Call `end` with what is held once nobody holds the engine: not in a fork, and not as the process ends."""
+        """Call `end(*held)` once nothing references the engine; not in a fork, and not at the end of the process."""
         finalizer = weakref.finalize(engine, self._end, end, held)
-        finalizer.atexit = False  # The end of this process ends the engine's, too.
+        finalizer.atexit = False  # The end of this process also ends the engine's processes.
         return finalizer
 
     def check(self) -> None:
-        """Raises `EngineDeadError` in a forked process."""
+        """Raise `EngineDeadError` in a forked process."""
         if not self.is_this:
             raise EngineDeadError(
                 f"this {self._engine} belongs to process {self._pid}, and this is process {os.getpid()}, a fork of it: "

@@ -1,4 +1,4 @@
-"""Plugins: entry points of other packages, found by name in pyllm's groups. Does not know what they do."""
+"""Plugins: entry points of other packages, found by name in pyllm's groups. Does not know their purpose."""
 
 from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -13,18 +13,18 @@ REASONING_PARSERS = "pyllm.reasoning_parsers"
 
 
 def offered_names(group: str) -> frozenset[str]:
-    """The names that installed packages offer in a group."""
+    """The names of entry points in a group."""
     return frozenset(entry.name for entry in entry_points(group=group))
 
 
 def arguments_by_plugin(arguments: Mapping[str, Any], plugins: Collection[str]) -> dict[str, Any]:
-    """What each logits processor or sampler gets of a request's `extra_args`, by its name.
+    """The arguments of each logits processor or sampler, by its name, from a request's `extra_args`.
 
-    A value under the name of one is what it gets. Plain values under other names are vLLM's way, which names none: the
-    only one that is installed gets them, as a dict.
+    A value under a plugin's name is for this plugin. Plain values under other names, as in vLLM, are for the only
+    installed plugin, as a dict.
 
     Raises:
-        RequestError: there is none of such a name, or plain values could be for several.
+        RequestError: there is no plugin of such a name, or plain values could be for several.
     """
     known = ", ".join(sorted(plugins)) or "none"
     named = {name: value for name, value in arguments.items() if name in plugins}
@@ -43,12 +43,12 @@ def arguments_by_plugin(arguments: Mapping[str, Any], plugins: Collection[str]) 
 def find_entry_point(
     kind: str, name: str, group: str, built_in: Collection[str], offered: Iterable[EntryPoint] | None = None
 ) -> EntryPoint | None:
-    """The entry point of that name in `group`, or of those `offered`; None for a name of our own, in `built_in`.
+    """The entry point of that name in `group`, or among those `offered`; None for a name in `built_in`.
 
-    `kind` is what the error calls it.
+    `kind` is the name of such plugins in errors.
 
     Raises:
-        ConfigError: there is none, or several that differ.
+        ConfigError: there is no such entry point, or several that differ.
     """
     if name in built_in:
         return None

@@ -1,4 +1,4 @@
-"""The bar of a batch of prompts: how many have finished, and tokens per second. Knows no engine."""
+"""The progress bar of a batch of prompts: finished prompts, and tokens per second. Knows no engine."""
 
 import time
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import Any
 
 from pyllm.arguments import flag
 
-# False: no bar; True: tqdm's; or what makes one as `tqdm.tqdm` does.
+# False: no bar; True: tqdm's bar; or a function that makes a bar, with the arguments of `tqdm.tqdm`.
 UseTqdm = bool | Callable[..., Any]
 
 
 class PromptProgress:
-    """A context, in which one thread calls `add`.
+    """The bar as a context manager; call `add` on one thread.
 
     Raises:
         RequestError: `use_tqdm` is neither True nor False nor a callable.
@@ -44,7 +44,7 @@ class PromptProgress:
             self._bar.close()
 
     def add(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """One more prompt has finished."""
+        """Count one more finished prompt."""
         if self._bar is None:
             return
         self._num_prompt_tokens += num_prompt_tokens
@@ -53,7 +53,7 @@ class PromptProgress:
         self._bar.update(1)
 
     def _rates(self, seconds: float) -> str:
-        """vLLM's text."""
+        """The text of vLLM's bar."""
         prompt, output = (
             number / seconds if seconds else 0.0 for number in (self._num_prompt_tokens, self._num_output_tokens)
         )

@@ -1,4 +1,4 @@
-"""Prompts and conversations as programs give them, read and checked. Knows no engine and no tokenizer."""
+"""Reads and checks prompts and conversations from programs. Knows no engine and no tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict, cast
@@ -11,7 +11,7 @@ from pyllm.client.prompt_tokens import PromptTokens
 from pyllm.errors import RequestError
 from pyllm.scheduling_params import SchedulingParams
 
-# As in vLLM, a dict has `prompt` or `prompt_token_ids`, and perhaps a `cache_salt`.
+# As in vLLM, a dict has `prompt` or `prompt_token_ids`, and optionally a `cache_salt`.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = dict[str, Any]
 
@@ -28,7 +28,7 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as a dict with its token ids, and perhaps its text for the output; vLLM's name."""
+    """A prompt as a dict with its token ids, and optionally its text for the output; vLLM's name."""
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
@@ -36,14 +36,14 @@ class TokensPrompt(TypedDict):
 
 
 class Rendering(msgspec.Struct, frozen=True, kw_only=True):
-    """How a conversation becomes a prompt; names and defaults are vLLM's.
+    """The options for rendering a conversation as a prompt; names and defaults are vLLM's.
 
-    `tools` are descriptions of functions for the template, `chat_template_kwargs` other variables that it looks at;
+    `tools` are descriptions of functions for the template, `chat_template_kwargs` other variables for it;
     `chat_template` is the source of another template. With `continue_final_message`, and `add_generation_prompt` off,
-    the model goes on with the last message.
+    the model continues the last message.
 
     Raises:
-        RequestError: one of them has another type.
+        RequestError: a field has a wrong type.
     """
 
     chat_template: str | None = None
@@ -71,7 +71,7 @@ RENDERING = Rendering()
 
 
 class ParsedPrompt(NamedTuple):
-    """A prompt as text or token ids, its text where it is known, and the scheduling parameters with its cache salt."""
+    """A prompt as text or token ids, its text if it is known, and the scheduling parameters with its cache salt."""
 
     content: str | Sequence[int]
     text: str | None
@@ -79,12 +79,12 @@ class ParsedPrompt(NamedTuple):
 
 
 def read_prompt(prompt: Prompt, scheduling: SchedulingParams) -> ParsedPrompt:
-    """A prompt, and the scheduling parameters with what a prompt of vLLM's form says of them.
+    """Read a prompt; a `cache_salt` in a dict, as in vLLM, goes into the scheduling parameters.
 
-    Of a dict with text and token ids the ids count, and the text is kept for the output.
+    If a dict has text and token ids, the ids are used, and the text is kept for the output.
 
     Raises:
-        RequestError: it is neither a text, nor token ids, nor a dict with one of these.
+        RequestError: the prompt is neither a text, nor token ids, nor a dict with one of these.
     """
     instance("scheduling", scheduling, SchedulingParams)
     if isinstance(prompt, Mapping):
@@ -95,10 +95,10 @@ def read_prompt(prompt: Prompt, scheduling: SchedulingParams) -> ParsedPrompt:
 
 
 def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A batch of prompts, also where it is one alone; each of them is read later.
+    """A list of prompts, also for a single one; `read_prompt` checks each of them later.
 
     Raises:
-        RequestError: it is no prompt, and no list.
+        RequestError: the value is neither a prompt nor a list.
     """
     prompts = as_list(prompts)
     if isinstance(prompts, str | Mapping | PromptTokens):
@@ -111,10 +111,10 @@ def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def read_messages(messages: Sequence[Message], name: str = "messages") -> Sequence[Message]:
-    """A conversation, in which each content is a text: parts that are texts are joined by line ends, as in vLLM.
+    """Read a conversation; each content becomes a text: text parts are joined by line ends, as in vLLM.
 
     Raises:
-        RequestError: it is no list of dicts with a role, it is empty, or a part is no text.
+        RequestError: `messages` is no list of dicts with a role, or empty, or a part is no text.
     """
     if not isinstance(messages, list | tuple):
         refuse(name, messages, "a list of dicts with role and content")
@@ -124,7 +124,7 @@ def read_messages(messages: Sequence[Message], name: str = "messages") -> Sequen
 
 
 def read_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """A batch of conversations, also where it is one alone; raises as `read_messages` does."""
+    """A list of conversations, also for a single one; raises the errors of `read_messages`."""
     if isinstance(messages, list | tuple) and messages and all(isinstance(each, list | tuple) for each in messages):
         batch = cast(Sequence[Sequence[Message]], messages)
         return [read_messages(each, f"messages[{index}]") for index, each in enumerate(batch)]

@@ -1,6 +1,6 @@
-"""The file that keeps all inputs of a scheduler or a placement, for `pyllm replay`. Knows nothing of its contents.
+"""The file with all inputs of a scheduler or a placement, for `pyllm replay`. Does not know its contents.
 
-A thread writes, so that a slow disk does not stop the step loop until `MAX_WAITING` parts wait for it.
+A thread writes, so that a slow disk does not stop the step loop until `MAX_WAITING` parts are queued.
 """
 
 import logging
@@ -12,38 +12,38 @@ from pathlib import Path
 
 from pyllm.errors import ConfigError
 
-PART_BYTES = 1 << 20  # gathered before it is written without being asked
+PART_BYTES = 1 << 20  # gathered before an automatic `flush`
 MAX_WAITING = 16
 
 logger = logging.getLogger(__name__)
 
 
 class Recording:
-    """`take` gives what is new since it was last called; `path` is made, and never overwritten.
+    """A recording to the new file `path`, which is never overwritten; `take` returns the new bytes since its last call.
 
-    What cannot be written is dropped with all after it, and an error logged: a full disk does not end the engine.
+    After a failed write all further parts are dropped, with one error in the log: a full disk does not end the engine.
 
     Raises:
-        ConfigError: the file is there, or cannot be made.
+        ConfigError: the file exists, or cannot be made.
     """
 
     def __init__(self, path: Path, take: Callable[[], bytes]) -> None:
         check_recording_path(path)
         try:
-            # Prompts are in it: it is for its owner alone.
+            # It contains prompts, so only its owner may read it.
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"recording: cannot make {path}: {error.strerror}") from error
         self._path = path
         self._take = take
-        self.num_gathered = 0  # bytes that are not on their way to the file yet
+        self.num_gathered = 0  # bytes that are not queued for the file yet
         self._parts: list[bytes] = []
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._write, name="recording", daemon=True)
         self._thread.start()
 
     def gather(self) -> None:
-        """Take what is new; call it after every input, so that what waits in memory stays small."""
+        """Take the new bytes; call it after every input, so that little is kept in memory."""
         part = self._take()
         if part:
             self._parts.append(part)
@@ -52,14 +52,14 @@ class Recording:
                 self.flush()
 
     def flush(self) -> None:
-        """Have all that was gathered written."""
+        """Queue all gathered bytes for writing."""
         if self._parts:
             self._waiting.put(b"".join(self._parts))
             self._parts.clear()
             self.num_gathered = 0
 
     def close(self) -> None:
-        """Write what is left, and wait for that; may be called twice."""
+        """Write the rest, and wait for it; may be called twice."""
         if self._thread.is_alive():
             self.gather()
             self.flush()
@@ -79,10 +79,10 @@ class Recording:
 
 
 def check_recording_path(path: Path) -> None:
-    """Refuse a recording where a file is already, or where none can be.
+    """Refuse a path where a file exists, or where none can be made.
 
     Raises:
-        ConfigError: the text says which.
+        ConfigError: with the reason.
     """
     if os.path.lexists(path):
         raise ConfigError(f"recording: {path} exists and is not overwritten; name a new file, or remove it")

@@ -1,4 +1,4 @@
-"""`SamplingParams`: how to choose a request's tokens, checked. Knows neither the wire nor the model's limits."""
+"""`SamplingParams`: the checked sampling parameters of a request. Knows neither the wire nor the model's limits."""
 
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
@@ -27,7 +27,7 @@ from pyllm.errors import RequestError
 from pyllm.structured_outputs_params import StructuredOutputsParams
 
 MAX_SAMPLES = 16_384
-DEFAULT_MAX_TOKENS = 16  # vLLM's, of its Python API
+DEFAULT_MAX_TOKENS = 16  # the default of vLLM's Python API
 MAX_STOP_STRINGS = 1024
 MAX_STOP_CHARACTERS = 65_536  # of all of them together, which take the event loop 1 ms to sort
 MAX_STOP_STRING_CHARACTERS = 1024  # of one: as many may be held back, and looked at at once when they go another way
@@ -65,7 +65,7 @@ _FIXED_OF, _FIXED_DEFAULTS = attrgetter(*_FIXED), tuple(parameter.values[0] for 
 _NUMBERS_OF, _INTEGERS_OF = attrgetter(*_NUMBERS), attrgetter(*_INTEGERS)
 _OPTIONAL_INTEGERS_OF, _FLAGS_OF = attrgetter(*_OPTIONAL_INTEGERS), attrgetter(*_FLAGS)
 
-# What beam search leaves no room for: its candidates are the likeliest tokens as the model sees them.
+# Parameters that beam search excludes: its candidates are the model's likeliest tokens.
 _NOT_WITH_BEAMS = (
     "top_p",
     "top_k",
@@ -88,9 +88,9 @@ _NOT_WITH_BEAMS = (
 
 
 class RequestOutputKind(Enum):
-    """Which outputs a request gives while it runs; the names are vLLM's.
+    """The kind of outputs while a request runs; the names are vLLM's.
 
-    `CUMULATIVE`: all of the output so far, each time. `DELTA`: what is new. `FINAL_ONLY`: the finished output alone.
+    `CUMULATIVE`: all of the output so far, each time. `DELTA`: new output only. `FINAL_ONLY`: the finished output only.
     """
 
     CUMULATIVE = 0
@@ -216,16 +216,16 @@ class SamplingParams(
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple, whichever way it was given."""
+        """`stop` as a tuple, in whichever form it was given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many tokens' log-probabilities come beside the token's own; None: not even that."""
+        """The number of log-probabilities beside the token's own; None: no log-probabilities."""
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
     def _read_types(self) -> None:
-        # Servers make these for each request several times, so what has its type already costs little.
+        # Servers make these several times for each request, so values of the right types must be cheap.
         if set(map(type, _NUMBERS_OF(self))) != {float}:
             for name in _NUMBERS:
                 setattr(self, name, number(name, getattr(self, name)))
@@ -345,7 +345,7 @@ class SamplingParams(
             raise RequestError("length_penalty is for beam search: set beam_width, or leave it out", "length_penalty")
 
     def _exclude(self, name: str, others: Collection[str]) -> None:
-        """Refuse each of some parameters that is not neutral, for the sake of the named one."""
+        """Refuse each of `others` that has an effect, as it excludes the parameter `name`."""
         for field in msgspec.structs.fields(self):
             if field.name not in others:
                 continue
@@ -356,10 +356,10 @@ class SamplingParams(
 
 
 def check_length_penalty(penalty: float) -> None:
-    """Refuse a length penalty that would make infinities of scores.
+    """Refuse a length penalty that would make scores infinite.
 
     Raises:
-        RequestError: it is out of its range.
+        RequestError: the penalty is out of its range.
     """
     is_allowed = abs(penalty) <= MAX_LENGTH_PENALTY
     check("length_penalty", penalty, is_allowed, f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}")

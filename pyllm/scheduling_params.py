@@ -18,7 +18,7 @@ _NOT_IN_SALTS = frozenset("@/\\\0")  # vLLM's
 class SchedulingParams(
     msgspec.Struct, metaclass=NamedParameters, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """Which of these count is the scheduling policy's affair; `timeout` counts under all of them.
+    """Scheduling parameters; the policy determines which ones have an effect, except `timeout`, which always has.
 
     `priority`: lower runs earlier, as in vLLM. `tenant`: on whose account the request runs; tenants share no cached
     blocks, and neither do requests with different ones of `cache_salt`. `timeout`: seconds after which it ends
@@ -65,7 +65,7 @@ class SchedulingParams(
                 check(name, seconds, 0.0 < seconds < math.inf, "a finite number of seconds above 0")
 
     def _read_types(self) -> None:
-        # Servers make these for each request several times, so what has its type already costs little.
+        # Servers make these several times for each request, so values of the right types must be cheap.
         if type(self.priority) is not int:
             msgspec.structs.force_setattr(self, "priority", integer("priority", self.priority))
         if self.data_parallel_rank is not None and type(self.data_parallel_rank) is not int:
@@ -87,10 +87,10 @@ DEFAULT_SCHEDULING = SchedulingParams()
 
 
 def with_priority(scheduling: SchedulingParams, priority: int | None) -> SchedulingParams:
-    """The parameters with another priority, if one is given: vLLM has it as an argument of its own.
+    """The parameters with another priority, if one is given: in vLLM it is a separate argument.
 
     Raises:
-        RequestError: they are none, or the priority is out of its range.
+        RequestError: `scheduling` has another type, or the priority is out of its range.
     """
     instance("scheduling", scheduling, SchedulingParams)
     return scheduling if priority is None else msgspec.structs.replace(scheduling, priority=priority)

@@ -59,7 +59,7 @@ class StructuredOutputsParams(
 
 
 class ResolvedConstraint(StructuredOutputsParams, frozen=True, kw_only=True):
-    """A constraint as workers compile it: `grammar` is Lark, or llguidance's JSON, and there is nothing to convert.
+    """A constraint in the form for workers: `grammar` is Lark, or llguidance's JSON, and needs no conversion.
 
     `pyllm.frontend.text.resolve_constraint` makes one from a JSON schema, a regex, choices or GBNF.
 
@@ -75,10 +75,10 @@ class ResolvedConstraint(StructuredOutputsParams, frozen=True, kw_only=True):
 
 
 def check_grammar(text: str, name: str) -> None:
-    """Refuse a grammar that is empty, too long, or no text that can be sent; `name` is its field's.
+    """Refuse a grammar that is empty, too long, or not valid Unicode; `name` is the name of its field.
 
     Raises:
-        RequestError: the text has the numbers.
+        RequestError: with the numbers.
     """
     try:
         size = len(text.encode())

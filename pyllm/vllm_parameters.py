@@ -1,6 +1,6 @@
-"""Parameters of vLLM's Python calls that can have one value here, and methods that are not there: what to use instead.
+"""Parameters of vLLM's Python calls that are fixed here, and methods that do not exist here, with replacements.
 
-Those of an engine are in `flags/keyword_settings.py`. Knows no request.
+Options of an engine are in `flags/keyword_settings.py`. Knows no request.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from pyllm.errors import RequestError
 
 
 class Fixed(NamedTuple):
-    """The values that change nothing, the default first, and what to do for another effect."""
+    """The allowed values, which have no effect, the default first, and the replacement for other values."""
 
     values: tuple[Any, ...]
     instead: str
@@ -78,7 +78,7 @@ PROMPTS: Mapping[str, Fixed] = {
 }
 
 
-# Methods of vLLM's engines that there are not: what to use instead.
+# Methods of vLLM's engines that do not exist here, with replacements.
 METHODS: Mapping[str, str] = {
     "encode": "give prompts to embed; hidden states and rewards are not given",
     "classify": "models generate text and embed it, and do not classify",
@@ -126,7 +126,7 @@ METHODS: Mapping[str, str] = {
 
 
 class PoolingParams(msgspec.Struct, metaclass=NamedParameters, kw_only=True, forbid_unknown_fields=True):
-    """What `LLM.embed` takes as in vLLM: `dimensions` cuts embeddings, of a model that was trained for this."""
+    """Parameters of `LLM.embed`, as in vLLM: `dimensions` shortens embeddings, if the model was trained for this."""
 
     dimensions: int | None = None
     use_activation: bool | None = None
@@ -144,16 +144,16 @@ class PoolingParams(msgspec.Struct, metaclass=NamedParameters, kw_only=True, for
 
 
 def missing_method(owner: str, name: str) -> AttributeError:
-    """The error for an attribute that there is not, with what to use in place of vLLM's."""
+    """The error for a missing attribute, with the replacement for a method of vLLM."""
     instead = METHODS.get(name)
     return AttributeError(f"{owner} has no {name}" + (f": {instead}" if instead else ""), name=name)
 
 
 def refuse_other_values(fixed: Mapping[str, Fixed], given: Mapping[str, object]) -> None:
-    """Refuse each parameter that has another value than it can have.
+    """Refuse each parameter with a value that is not allowed.
 
     Raises:
-        RequestError: with its name, and what to use instead.
+        RequestError: with its name, and the replacement.
     """
     for name, value in given.items():
         values, instead = fixed[name]

@@ -2,12 +2,12 @@
 
 Its callers are `cpu_linear.py`, `matrix_rows.py`, `cpu.py` and `graph.py`.
 
-Tensors cross as addresses. Their sizes follow from the other arguments, their elements lie one after the other, and the
-caller keeps them alive and lets nobody write to them during the call. The interpreter lock is released while a kernel
+Tensors are passed as addresses. Their sizes follow from the other arguments, their elements are contiguous, and the
+caller keeps them alive and nothing writes to them during the call. The interpreter lock is released while a kernel
 works. Calls from several threads wait for one another, as there is one pool of threads.
 
-On a thread that captures a `Graph`, whatever computes is recorded instead of run: `Linear.run`, `Linear.unpack_rows`
-and the functions up to `logprobs`. The addresses must stay good for as long as the graph is replayed then.
+On a thread that captures a `Graph`, ops are recorded instead of run: `Linear.run`, `Linear.unpack_rows` and the
+functions up to `logprobs`. The addresses must then stay valid as long as the graph is replayed.
 """
 
 from collections.abc import Sequence
@@ -65,32 +65,32 @@ _Columns: TypeAlias = tuple[bytearray, bytearray, bytearray, bytearray, bytearra
 
 @final
 class Linear:
-    """How a matrix [out_features, in_features] is packed: 32 outputs side by side, zeros where there are fewer.
+    """The layout of a packed matrix [out_features, in_features]: panels of 32 outputs, the last padded with zeros.
 
-    Every output is made by one chain of float32 operations, rounded once: the same for any number of rows and threads.
+    Every output is one chain of float32 operations, rounded once: the same for any number of rows and threads.
 
-    - Of floats, the chain is the sum over the inputs, in an order that follows from the matrix's shape and from the
+    - Floats: the chain is the sum over the inputs, in an order that follows from the matrix's shape and from the
       instruction set alone.
-    - Of GGUF's groups of integers, each group of 32 features of the input is made into integers, too, -127 to 127 with
-      a scale. Integer products are exact; the chain is over the groups in their order,
+    - GGUF's groups of integers: each group of 32 features of the input becomes integers, too, -127 to 127 with a
+      scale. Integer products are exact; the chain is over the groups in their order,
       `sum = fma(input scale * weight scale, product, sum)`, then for formats with minimums
       `sum = fma(minimum, input scale * sum of the input's integers, sum)`; "q2_k", "q3_k" and "q6_k" have two scales a
-      group, and do each for either half. It is the same everywhere.
-    - Of "int8", a row of the matrix is integers from -127 to 127 with a float32 scale, its largest magnitude / 127;
-      rows of "int8" with one scale each are kept as they are, -128 included. A row of the input is
+      group, and do this for each half. The result is the same on all machines.
+    - "int8": a row of the matrix is integers from -127 to 127 with a float32 scale, its largest magnitude / 127;
+      rows of "int8" with one scale each stay unchanged, -128 included. A row of the input is
       `scale * (128 * high + low)` with high from -127 to 127 and low from -64 to 63. Integer products are exact; an
-      output is `(input scale * weight scale) * fma(128, product of high, product of low)`. It is the same everywhere.
-    - "int8" of blocks stays in their 4 bits. With a row's scale s, its largest possible magnitude / 127, a group's
-      D = round(256 * scale / s) and M = round(256 * minimum / s) (q4_0's minimum is -8 * scale) make an integer q into
+      output is `(input scale * weight scale) * fma(128, product of high, product of low)`, the same on all machines.
+    - "int8" from blocks stays in 4 bits. With a row's scale s, its largest possible magnitude / 127, a group's
+      D = round(256 * scale / s) and M = round(256 * minimum / s) (q4_0's minimum is -8 * scale) turn an integer q into
       `floor((D * q + M + 128) / 256)`.
     """
 
     def __new__(cls, format: str, dtype: str, in_features: int, out_features: int, blocks: str | None = None) -> Linear:
-        """`dtype`, of inputs and outputs, is "float32" or "bfloat16"; `format` the same, or one of integers.
+        """Describe a matrix. `dtype`, of inputs and outputs, is "float32" or "bfloat16".
 
-        "int8" is made of `dtype`, or of `blocks`, "q4_0" or "q4_1".
-        Formats of integers are those of `matrix_rows.GGUF_BLOCKS`. Raises `ValueError` for others, where there are no
-        features, more than 131,072 inputs of "int8", or a number of inputs that blocks do not fill.
+        `format` is `dtype`, one of `matrix_rows.GGUF_BLOCKS`, or "int8", which is made from `dtype`, or from `blocks`,
+        "q4_0" or "q4_1". Raises `ValueError` for other formats, for no features, for more than 131,072 inputs of
+        "int8", or if blocks do not divide the inputs.
         """
     @property
     def in_features(self) -> int: ...
@@ -98,35 +98,35 @@ class Linear:
     def out_features(self) -> int: ...
     @property
     def blocks(self) -> str | None:
-        """The blocks that "int8" is made of."""
+        """The blocks of the source of "int8", if any."""
     @property
     def packed_bytes(self) -> int:
-        """How much memory the packed matrix takes."""
+        """Bytes of memory of the packed matrix."""
     def pack(self, rows: list[_RowsOf], packed: int) -> int | None:
-        """Write `packed` from the matrix's rows, on all threads.
+        """Pack the matrix from its rows, on all threads.
 
-        Gives back the first row that has a number that is not finite. `ValueError` where there are not `out_features`
-        rows, or rows that cannot be packed so: blocks are made of blocks of their format, floats and "int8" of any.
+        Returns the first row with numbers that are not finite. `ValueError` if there are not `out_features` rows, or
+        the format cannot be made of a row's source: blocks take blocks of their format, floats and "int8" take any.
         """
     def unpack_rows(self, packed: int, rows: int, num_rows: int, out: int) -> None:
-        """Write to out [num_rows, in_features] the rows of the matrix named by rows, int32 [num_rows].
+        """Write the rows of the matrix with the indices `rows`, int32 [num_rows], to out [num_rows, in_features].
 
-        `IndexError` where there is no such row, with nothing written.
+        `IndexError` if an index has no row; then nothing is written.
         """
     def run(self, x: int, num_rows: int, packed: int, out: int, out_stride: int) -> None:
-        """`out = x @ weight.T`: x [num_rows, in_features], out [num_rows, out_features].
+        """Compute `out = x @ weight.T`: x [num_rows, in_features], out [num_rows, out_features].
 
-        Output rows begin `out_stride` elements apart; `ValueError` where that is fewer than they have.
+        Output rows begin `out_stride` elements apart; `ValueError` if that is less than `out_features`.
         """
 
 def copy_rows(rows: list[_RowsOf], in_features: int, out: int) -> None:
-    """Write to out the bytes of the rows, one behind the other; zeros for a row of zeros.
+    """Write the bytes of the rows to out, [rows, bytes per row]; a row of zeros is zeros.
 
-    `ValueError` for formats that are not known, or several of them.
+    `ValueError` for an unknown format, or several formats.
     """
 
 def read_rows(rows: list[_RowsOf], in_features: int, out: int) -> None:
-    """Write to out, float32 [rows, in_features], what the rows stand for; `ValueError` for formats not known."""
+    """Write the numbers of the rows to out, float32 [rows, in_features]; `ValueError` for an unknown format."""
 
 def norm(
     shape: tuple[int, int],
@@ -137,14 +137,14 @@ def norm(
     out: _Rows,
     stream: tuple[float, _Rows, _Rows] | None = None,
 ) -> None:
-    """RMSNorm of x, `centred` a layer norm: [tokens, hidden] as `shape` says.
+    """RMSNorm of x, or with `centred` a layer norm; `shape` is [tokens, hidden].
 
-    Weight is one row, of any dtype, and out is of x's. `stream` is the factor of x, and the residual stream before and
-    after, of x's dtype: `factor * x` plus the one is written to the other, and that is normalised.
+    Weight is one row, of any dtype, and out has x's dtype. `stream` is the factor of x, and the residual stream before
+    and after, of x's dtype: `factor * x + before` is written to after, and normalised.
     """
 
 def activation(kind: str, gated: bool, shape: tuple[int, int], x: _Rows, out: _Rows) -> None:
-    """`out = kind(gate) * up`: shape is that of out, [tokens, width]; a row of x is the gate, then up.
+    """Compute `out = kind(gate) * up`; `shape` is that of out, [tokens, width]; a row of x is the gate, then up.
 
     Not gated: `out = kind(x)`. `ValueError` unless the kind is "silu", "gelu" or "gelu_tanh".
     """
@@ -159,24 +159,24 @@ def experts(
     matrices: list[tuple[Linear, int, _Rows | None]],
     out: _Rows,
 ) -> None:
-    """`out = sum of weight * down(kind(gate(x)) * up(x))` over the experts that each token takes.
+    """Compute `out = sum of weight * down(kind(gate(x)) * up(x))` over the experts chosen for each token.
 
-    x and out [tokens, hidden], logits [tokens, experts], of one dtype. `router` is the number of experts, how many of
-    them a token takes, and whether their weights add up to 1; `own` the first of those whose matrices are here, and
-    their number. `matrices` are the gate, up and down of all these, one expert below the other, where they lie packed,
-    and their biases [experts here, outputs], which may be left out. `kind` is that of `activation`, or the limit and
-    alpha of `(up + 1) * gate * sigmoid(alpha * gate)`, where the gate is up to the limit, and up from -limit to it.
-    `ValueError` for sizes that do not fit, or of which an expert's outputs are no multiple of 32.
+    x and out [tokens, hidden], logits [tokens, experts], of one dtype. `router` is the number of experts, the number
+    for each token, and whether their weights add up to 1; `own` is this rank's first expert, and their number.
+    `matrices` are gate, up and down of all these, stacked by rows: layout, address, and biases
+    [experts of this rank, outputs] or None. `kind` is that of `activation`, or the limit and alpha of
+    `(up + 1) * gate * sigmoid(alpha * gate)`, with a gate up to the limit, and up from -limit to limit. `ValueError`
+    for sizes that do not fit, or if an expert's outputs are no multiple of 32.
     """
 
 def add(shape: tuple[int, int], x: _Rows, residual: _Rows, factor: float, out: _Rows) -> None:
-    """`out = factor * x + residual`, rounded once: all three [tokens, width] as `shape` says, of one dtype."""
+    """Compute `out = factor * x + residual`, rounded once; all three are [tokens, width], `shape`, of one dtype."""
 
 def add_bias(shape: tuple[int, int], x: _Rows, bias: _Rows) -> None:
-    """Add the bias, one row of any dtype, to each row of x in place: [tokens, width] as `shape` says."""
+    """Add the bias, one row of any dtype, to each row of x in place; `shape` is [tokens, width]."""
 
 def scale_and_cap(shape: tuple[int, int], x: _Rows, factor: float, cap: float | None = None) -> None:
-    """`x = factor * x` in place, with a cap `x = cap * tanh(factor * x / cap)`: [tokens, width] as `shape` says."""
+    """Compute `x = factor * x` in place, with a cap `x = cap * tanh(factor * x / cap)`; `shape` is [tokens, width]."""
 
 def rope_and_kv_write(
     shape: tuple[int, int],
@@ -191,13 +191,13 @@ def rope_and_kv_write(
     """Rotate query and key in place, then write key and value to the cells of the cache, rounded to its dtype.
 
     `shape` is tokens and query heads; `heads` query, key and value, of one dtype, a token's heads a row. Positions and
-    slot mapping are int32 [tokens]; `cos_sin` is float32 [positions, rotary_size], its address and its shape: the first
-    so many dimensions of a head are rotated. `IndexError` where a position is not in it, or a cell not in the cache; a
-    negative cell writes nothing. `ValueError` for an odd rotary_size, or one of more than head_dim.
+    slot mapping are int32 [tokens]; `cos_sin` is the address and shape of float32 [positions, rotary_size]: the first
+    rotary_size dimensions of a head are rotated. `IndexError` if a position is not in it, or a cell not in the cache; a
+    negative cell writes nothing. `ValueError` for a rotary_size that is odd or above head_dim.
 
     `norm` is the weights of query and key, one row of head_dim each, of any dtype, and epsilon: RMSNorm of each head,
     rounded to its dtype, before the rotation. `query_scales` is the address of float32 [positions]: the rotated query
-    is multiplied by that of its position.
+    is multiplied by the entry for its position.
     """
 
 def paged_attention(
@@ -210,13 +210,13 @@ def paged_attention(
 ) -> None:
     """Causal attention: `shape` is tokens and query heads; query and out are of one dtype, a token's heads a row.
 
-    `layer` is the scale of scores, the window (how many positions a token sees, its own included; None: all), the soft
-    cap (a score becomes `cap * tanh(score / cap)`; None: as it is) and the address of sinks, float32 [heads], each the
-    score of one more position whose value is zeros (None: there are none). `ValueError` for a window of 0.
+    `layer` is the scale of scores, the window (the number of positions that a token attends to, its own included; None:
+    all), the soft cap (a score becomes `cap * tanh(score / cap)`; None: no cap) and the address of sinks, float32
+    [heads], each the score of one more position whose value is zeros (None: no sinks). `ValueError` for a window of 0.
 
-    Scores, weights and sums are float32, in an order that a token's position alone decides. Where all is bfloat16,
-    heads are multiples of 32, there is neither window nor cap, and the machine has AMX, weights are rounded to
-    bfloat16, and so summed up. `IndexError` where the batch's numbers do not name what is there.
+    Scores, weights and sums are float32, in an order that depends on a token's position alone. If all tensors are
+    bfloat16, head sizes are multiples of 32, there is neither window nor cap, and the machine has AMX, weights are
+    rounded to bfloat16 before they are summed. `IndexError` if an index of the batch is out of range.
     """
 
 def score_blocks(
@@ -230,16 +230,16 @@ def score_blocks(
     budget: tuple[int, int, int],
     shares: int,
 ) -> None:
-    """Score the blocks that sparse rows choose from; `shape` is tokens and query heads, and of the cache keys are read.
+    """Score the blocks that sparse rows choose from; `shape` is tokens and query heads. Reads only keys of the cache.
 
     `is_sparse` is int32 [rows], 0 or 1. `summaries` is "mean" or "bounds", the address of vectors
-    [num_blocks, kv_heads, parts, head_dim] of the cache's dtype, and that of uint8 [num_blocks], 1 where a block has
-    its own; both are written to. `budget` is how many first blocks, best ones and last ones a row keeps.
+    [num_blocks, kv_heads, parts, head_dim] of the cache's dtype, and that of uint8 [num_blocks], 1 if a block has a
+    summary; both are written to. `budget` is the number of first, best and last blocks that a row keeps.
 
     A row chooses if it is sparse, has one token, and has more blocks than the budget. Its candidates are its blocks
     without the first and the last ones. `shares` is float32 [rows, max_blocks]: column i of such a row gets the share
-    of candidate i, all other entries are left as they are. `ValueError` for a budget without a last block, `IndexError`
-    where the batch's numbers do not name what is there.
+    of candidate i, all other entries stay unchanged. `ValueError` for a budget without a last block, `IndexError` if an
+    index of the batch is out of range.
     """
 
 def select_blocks(
@@ -251,14 +251,14 @@ def select_blocks(
     budget: tuple[int, int, int],
     out: tuple[int, int, int],
 ) -> None:
-    """Choose the blocks that sparse rows attend to, by what `score_blocks` has written; nothing of the cache is read.
+    """Choose the blocks that sparse rows attend to, by the shares from `score_blocks`; does not read the cache.
 
     `out` has the addresses of a batch whose slots are its rows, int32: block tables [rows, max_blocks], slots and
-    sequence lengths. It raises what `score_blocks` raises.
+    sequence lengths. Raises the same errors as `score_blocks`.
     """
 
 def copy_blocks(cache: _Cache, copies: int, num_copies: int) -> None:
-    """Copy blocks in both caches, in order; copies int32 [num_copies, 2]. `IndexError` where there is no such block."""
+    """Copy blocks in both caches, in order; copies int32 [num_copies, 2]. `IndexError` if a block does not exist."""
 
 def sample(
     num_samples: int,
@@ -270,9 +270,9 @@ def sample(
 ) -> None:
     """Choose a token for each sample, to out int32 [num_samples]; `shape` is that of the logits, [rows, vocabulary].
 
-    `rows` is int32 [num_samples], the row of each; None: its own. `parameters` are float32 temperatures, int32 top-k,
-    float32 top-p and min-p, and float32 uniform numbers, each [num_samples]; None: all take the first of the greatest.
-    The token is -1 where no logit is above minus infinity.
+    `rows` is int32 [num_samples], each sample's row; None: sample i has row i. `parameters` are float32 temperatures,
+    int32 top-k, float32 top-p and min-p, and float32 uniform numbers, each [num_samples]; None: the first of the
+    greatest logits. The token is -1 if no logit is above minus infinity.
     """
 
 def edit_logits(
@@ -286,8 +286,8 @@ def edit_logits(
 ) -> None:
     """Copy a row of logits for each sample to out, float32 [num_samples, vocabulary], mask it, then edit it.
 
-    `shape` is that of the logits, [rows, vocabulary]; `rows` is int32 [num_samples]. `IndexError` where a row, a mask
-    or a token is not there, or starts do not rise, with nothing written.
+    `shape` is that of the logits, [rows, vocabulary]; `rows` is int32 [num_samples]. `IndexError` if a row, a mask or a
+    token does not exist, or starts do not rise; then nothing is written.
     """
 
 def logprobs(
@@ -302,20 +302,20 @@ def logprobs(
     """Log-probabilities of each sample's token, chosen int32 [num_samples], and of its row's likeliest tokens.
 
     `shape` and `rows` as in `edit_logits`. Out are ids, int32, and values, float32, both [num_samples, 1 + num_top],
-    and ranks, int32 [num_samples]. `ValueError` where num_top is more than the vocabulary; `IndexError` as above.
+    and ranks, int32 [num_samples]. `ValueError` if num_top is above the vocabulary; `IndexError` as in `edit_logits`.
     """
 
 @final
 class LogitsStates:
-    """What is known of each slot's tokens, and which logits they change; for any device, as it is all on the host.
+    """The known tokens of each slot, and the edits of logits that follow from them; on the host, for any device.
 
-    Token ids are int32 in any buffer, or their bytes. Numbers come back as the bytes of int32 or float32, writable, for
-    `numpy.frombuffer`. A slot is plain at first: it has no tokens and no edits. `ValueError` where a call does not fit;
-    it has changed nothing then, but `catch_up`, which may have gone through some rows.
+    Token ids are int32 in any buffer, or their bytes. Results are the bytes of int32 or float32, writable, for
+    `numpy.frombuffer`. A slot is plain at first: it has no tokens and no edits. `ValueError` if arguments do not fit;
+    then nothing has changed, except for some rows in `catch_up`.
     """
 
     def __new__(cls, num_slots: int, vocab_size: int) -> LogitsStates:
-        """`vocab_size` is that of the logits."""
+        """Make plain slots; `vocab_size` is that of the logits."""
     def initialise(
         self,
         slot: int,
@@ -334,20 +334,20 @@ class LogitsStates:
         thinking_starts: Sequence[_Numbers] | None = None,
         thinking_ends: Sequence[_Numbers] | None = None,
     ) -> None:
-        """The slot has a state from now on: all its tokens, of which the first are its prompt, and what it asked for.
+        """Initialise a slot with rules and tokens, of which the first are its prompt.
 
-        Each of `bad_words` bans its last token where the output ends with the others; `stop_token_ids` are banned as
-        long as the output has fewer than `min_tokens`. Both may name what is beyond the vocabulary, which nothing can
+        Each of `bad_words` bans its last token if the output ends with its other tokens; `stop_token_ids` are banned as
+        long as the output has fewer than `min_tokens`. Both may have ids beyond the vocabulary, which no sample can
         choose.
 
-        With `thinking_ends` reasoning is bounded. It begins at the output's beginning if one of `thinking_starts` ends
-        the prompt, or if there is none; otherwise behind the one that the output begins with. After `thinking_budget`
-        tokens of it the first of the ends is forced, or the rest of one that has begun: its bias is infinite.
+        With `thinking_ends` reasoning is limited. It begins with the output if one of `thinking_starts` ends the
+        prompt, or if there are none; otherwise after the start that the output begins with. After `thinking_budget`
+        tokens of reasoning the first of the ends is forced, or the rest of one that has begun: its bias is infinite.
         """
     def clear(self, slots: _Numbers) -> None:
-        """These slots are plain from now on."""
+        """Make the slots plain."""
     def copy(self, pairs: _Numbers) -> None:
-        """Copy slots by pairs of (source, destination), one after the other; a copy of a plain slot is plain."""
+        """Copy slots in the order of the pairs (source, destination), as one gather; a plain slot's copy is plain."""
     def catch_up(
         self,
         slots: _Numbers,
@@ -357,84 +357,84 @@ class LogitsStates:
         sampled_starts: _Numbers,
         logits_rows: _Numbers,
     ) -> bytearray:
-        """Learn the tokens of a step's rows up to each row's first sampled position; the sections of its plan.
+        """Add a step's tokens to the rows' slots, up to each row's first sampled position; the sections of its plan.
 
-        Gives a byte a row: 0 where nothing is sampled or the slot is plain; 1 where the slot now knows exactly the
-        tokens up to that position; 2 where it is stale: a token is -1 and not known yet, or more is known than that.
-        Where a token of the output differs from what is known, that is forgotten from there on. `ValueError` where a
-        row begins beyond what is known.
+        Returns a byte a row: 0 if nothing is sampled or the slot is plain; 1 if the slot now has exactly the tokens up
+        to that position; 2 if it is stale: a token is -1 and not known yet, or it has more tokens. If a token of the
+        output differs from the known one, known tokens are dropped from there on. `ValueError` if a row begins beyond
+        the known tokens.
         """
     def push(self, slots: _Numbers, starts: _Numbers, tokens: _Numbers) -> None:
-        """Append tokens to slots, those from `starts[i]` to `starts[i + 1]` to slot i; plain ones do not keep them."""
+        """Append tokens to slots: `starts[i]` to `starts[i + 1]` to slot i. Plain ones do not keep them."""
     def edits(self, slots: _Numbers, draft_starts: _Numbers, drafts: _Numbers) -> _Columns:
-        """What changes at each position to be sampled: the columns of `LogitsEdits`, ids ascending and each once.
+        """The edits of logits at each position to sample: the columns of `LogitsEdits`, ids ascending and each once.
 
-        Position i is that after the tokens of slot i and the drafts from `draft_starts[i]` to `draft_starts[i + 1]`,
-        which count as output. A slot may come several times.
+        Position i is after the tokens of slot i and the drafts from `draft_starts[i]` to `draft_starts[i + 1]`, which
+        count as output. A slot may occur several times.
         """
     def length(self, slot: int) -> int:
-        """How many tokens are known; 0 where the slot is plain."""
+        """The number of known tokens; 0 if the slot is plain."""
     def tokens(self, slot: int, start: int) -> bytearray:
         """The known tokens from a position on, int32."""
 
 @final
 class Graph:
-    """The ops that one thread has called, to be run again; and memory for what they write. See `graph.py`."""
+    """Recorded ops, to be replayed, and the memory of their outputs. See `graph.py`."""
 
     def __new__(cls) -> Graph: ...
     def begin_capture(self) -> None:
-        """Record this thread's ops from now on. `RuntimeError` where it records already."""
+        """Record this thread's ops from now on. `RuntimeError` if it records already."""
     def end_capture(self) -> None:
-        """Let this thread's ops compute again. `RuntimeError` where they are not recorded here."""
+        """Let this thread's ops compute again. `RuntimeError` if this graph does not record them."""
     def lend(self, num_bytes: int) -> Lease:
-        """Memory of the graph's own, which nobody else has. `MemoryError` where there is none."""
+        """Lend an unused piece of the graph's memory. `MemoryError` if memory has run out."""
     def owns(self, address: int) -> bool:
-        """Whether there is memory of the graph's own."""
+        """Whether an address belongs to the graph's memory."""
     def replay(self, num_tokens: int, num_rows: int) -> None:
-        """Run the ops in order on the first so many tokens and sequences.
+        """Run every op in order, for the first `num_tokens` tokens and `num_rows` sequences.
 
-        `ValueError` where one has room for fewer; `IndexError` from an op, the ones before it having run.
+        `ValueError` if an op has room for fewer; `IndexError` from an op with a wrong index, after those before it.
         """
     @property
     def num_ops(self) -> int: ...
     @property
     def num_bytes(self) -> int:
-        """How much memory has been lent at most."""
+        """Bytes of all pieces of memory."""
 
 @final
 class OpTimes:
-    """When the ops of a thread run and how long, by name, for a profile; where none is made, nothing is timed.
+    """Totals of all ops of a thread by name, and the first single runs, between `begin` and `end`, for a profile.
 
     An op has the name of its function here or, with packed matrices, in `pyllm_kernels`. Two that run together have one
-    name, such as "norm + packed_linear". What ran before `begin` and after `end` is not in it.
+    name, such as "norm + packed_linear". Without a profile nothing is timed.
     """
 
     def __new__(cls, max_runs: int) -> OpTimes:
-        """Of the runs one by one, the first `max_runs` are kept, in 24 bytes each."""
+        """Keep only the first `max_runs` single runs, in 24 bytes each; totals include all."""
     def begin(self) -> None:
-        """Time this thread's ops from now on. `RuntimeError` where it captures a graph, or times them already."""
+        """Time this thread's ops from now on. `RuntimeError` if it captures a graph, or times them already."""
     def end(self) -> None:
-        """Let this thread's ops run as before. `RuntimeError` where they are not timed here."""
+        """Let this thread's ops run as before. `RuntimeError` if this object does not time them."""
     def totals(self) -> list[tuple[str, int, int]]:
-        """Of each name: how often it has run, and the nanoseconds that all its runs took."""
+        """Each name with its number of runs, and the nanoseconds of all its runs."""
     def runs(self) -> list[tuple[int, int, int]]:
-        """One by one, in order: the index of its name in `totals`, when it began (Unix time) and took, nanoseconds."""
+        """Single runs in order: index of the name in `totals`, beginning (Unix time) and duration in nanoseconds."""
 
 @final
 class Lease:
-    """Some bytes of a graph's memory, writable as a buffer, which are lent to others when this is garbage."""
+    """A piece of a graph's memory, a writable buffer, returned when Python drops this."""
 
 def set_num_threads(num_threads: int) -> None:
-    """From now on compute with so many threads, the caller's included; 1 at first. `ValueError` beyond 1 to 1,024."""
+    """Set the number of threads, 1 to 1,024, including the caller's; 1 at first. `ValueError` for other numbers."""
 
 def stay_awake(awake: bool) -> None:
-    """From now on let the threads wait for the next op awake, or not, as at first."""
+    """Set whether threads wait for the next op awake; false at first."""
 
 def forget_threads() -> None:
-    """Begin anew with one thread: for a process that was forked, which has none of the others."""
+    """Start with a new pool of one thread, in a forked process, which has none of the others."""
 
 def num_threads() -> int:
-    """How many threads compute."""
+    """The number of threads."""
 
 def instruction_set() -> str:
-    """What the kernels use of this machine: "portable", "avx2", "avx512_vnni", "avx512_bf16" or "amx"."""
+    """The instruction set of the kernels: "portable", "avx2", "avx512_vnni", "avx512_bf16" or "amx"."""
