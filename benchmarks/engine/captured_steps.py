@@ -1,7 +1,7 @@
 """The host's share of a step on a GPU, without one: Triton compiles, and a launch does nothing.
 
 It needs its own process (`python -m benchmarks.engine.captured_steps`), as it replaces Triton's driver. The calls of
-CUDA and cuBLAS are left out: a launch, the copy of the plan, and one launch of the whole graph. Times are this thread's.
+CUDA and cuBLAS are left out: a launch, the copy of the plan, and one launch of the graph. Times are this thread's.
 `with_products` adds the products of matrices, which torch computes here, and on a GPU only launches.
 """
 

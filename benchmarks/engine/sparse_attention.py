@@ -1,7 +1,7 @@
-"""Sparse attention at decode beside dense: the share of attention that it reads, perplexity, and time of a step.
+"""Sparse attention at decode beside dense: how much of the attention it reads, perplexity, and time of a step.
 
-It uses a runner without a scheduler, and the documents of this repository as a text: the tokens after a long prompt
-are treated as an output. `python -m benchmarks.engine.sparse_attention --model FILE.gguf --context 32000` measures
+A runner without a scheduler, over the documents of this repository as a text: after a long prompt, the tokens that
+follow are taken as an output. `python -m benchmarks.engine.sparse_attention --model FILE.gguf --context 32000` measures
 another model, with `--only-speed` over random keys and values. Knows no server.
 """
 

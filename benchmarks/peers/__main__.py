@@ -1,7 +1,7 @@
 """pyllm and its peers on the same workloads, one after another: `python -m benchmarks.peers FOLDER`.
 
-Each measurement is a JSON line, printed and appended to a file, so that an interrupted run continues; at the end there
-is a line for each row of the comparison, with its goal. `docs/benchmarking.md` describes FOLDER.
+Each measurement is a JSON line, printed and appended to a file, so that a broken run goes on where it was; at the end
+comes a line for each row of the comparison, with what is asked of it. `docs/benchmarking.md` says what FOLDER holds.
 """
 
 import argparse

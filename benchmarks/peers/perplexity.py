@@ -1,4 +1,4 @@
-"""Perplexity of a model on a fixed text: by pyllm's runner, and beside it by llama.cpp and transformers.
+"""Perplexity of a model on a fixed text: as our runner computes it, and beside it llama.cpp and transformers.
 
 `python -m benchmarks.peers.perplexity [--peers FOLDER] [--transformers] [OPTION=VALUE ...]` prints one JSON object for
 each; options are the engine's, as in `dtype=float32`. Scored as `llama-perplexity` does: the text is cut into contexts
