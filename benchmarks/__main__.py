@@ -22,7 +22,7 @@ from benchmarks.peers import transformers_backend
 from benchmarks.record import Record
 from benchmarks.servers import added_core, bench_client, kv_tiers, recovery, startup, survival_overhead
 
-# What each part's figures are called, and what measures them.
+# The name of each part, and the function that measures its figures.
 PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     **scheduler.FIGURES,
     **memory.FIGURES,

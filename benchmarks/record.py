@@ -1,4 +1,4 @@
-"""What one benchmark prints."""
+"""The output of one benchmark."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class Record(TypedDict, total=False):
-    """A figure. What is not `value`, `unit` or `p99` (what the slowest steps cost) says for which case."""
+    """A figure: `value`, `unit` and `p99` (the cost of the slowest steps); the other fields describe the case."""
 
     name: str
     value: float

@@ -1,6 +1,6 @@
-"""The likeliest next tokens of beams over a model that is not there, drawn at random.
+"""Random likeliest next tokens of beams, without a model.
 
-The scheduler's beam search goes on by them, as it does by a model's. Knows nothing of blocks.
+The scheduler's beam search continues with them, as with a model's. Knows no blocks.
 """
 
 import math
@@ -11,14 +11,14 @@ from pyllm.wire.messages import Logprobs, Sampled
 
 
 class Candidates:
-    """Of each sampled token `2 * width` candidates, as a beam search of this width takes them."""
+    """Draws `2 * width` candidates for each sampled token, the number for a beam search of this width."""
 
     def __init__(self, width: int) -> None:
         self._number = 2 * width
         self._random = Random(0)
 
     def draw(self, sampled: Sampled) -> Logprobs:
-        """Columns for `Scheduler.commit`: of each token its own entry, then its candidates."""
+        """Columns for `Scheduler.commit`: for each token its own entry, then its candidates."""
         num_tokens = len(memoryview(sampled.tokens).cast("B")) // 4
         num_rows = len(memoryview(sampled.starts).cast("B")) // 4 - 1
         values = [value for _ in range(num_tokens) for value in self._draw_scores()]

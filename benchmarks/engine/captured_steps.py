@@ -1,7 +1,7 @@
 """The host's share of a step on a GPU, without one: Triton compiles, and a launch does nothing.
 
-In a process of its own (`python -m benchmarks.engine.captured_steps`), as it replaces Triton's driver. Left out are the
-calls of CUDA and cuBLAS: a launch, the copy of the plan, and one launch of the whole graph. Times are this thread's.
+It needs its own process (`python -m benchmarks.engine.captured_steps`), as it replaces Triton's driver. The calls of
+CUDA and cuBLAS are left out: a launch, the copy of the plan, and one launch of the graph. Times are this thread's.
 `with_products` adds the products of matrices, which torch computes here, and on a GPU only launches.
 """
 
@@ -107,12 +107,12 @@ def figures(folder: str) -> Iterator[Record]:
 
 
 def no_product(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-    """Memory for a product, which is all that the host gives a GPU's beside a call of cuBLAS."""
+    """Memory for a product: the host's only work for a product on a GPU, beside a call of cuBLAS."""
     return x.new_empty((x.shape[0], packed.data.shape[0])) if out is None else out
 
 
 def sample_by_ops(forward: ForwardPass, slots: Slots, sampler: TokenSampler, batch: Batch, hidden: Tensor) -> None:
-    """Head, sampling and what the slots keep, as a runner does it on a GPU without a graph."""
+    """Compute head, sampling and the slots' last tokens, like a runner on a GPU without a graph."""
     logits = forward.logits(hidden, batch.device.logits_rows)
     parameters = sampler.plain_rows(batch)
     assert logits is not None
@@ -123,14 +123,14 @@ def sample_by_ops(forward: ForwardPass, slots: Slots, sampler: TokenSampler, bat
 
 
 def seconds(forward: ForwardPass, batch: Batch) -> list[float]:
-    """Of each forward pass, after some that compile."""
+    """Seconds of each forward pass, after some that compile."""
     return timed(lambda: forward.hidden(batch))
 
 
 def timed(compute: Callable[[], object]) -> list[float]:
     times = []
     for _ in range(REPETITIONS + 10):
-        started = time.thread_time()  # All of it is computed: what else runs must not count.
+        started = time.thread_time()  # The pass only computes, and other processes must not count.
         compute()
         times.append(time.thread_time() - started)
     return times[10:]

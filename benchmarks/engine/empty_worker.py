@@ -1,6 +1,6 @@
 """A worker with an empty model: it reads every array of each plan and answers at once. No torch.
 
-What is measured over it is the control plane: scheduler, wire, executor, commit, client.
+Measurements with it are of the control plane: scheduler, wire, executor, commit, client.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from pyllm.supervision.parent_link import attach, await_configuration
 from pyllm.wire.messages import Control, Reply, Sampled, Step, WorkerInput
 from pyllm.wire.plan_layout import PLAN_SECTIONS, plan_offsets
 
-TOKEN = 7  # what every position samples
+TOKEN = 7  # the sampled token of every position
 
 
 def prepare() -> Callable[[Connection, int | None], None]:
-    """What a fork server calls in place of the real worker's."""
+    """Return the main function of forks; replaces the real worker's `prepare`."""
     return main
 
 
 def main(connection: Connection, host_memory: int | None = None) -> None:
-    """What each worker runs."""
+    """Run a worker."""
     serve(msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig), connection)
 
 

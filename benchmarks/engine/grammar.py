@@ -1,6 +1,6 @@
-"""What a grammar costs a row and token, over the embedded model's vocabulary: walks through JSON schemas of the tests.
+"""The cost of a grammar per row and token, over the embedded model's vocabulary, with JSON schemas of the tests.
 
-Where there is a choice any token is taken, so that strings are long and odd: dearer than what a model writes.
+Each token is a random allowed one, so that strings are long and odd, and cost more than a model's output.
 """
 
 import json
@@ -47,7 +47,7 @@ def run() -> Iterator[Record]:
 
 
 def _trials(config: TrialConfig, tokenizer: LLTokenizer, texts: list[str]) -> list[float]:
-    """Seconds that the same take where they are compiled in another process first, which is warm."""
+    """Seconds to compile the same grammars if another, warm process compiles them first."""
     trials, seconds = GrammarTrials(config), []
     trials.compile(tokenizer, texts[0])
     for text in texts:
@@ -59,7 +59,7 @@ def _trials(config: TrialConfig, tokenizer: LLTokenizer, texts: list[str]) -> li
 
 
 def _walk(grammars: Grammars, texts: list[str]) -> tuple[list[float], int, int]:
-    """Seconds from tokens to the next mask; how many tokens, and how many of them took no step of a model."""
+    """Seconds from tokens to the next mask; the number of tokens, and of tokens without a step of a model."""
     seconds, num_tokens, num_jumped = [], 0, 0
     for seed in range(ROUNDS):
         chance = random.Random(seed)
@@ -71,7 +71,7 @@ def _walk(grammars: Grammars, texts: list[str]) -> tuple[list[float], int, int]:
                 num_tokens += len(drawn)
                 num_jumped += len(drawn) - 1
                 began = time.perf_counter()
-                grammars._move(row, drawn)  # As the thread of the masks does it; to wake a thread takes as long again.
+                grammars._move(row, drawn)  # Like the mask thread; waking a thread would double the time.
                 seconds.append(time.perf_counter() - began)
     return seconds, num_tokens, num_jumped
 

@@ -48,7 +48,7 @@ def _round(block_bytes: int) -> tuple[float, float, float]:
 
 
 def _seconds(keys: Sequence[bytes], ask: Callable[[Sequence[bytes]], list[bool]]) -> float:
-    """Of this process's CPUs, for all keys."""
+    """CPU seconds of this process for all keys."""
     start = time.process_time()
     for first in range(0, len(keys), BATCH):
         if not all(ask(keys[first : first + BATCH])):

@@ -1,7 +1,6 @@
-"""What the paged KV cache holds, what sharing saves, and how many run at once: the real scheduler over no model.
+"""The use of the paged KV cache, the savings of sharing, and the sequences at once: the scheduler, without a model.
 
-Requests are as long as people's are, and always some of them wait, so that memory is what is short. Time is virtual:
-its unit is the step.
+Requests have realistic lengths, and some always wait, so that memory is the limit. Time is virtual, in steps.
 """
 
 import asyncio
@@ -154,11 +153,11 @@ class Simulation:
         self._to_come = deque(enumerate(mix))
 
     async def mean_of_all_steps(self, figure: Callable[[Plan], float]) -> float:
-        """Run to the end; the mean of a figure that each planned step gives."""
+        """Run to the end; return the mean of a figure over all planned steps."""
         return mean([figure(plan) async for plan in self._steps()])
 
     async def mean_while_some_come(self, figure: Callable[[Plan], float]) -> float:
-        """Run until no more come: the emptying at the end says nothing of memory."""
+        """Run until the last request is submitted; return the mean, without the end, in which memory becomes free."""
         figures = []
         async for plan in self._steps():
             if not self._to_come:
@@ -167,26 +166,26 @@ class Simulation:
         return mean(figures)
 
     def num_running(self, plan: Plan) -> float:
-        """Sequences that run."""
+        """The number of running sequences."""
         del plan
         return self.scheduler.stats()["num_running"]
 
     def slot_share(self, plan: Plan) -> float:
-        """Of the slots for tokens in all allocated blocks, those that hold one."""
+        """The share of used slots for tokens in all allocated blocks."""
         return int(self._lengths(plan).sum()) / (self.scheduler.stats()["num_used_blocks"] * self._block_size)
 
     def blocks_saved(self, plan: Plan) -> float:
-        """Of the blocks that the sequences would need if none were shared, those that they need not."""
+        """The share of blocks saved by sharing, of those that the sequences would need without it."""
         num_logical = int((-(-self._lengths(plan) // self._block_size)).sum())
         return 1 - self.scheduler.stats()["num_used_blocks"] / num_logical
 
     def _lengths(self, plan: Plan) -> npt.NDArray[Any]:
-        """Tokens in the KV cache of each sequence that runs. The budget is such that all of them are in every plan."""
+        """Tokens in the KV cache of each running sequence. The budget has room for all of them in every plan."""
         assert plan.num_rows == self.scheduler.stats()["num_running"]
         return section(plan, "sequence_lengths")
 
     async def _steps(self) -> AsyncIterator[Plan]:
-        """Each step, when it is planned and not yet committed."""
+        """Yield each step after it is planned and before it is committed."""
         self._fill_queue()
         while (plan := self.scheduler.schedule(self._executor.clock())) is not None:
             yield plan
@@ -197,7 +196,7 @@ class Simulation:
             self._fill_queue()
 
     def _fill_queue(self) -> None:
-        """Some wait at any time, and not all from the start: what is learned of lengths is of use to those later."""
+        """Keep some requests waiting, but not all from the start, as later ones benefit from observed lengths."""
         now = self._executor.clock()
         while self._to_come and self.scheduler.stats()["num_waiting"] < QUEUE:
             request, (prompt, outputs) = self._to_come.popleft()

@@ -1,7 +1,7 @@
 """The bubbles of a pipeline: the time that its stages wait while streams decode, with layers that take a fixed time.
 
-The core, its scheduler, the wire, and four real workers that hand on hidden states by gloo; a tiny random model, whose
-layers sleep. A bubble is all that a stage does beside its layers: `python -m benchmarks.engine.pipeline`.
+It has the core, its scheduler, the wire, and four real workers that send hidden states by gloo; a tiny random model,
+whose layers sleep. A bubble is a stage's time outside of its layers: `python -m benchmarks.engine.pipeline`.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ async def measure() -> list[list[Interval]]:
 
 
 class RecordingExecutor(ProcessExecutor):
-    """The real one; at its end it writes down what the layers of each stage noted."""
+    """The real executor; at its end it writes the recorded times of each stage's layers."""
 
     def __init__(self, config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         super().__init__(config, context)

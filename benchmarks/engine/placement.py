@@ -1,4 +1,4 @@
-"""What it costs to choose a core for a request, beside round robin. Through the Python entry point."""
+"""The cost of choosing a core for a request, beside round robin. Through the Python entry point."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -38,8 +38,8 @@ def make_prompt(number: int, tokens: int) -> bytes:
 
 
 def store(chooser: Chooser, prompts: Sequence[bytes], prefix_hash: str) -> bytes:
-    """Have every core tell that it has every block of the prompts: the walk is as long as it can be. Gives its load."""
-    # Equal caches tell equal changes.
+    """Make every core report every block of the prompts, so that look-ups are as long as possible; return the load."""
+    # Equal caches report equal changes.
     num_blocks = 2 * sum(map(len, prompts)) // (4 * BLOCK_SIZE)
     scheduler = make(len(prompts), num_blocks=num_blocks, prefix_hash=prefix_hash)
     for number, prompt in enumerate(prompts):

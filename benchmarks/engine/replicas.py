@@ -15,7 +15,7 @@ CHOOSERS: dict[str, Callable[[int], Chooser]] = {"prefix": ByPrefix, "round-robi
 PREFIXES = 200
 PREFIX_LENGTH = 1008
 BLOCKS = 6000
-# Streams of each tenant: a heavy one, and light ones that have more than their part all the same.
+# Streams of each tenant: a heavy one, and light ones, each of which still has more than its share of streams.
 TENANTS = (400, *[24] * 7)
 
 
@@ -30,7 +30,7 @@ def throughput() -> Iterator[Record]:
 
 
 def unequal_cores() -> Iterator[Record]:
-    """How long requests take, the slowest of 100, with three cores and one that takes twice as long."""
+    """The slowest of 100 requests, with three cores and one that takes twice as long."""
     for name, choose in CHOOSERS.items():
         simulation = make_streams(4, choose(4), slowness=2.0)
         simulation.run(until=45.0)
@@ -85,7 +85,7 @@ def serve_streams(num_cores: int, chooser: Chooser) -> float:
 
 
 def seconds_to_share() -> float:
-    """Seconds from when a third core is added to two busy ones until it gives nine tenths of a third of the tokens."""
+    """Seconds from the addition of a third core to two busy ones until it has nine tenths of a third of the tokens."""
     chooser = ByPrefix(2)
     simulation = make_streams(2, chooser)
     simulation.run(until=15.0)
@@ -101,7 +101,7 @@ def seconds_to_share() -> float:
 
 
 def make_streams(num_cores: int, chooser: Chooser, slowness: float = 1.0) -> Simulation:
-    """2,000 streams, each of which asks anew when it has its answer. The last core takes `slowness` times as long."""
+    """2,000 streams, each with a new request after each answer. The last core takes `slowness` times as long."""
     simulation = Simulation(num_cores, chooser, slots=SLOTS, num_blocks=1 << 14)
     simulation.cores[-1].slowness = slowness
     random = Random(0)
@@ -133,7 +133,7 @@ def serve_prefixes(num_cores: int, chooser: Chooser, *, num_blocks: int, slots: 
 
 
 def serve_conversations(num_cores: int, chooser: Chooser, *, num_blocks: int, slots: int) -> float:
-    """The same of conversations, in which each prompt goes on from the answer before."""
+    """The cached share of prompt tokens in conversations, in which each prompt continues the answer before."""
     simulation = Simulation(num_cores, chooser, slots=slots, num_blocks=num_blocks)
     random = Random(0)
 
@@ -155,9 +155,9 @@ def serve_conversations(num_cores: int, chooser: Chooser, *, num_blocks: int, sl
 
 
 def serve_tenants(num_cores: int, chooser: Chooser, streams: Sequence[int], seconds: float = 30.0) -> list[int]:
-    """Output tokens of each of several tenants with so many streams, whose prompts begin with a prefix of the tenant.
+    """Output tokens of each tenant, with `streams` streams each, whose prompts begin with a prefix of the tenant.
 
-    Each prefix draws its tenant to one core. By the work of all, whose queues are long, cores differ little, so that a
+    Each prefix attracts its tenant to one core. With long queues the total work on cores differs little, so that a
     light tenant stays there, beside others.
     """
     simulation = Simulation(num_cores, chooser, slots=16, num_blocks=2000, policy="fair")
@@ -180,12 +180,12 @@ def serve_tenants(num_cores: int, chooser: Chooser, streams: Sequence[int], seco
 
 
 def jain_index(served: Sequence[int]) -> float:
-    """Jain's index of fairness: 1 where all have the same, and 1 / n where one of n has it all."""
+    """Jain's index of fairness: 1 if all have the same, and 1 / n if one of n has everything."""
     return sum(served) ** 2 / (len(served) * sum(count**2 for count in served))
 
 
 def hit_rate(simulation: Simulation) -> float:
-    """After the caches have filled."""
+    """The hit rate after the caches have filled."""
     simulation.run(until=30.0)
     hits_before, queries_before = simulation.prefix_counts()
     simulation.run(until=90.0)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def build(name: str) -> str | None:
-    """Path of the example, built as a release; None, and a line on stderr, where there is no cargo."""
+    """Build an example for release and return its path; None, and a line on stderr, without cargo."""
     command = ["cargo", "build", "--release", "--locked", "--quiet", "--message-format=json"]
     command += ["--package", "pyllm-scheduler", "--example", name]
     try:
@@ -23,6 +23,6 @@ def build(name: str) -> str | None:
 
 
 def is_example(message: dict[str, object], name: str) -> bool:
-    """Whether this is cargo's word on the finished program."""
+    """Whether this is cargo's message about the finished program."""
     target = message.get("target")
     return bool(message.get("executable")) and isinstance(target, dict) and target["name"] == name

@@ -1,7 +1,7 @@
-"""One pass of sampling on the CPU, from the logits of a whole batch to its tokens; beside it what torch takes.
+"""One pass of sampling on the CPU, from the logits of a whole batch to its tokens, beside torch.
 
-Torch is given what it needs in its best form, tensors of penalties as large as the logits included, and samples as is
-customary: sort, cut, softmax, multinomial.
+Torch gets its inputs in the best form, also tensors of penalties as large as the logits, and samples in the usual way:
+sort, cut, softmax, multinomial.
 """
 
 import time
@@ -38,7 +38,7 @@ def run() -> Iterator[Record]:
 
 
 def figures() -> Iterator[Record]:
-    """Each of ours beside torch's, in turn."""
+    """Each figure of pyllm beside torch's, measured in turn."""
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0)) * 3
     uniforms = torch.rand(ROWS)
     plain, cut = parameters(0, 1.0), parameters(TOP_K, TOP_P)
@@ -75,7 +75,7 @@ def parameters(top_k: int, top_p: float) -> SamplingRows:
 
 
 def known_tokens() -> tuple[Callable[[], LogitsEdits], Callable[[Tensor, Tensor], Tensor]]:
-    """What makes the edits of all penalties, and what does the same with torch."""
+    """Two functions: one makes the edits of all penalties, the other does the same with torch."""
     presence, frequency, repetition = 0.5, 0.25, 1.1
     known = np.random.default_rng(0).zipf(1.2, (ROWS, PROMPT + OUTPUT)).astype(np.int64) % VOCABULARY
     states = LogitsStates(ROWS, VOCABULARY)
@@ -123,7 +123,7 @@ def torch_logprobs(logits: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """The least of several."""
+    """The least milliseconds of several calls."""
     call()
     times = []
     for _ in range(REPETITIONS):

@@ -1,4 +1,4 @@
-"""The scheduler alone, through its Python entry point: steps of decoding rows, admission, and what a queue costs."""
+"""The scheduler alone, through its Python entry point: steps of decoding rows, admission, and the cost of a queue."""
 
 import itertools
 import re
@@ -25,10 +25,10 @@ STEPS = 300
 MAX_TOKENS = STEPS + 256
 QUEUES = (100, 100_000)
 SWITCHES = 3
-# Of layers: one that reads everything, and the five more of Gemma 3 270M, which read a window.
+# Groups of layers: one with full attention, and the five more of Gemma 3 270M, with a window.
 GROUPS = (1, 6)
 WINDOW = 512
-# Number, tokens and blocks for one group: of the blocks that all prefixes take, all, a half and a third are there.
+# Number of prefixes, their tokens, and blocks for one group: all, a half and a third of the blocks of all prefixes.
 SHARED_PREFIXES = ((20, 2000, 4000), (20, 2000, 1500), (50, 1000, 1200))
 POLICIES = ("fcfs", "priority", "shortest", "fair")
 
@@ -98,10 +98,10 @@ FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
 def decode(rows: int, waiting: int = 0, policy: str = "fcfs", num_groups: int = 1) -> list[float]:
     """Seconds of each step with `rows` requests decoding, each with 1,024 tokens of context, the prefix cache on.
 
-    `waiting` more are behind them in the queue.
+    `waiting` more requests wait in the queue.
     """
     num_blocks = num_groups * rows * (CONTEXT + MAX_TOKENS + BLOCK_SIZE) // BLOCK_SIZE
-    # The watermark stays free, too.
+    # Add blocks for the watermark, which stays free.
     scheduler = make(rows, num_blocks + num_blocks // 20, policy=policy, kv_groups=kv_groups(num_groups))
     for request in range(rows):
         prompt = array("i", [request + 1, *range(CONTEXT - 1)]).tobytes()
@@ -110,18 +110,17 @@ def decode(rows: int, waiting: int = 0, policy: str = "fcfs", num_groups: int = 
         _, plan = timed_step(scheduler)
         if plan.num_rows == rows == plan.num_tokens:
             break
-    # Longer than what runs, so that no policy puts them in its place.
+    # Longer than the running requests, so that no policy preempts these for them.
     add_queue(scheduler, rows, waiting, least_outputs=MAX_TOKENS)
     return [seconds for seconds, _ in (timed_step(scheduler) for _ in range(STEPS))]
 
 
 def preempt(slots: int, waiting: int, policy: str) -> tuple[list[float], float]:
-    """Seconds of each step that preempts, and how many rows such steps have.
+    """Seconds of each step that preempts, and the rows of such steps.
 
-    The KV cache holds less than the slots need, and admission asks for room for the tokens of now alone, which is not
-    the engine's default: with that, next to nothing is preempted for want of blocks. Whoever ends
-    makes room for the next in the queue, which is kept at its length. Who was preempted is computed anew, so these
-    steps prefill, too.
+    The KV cache is smaller than the slots need, and admission asks for room for current tokens only, which is not the
+    engine's default: with that, almost nothing is preempted for lack of blocks. A request that ends makes room for the
+    next in the queue, which is kept at its length. Preempted requests are recomputed, so these steps prefill, too.
     """
     scheduler = make(slots, slots * 128 // BLOCK_SIZE, policy=policy, watermark=0.0, expected_growth=0.0)
     seconds: list[float] = []
@@ -154,7 +153,7 @@ def switch_policies(waiting: int) -> dict[str, list[float]]:
 
 
 def add_prompts(tokens: int) -> list[float]:
-    """Seconds to take in one prompt of `tokens` tokens, hashing included."""
+    """Seconds to add one prompt of `tokens` tokens, hashing included."""
     scheduler = make(256, num_blocks=1 << 20)
     seconds = []
     for request in range(200):
@@ -166,7 +165,7 @@ def add_prompts(tokens: int) -> list[float]:
 
 
 def admit_cached_prompts(tokens: int) -> list[float]:
-    """Seconds of the `schedule` that admits a prompt with all its blocks cached, but for the last token's."""
+    """Seconds of the `schedule` that admits a prompt with all blocks cached, except for the last token's."""
     scheduler = make(256, num_blocks=1 << 16)
     prompt = array("i", range(tokens)).tobytes()
     seconds = []
@@ -176,14 +175,14 @@ def admit_cached_prompts(tokens: int) -> list[float]:
         plan = scheduler.schedule(0.0)
         seconds.append(time.perf_counter() - begin)
         assert plan is not None
-        # The first fills the cache.
+        # The first request fills the cache.
         assert plan.num_tokens == (tokens if request == 0 else tokens - (tokens - 1) // BLOCK_SIZE * BLOCK_SIZE)
         scheduler.commit(plan.step, *answer(plan))
     return seconds[1:]
 
 
 def share_prefixes(number: int, length: int, num_blocks: int, num_groups: int) -> float:
-    """The share of prompt tokens that the prefix cache has, in a load whose prompts begin with one of some prefixes.
+    """The share of prompt tokens found in the prefix cache, for prompts that begin with one of some prefixes.
 
     Few prefixes are frequent and many rare (by Zipf's law), each prompt has 16 to 400 tokens of its own, and 100 tokens
     are generated. The cache has the same bytes for any number of groups.
@@ -206,7 +205,7 @@ def share_prefixes(number: int, length: int, num_blocks: int, num_groups: int) -
 
 
 def kv_groups(number: int) -> list[dict[str, int | None]]:
-    """A group that reads everything, and others with a window."""
+    """A group with full attention, and others with a window."""
     return [{"window": None}, *[{"window": WINDOW}] * (number - 1)]
 
 
@@ -234,7 +233,7 @@ def instructions(rows: int, num_groups: int) -> int | None:
 
 
 def make(rows: int, num_blocks: int, **settings: Any) -> Scheduler:
-    """A scheduler with the engine's own settings, but for those given."""
+    """A scheduler with the engine's default settings, except for those given."""
     return Scheduler(
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
@@ -247,7 +246,7 @@ def make(rows: int, num_blocks: int, **settings: Any) -> Scheduler:
 
 
 def add_queue(scheduler: Scheduler, first: int, number: int, least_outputs: int) -> None:
-    """Requests that come after all before them, of all priorities but the highest, tenants and lengths."""
+    """Add requests, after all others, of all priorities but the highest, and of all tenants and lengths."""
     tokens = array("i", range(CONTEXT)).tobytes()
     for request in range(first, first + number):
         scheduler.add(
@@ -263,7 +262,7 @@ def add_queue(scheduler: Scheduler, first: int, number: int, least_outputs: int)
 
 
 def timed_step(scheduler: Scheduler) -> tuple[float, Plan]:
-    """Plan, commit and take what is new. What a worker would do between is not counted."""
+    """Plan, commit and take the deltas; the time of a worker in between does not count."""
     begin = time.perf_counter()
     plan = scheduler.schedule(0.0)
     assert plan is not None
@@ -277,6 +276,6 @@ def timed_step(scheduler: Scheduler) -> tuple[float, Plan]:
 
 
 def answer(plan: Plan) -> tuple[bytes, bytes]:
-    """Starts and tokens, as a worker would send them: each position samples the same token."""
+    """Starts and tokens, as from a worker: each position samples the same token."""
     starts = section(plan, "sampled_starts")
     return starts.tobytes(), array("i", [7]).tobytes() * int(starts[-1])

@@ -1,6 +1,6 @@
-"""The executor without a model: a step takes what a cost model says, on a clock of its own, and nobody waits for it.
+"""An executor without a model: a cost model gives the time of a step, on a virtual clock, without waiting.
 
-Hand `executor.clock` to the `EngineCore` and it runs in virtual time. Does not know requests: a token is a function of
+Pass `executor.clock` to the `EngineCore` to run it in virtual time. Does not know requests: a token is a function of
 its uniform alone, so an answer depends on seed, position and sample, whatever the schedule.
 """
 
@@ -23,7 +23,7 @@ _DTYPES = {"i": "<i4", "f": "<f4", "B": "u1"}
 
 
 class VirtualClock:
-    """Seconds that pass when somebody says so."""
+    """A clock that only `advance` moves."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -32,13 +32,13 @@ class VirtualClock:
         return self._now
 
     def advance(self, until: float) -> None:
-        """Go forward to `until`; what is past already stays past."""
+        """Go forward to `until`; the clock never goes back."""
         self._now = max(self._now, until)
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step, linear in what it computes and reads."""
+    """Seconds of a step, linear in its computed and read tokens."""
 
     base: float  # of any step
     prefill_token: float  # of a token in a row of several
@@ -47,7 +47,7 @@ class StepCost:
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[Plan, float]]) -> "StepCost":
-        """The costs that explain measured (plan, seconds) best: least squares, none of them below zero.
+        """The costs that fit measured (plan, seconds) best: least squares, none of them below zero.
 
         Raises:
             ConfigError: fewer steps than costs.
@@ -67,7 +67,7 @@ class StepCost:
         return cls(*costs.tolist())
 
     def seconds(self, plan: Plan) -> float:
-        """What a plan takes."""
+        """The expected seconds of a plan."""
         _, prefill_tokens, decode_rows, context = _load(plan)
         rows = self.prefill_token * prefill_tokens + self.decode_row * decode_rows
         return self.base + rows + self.context * context
@@ -91,11 +91,11 @@ class SimulatedExecutor:
 
     @property
     def death(self) -> WorkerDeadError | None:
-        """Nothing dies here."""
+        """The death of the executor; always None."""
         return None
 
     async def start(self) -> None:
-        """Nothing has to be loaded."""
+        """Do nothing: there is no model to load."""
 
     def submit(self, plan: Plan, transfers: bytes = b"") -> Awaitable[Sampled]:
         self._busy_until = max(self._busy_until, self.clock()) + self._cost.seconds(plan)
@@ -105,10 +105,10 @@ class SimulatedExecutor:
         return _Answer(self.clock, self._busy_until, sampled)
 
     def kill(self, cause: Cause) -> None:
-        """Nobody has to be ended."""
+        """Do nothing: there is no process to end."""
 
     async def restart(self) -> None:
-        """As after `start`: no slot is known, and nothing is computed."""
+        """Return to the state after `start`: no slots and no steps in flight."""
         self._pooling.clear()
         self._busy_until = self.clock()
 
@@ -119,7 +119,7 @@ class SimulatedExecutor:
         return [self._methods[method]]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
     def _embeddings(self, plan: Plan, starts: npt.NDArray[np.int32]) -> Embeddings | None:
         self._pooling.difference_update(section(plan, "slot_copies")[1::2].tolist())
@@ -149,7 +149,7 @@ def section(plan: Plan, name: str) -> npt.NDArray[Any]:
 
 
 class _Answer:
-    """A step's tokens. It is then that the step ends when somebody awaits them."""
+    """A step's tokens; the step ends when they are awaited."""
 
     def __init__(self, clock: VirtualClock, ready_at: float, sampled: Sampled) -> None:
         self._clock = clock
@@ -157,13 +157,13 @@ class _Answer:
         self._sampled = sampled
 
     def __await__(self) -> Generator[None, None, Sampled]:
-        yield  # to the event loop, so that clients are heard between two steps
+        yield  # to the event loop, so that clients' messages are handled between two steps
         self._clock.advance(self._ready_at)
         return self._sampled
 
 
 def _load(plan: Plan) -> tuple[float, float, float, float]:
-    """What each of the costs is multiplied by."""
+    """The factor of each cost for a plan."""
     lengths = np.diff(section(plan, "query_starts"))
     decode_rows = int(np.count_nonzero(lengths == 1))
     context = int(section(plan, "sequence_lengths").sum(dtype=np.int64))

@@ -1,6 +1,6 @@
-"""Several cores in one process on one event-ordered clock: real schedulers, steps that take what a cost model says.
+"""Several cores in one process on one event-ordered clock: real schedulers, with step times from a cost model.
 
-Requests are placed as a client does it: by load reports that are a step and a delay old. Knows no scenario.
+Requests are placed as by a client: by load reports that are a step and a delay old. Knows no scenario.
 """
 
 import heapq
@@ -19,13 +19,13 @@ from pyllm._rust import Placement, Plan, Scheduler
 
 BLOCK_SIZE = 16
 REPORT_DELAY = 0.02  # seconds
-# About what an 8B model takes on one large GPU.
+# About the costs of an 8B model on one large GPU.
 COST = StepCost(base=0.008, prefill_token=40e-6, decode_row=20e-6, context=0.5e-6)
 
 
 @dataclass
 class SimulatedRequest:
-    """What a stream asks for."""
+    """One request of a stream."""
 
     prompt: bytes  # int32
     max_tokens: int
@@ -34,7 +34,7 @@ class SimulatedRequest:
 
 
 class Chooser(Protocol):
-    """Which of the cores gets a request."""
+    """Chooses a core for each request."""
 
     def place(self, request_id: int, request: SimulatedRequest) -> int: ...
     def ended(self, request_id: int) -> None: ...
@@ -42,7 +42,7 @@ class Chooser(Protocol):
 
 
 class RoundRobin:
-    """One after another."""
+    """Chooses cores in turn."""
 
     def __init__(self, num_cores: int) -> None:
         self._cores = itertools.cycle(range(num_cores))
@@ -52,10 +52,10 @@ class RoundRobin:
         return next(self._cores)
 
     def ended(self, request_id: int) -> None:
-        """It does not matter."""
+        """Do nothing."""
 
     def update_core(self, core: int, last_request: int, changes: bytes, load: bytes) -> None:
-        """Nor does this."""
+        """Do nothing."""
 
 
 class ByPrefix:
@@ -70,14 +70,14 @@ class ByPrefix:
         self._ignores_tenants = ignores_tenants
 
     def add_core(self) -> None:
-        """One more."""
+        """Add a core."""
         self.cores.append(len(self.cores))
         self._placement.add_core(self.cores[-1])
 
     def update_core(self, core: int, last_request: int, changes: bytes, load: bytes) -> None:
-        """What a core has told."""
+        """Apply a core's load report."""
         if self._ignores_tenants:
-            # The first byte says whether the core shares by tenant. Blocks go by tenant still, so that they are found.
+            # The first byte tells whether the core shares by tenant. Blocks keep their tenants, so that they are found.
             load = bytes(1) + load[1:]
         self._placement.update_core(core, last_request, changes, load)
 
@@ -102,7 +102,7 @@ class Core:
     number: int = -1  # of its changes
     last_request: int = -1
     is_computing: bool = False
-    tokens: Counter[float] = field(default_factory=Counter)  # that came out, by the time
+    tokens: Counter[float] = field(default_factory=Counter)  # output tokens by time
 
     def num_tokens(self, since: float) -> int:
         """Output tokens after `since`."""
@@ -125,11 +125,11 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, seconds: float, call: Callable[[], None]) -> None:
-        """Have `call` made so many seconds from now."""
+        """Schedule `call` for `seconds` from now."""
         heapq.heappush(self._events, (self.now + seconds, next(self._serial), call))
 
     def submit(self, request: SimulatedRequest, ended: Callable[[], None]) -> None:
-        """Place a request; `ended` is called when its client has heard its end."""
+        """Place a request; `ended` is called when its client has received its end."""
         request_id = next(self._next)
         number = self._chooser.place(request_id, request)
         core = self.cores[number]
@@ -147,11 +147,11 @@ class Simulation:
         self._begin(number)
 
     def add_core(self) -> None:
-        """One more, which the chooser knows already."""
+        """Add a core that the chooser already has."""
         self.cores.append(Core(self._make()))
 
     def run(self, until: float) -> None:
-        """Let time pass."""
+        """Run the simulation until this time."""
         while self._events and self._events[0][0] <= until:
             self.now, _, call = heapq.heappop(self._events)
             call()
@@ -162,7 +162,7 @@ class Simulation:
         return sum(core.num_tokens(since) for core in self.cores) / (self.now - since)
 
     def prefix_counts(self) -> tuple[int, int]:
-        """Prompt tokens found in the caches, and all that were looked up, so far."""
+        """Prompt tokens found in the caches so far, and all prompt tokens looked up."""
         stats = [core.scheduler.stats() for core in self.cores]
         return sum(one["prefix_hits"] for one in stats), sum(one["prefix_queries"] for one in stats)
 
@@ -192,7 +192,7 @@ class Simulation:
             call()
 
     def _take(self, core: Core) -> list[int]:
-        """Count what is new; the requests that have ended."""
+        """Count new tokens; return the requests that have ended."""
         columns = core.scheduler.take_deltas(0)
         if columns is None:
             return []

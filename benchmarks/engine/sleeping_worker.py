@@ -1,6 +1,6 @@
-"""The real worker, each of whose layers sleeps for a fixed time before its attention, as if it computed so long.
+"""The real worker, with layers that sleep for a fixed time before their attention, to simulate computation.
 
-It notes when each layer began and ended its sleep.
+It records when each layer began and ended its sleep.
 """
 
 import time
@@ -28,20 +28,20 @@ TIMES = "layer_times"  # the name of the call that asks for them
 
 
 def prepare() -> Callable[[Connection, int | None], NoReturn]:
-    """What a fork server calls in place of the real worker's."""
+    """Return the main function of forks; replaces the real worker's `prepare`."""
     worker_process.prepare()
     return main
 
 
 def main(connection: Connection, host_memory: int | None = None) -> NoReturn:
-    """What each worker runs."""
+    """Run a worker."""
     config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
     parent = attach(connection, f"pyllm::worker-{config.core_index}-{config.rank}")
     line_writer.end_process(parent.run(lambda: _work(config, parent)))
 
 
 class SleepingRunner:
-    """A runner whose layers sleep once the cache is allocated; a hook of its attention, as well."""
+    """A runner whose layers sleep once the cache is allocated; also the hook of its attention."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -49,7 +49,7 @@ class SleepingRunner:
         self.begin: Callable[[Step, bytes], Pending] = runner.begin
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
-        """As the runner, and `TIMES`: when each layer began and ended, by `time.monotonic`."""
+        """Call the runner; `TIMES` returns when each layer began and ended, by `time.monotonic`."""
         if method == TIMES:
             return self._times
         answer = self._runner.call(method, args)

@@ -46,7 +46,7 @@ Choice = tuple[str, int]  # the kind of selector, and its top_k
 
 
 class AttentionMass:
-    """A `KVSelector` under which all rows stay dense, and which notes what others would have read of the attention.
+    """A `KVSelector` that keeps all rows dense, and records the share of attention that other selectors would read.
 
     `shares` has, for each of `selectors`, a number for each layer, row and head: the weights of the positions in the
     chosen blocks.
@@ -81,10 +81,10 @@ class AttentionMass:
         return metadata
 
     def attention_finished(self, layer: int, output: Tensor) -> None:
-        """It has been seen before."""
+        """Do nothing."""
 
     def execute_finished(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def _note(
         self,
@@ -111,15 +111,15 @@ class AttentionMass:
 
 
 class Bench:
-    """A runner with a prompt in its cache, whose following tokens are computed again and again.
+    """A runner with a prompt in its cache, whose next tokens are computed repeatedly.
 
-    With `is_random` the prompt is not computed, and the cache is full of random numbers: how fast the next tokens are
-    depends on how much they read, and not on what it is.
+    With `is_random` the prompt is not computed, and the cache has random numbers: the speed of the next tokens depends
+    on the amount of data that they read, and not on its values.
     """
 
     def __init__(self, model: str, context: int, *, is_random: bool = False) -> None:
         options = {"model": model, "device": "cpu", "max_num_seqs": 1, "max_num_batched_tokens": CHUNK}
-        # All of the work is this thread's then: what else runs does not count.
+        # With one thread all work is this thread's, so that its clock excludes other processes.
         engine, checkpoint = resolve_config(engine_config(options | {"num_threads": 1}))
         set_threads(engine)
         assert engine.model.max_model_len is not None, "resolved above"
@@ -153,7 +153,7 @@ class Bench:
         return TopKSelector(kernels, self._cache, layers, KINDS[kind], budget, max_rows=CHUNK + 1, group=group)
 
     def use(self, selector: KVSelector | None) -> None:
-        """Attend as it chooses from now on; None: to everything."""
+        """Use a selector from now on; None: dense attention."""
         runner = self.runner
         runner._selector, runner._forward = selector, self._dense
         if selector is not None:
@@ -162,7 +162,7 @@ class Bench:
                 runner._forward.capture_step()
 
     def perplexity(self) -> float:
-        """Of the tokens after the prompt, each of which attends as it does at decode."""
+        """The perplexity of the tokens after the prompt, each of which attends as at decode."""
         self._planner.lengths[0] = self.context
         hidden = self._run(self._tokens[self.context : -1])
         targets = torch.tensor(self._tokens[self.context + 1 :])
@@ -174,13 +174,13 @@ class Bench:
         return math.exp(total / len(targets))
 
     def observe(self, mass: AttentionMass) -> None:
-        """Compute a few tokens for it, the last ones: those before are in the cache."""
+        """Compute the last few tokens with it; those before are in the cache."""
         self.use(mass)
         self._planner.lengths[0] = self.context + SCORED_TOKENS - OBSERVED_TOKENS
         self._run(self._tokens[-OBSERVED_TOKENS - 1 : -1])
 
     def times(self, num_steps: int) -> list[float]:
-        """Processor seconds of steps that decode a token each, after one that makes summaries."""
+        """Processor seconds of steps that decode a token each, after one that computes summaries."""
         self._planner.lengths[0] = self.context
         seconds = []
         for _ in range(num_steps + 1):
@@ -192,15 +192,15 @@ class Bench:
 
     @torch.inference_mode()
     def _fill(self) -> None:
-        """Random numbers in all blocks, and the prompt's tables."""
-        self._cache.memory.normal_()  # Zeros that were never written would be one page, which stays in the caches.
+        """Fill all blocks with random numbers, and set the prompt's tables."""
+        self._cache.memory.normal_()  # Unwritten zeros would share one page, which stays in the CPU's caches.
         for start in range(0, self.context, CHUNK):
             step, frame = self._planner.step(Row(0, self._tokens[start : min(start + CHUNK, self.context)]))
             self.runner._slots.apply(self.runner._plans.load(step.counts, frame))
 
     @torch.inference_mode()
     def _run(self, tokens: list[int]) -> Tensor:
-        """Hidden states of tokens that come next, in steps of `CHUNK`."""
+        """Hidden states of the next tokens, computed in steps of `CHUNK`."""
         parts, forward = [], self.runner.forward
         self.runner.forward = lambda batch: parts.append(forward(batch).clone()) or parts[-1]  # type: ignore
         try:
@@ -212,7 +212,7 @@ class Bench:
 
 
 def run() -> Iterator[Record]:
-    """Of the embedded model."""
+    """The figures of the embedded model."""
     yield from figures("", CONTEXT)
 
 
@@ -224,7 +224,7 @@ def figures(model: str, context: int, *, only_speed: bool = False) -> Iterator[R
 
 
 def quality(bench: Bench) -> Iterator[Record]:
-    """How much of the attention is read, and what that does to perplexity."""
+    """The share of attention that is read, and its effect on perplexity."""
     case: Record = {"model": bench.model, "context": bench.context}
     choices = [(kind, top_k) for kind in KINDS for top_k in TOP_K]
     mass = AttentionMass({choice: bench.selector(choice) for choice in choices}, bench._cache)
@@ -242,10 +242,10 @@ def quality(bench: Bench) -> Iterator[Record]:
 
 
 def speed(bench: Bench) -> Iterator[Record]:
-    """Tokens of one stream in a second of a processor."""
+    """Tokens of one stream per processor second."""
     case: Record = {"model": bench.model, "context": bench.context}
     choices = [(kind, top_k) for kind in KINDS for top_k in TOP_K]
-    # In turns, so that what else runs on the machine meets all of them.
+    # In turns, so that other load on the machine affects all of them.
     chosen: dict[Choice, KVSelector | None] = {("dense", 0): None}
     chosen |= {choice: bench.selector(choice) for choice in choices}
     seconds: dict[Choice, list[float]] = {choice: [] for choice in chosen}

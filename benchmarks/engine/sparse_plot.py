@@ -22,7 +22,7 @@ STYLES = {"quest": "o-", "mean": "s--"}
 
 
 def draw(records: list[Record], to: Path) -> None:
-    """The same records give the same file."""
+    """Draw the plot; the same records give the same file."""
     with mpl.rc_context({"svg.hashsalt": "pyllm", "font.size": 8}):
         figure = Figure(figsize=(10, 3.2), layout="constrained")
         first, *others = figure.subplots(1, 3)

@@ -1,4 +1,4 @@
-"""An EngineCore in a process of its own, with an executor of the caller's choice; all else is the server's own code."""
+"""An EngineCore in its own process, with an executor of the caller's choice; the rest is the server's own code."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from pyllm.core.executors.executor import Executor
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import attach
 
-# Called in that process; something that can be pickled.
+# Called in that process; must be picklable.
 MakeExecutor = Callable[[CoreConfig, zmq.Context[zmq.Socket[bytes]]], Executor]
 
 
 def configure(folder: str, engine: EngineConfig, checkpoint: Checkpoint) -> CoreConfig:
-    """A core with its sockets, and that of the fork server if its executor asks one, in a private folder."""
+    """A core with its sockets, and that of the fork server if its executor needs one, in a private folder."""
     return CoreConfig(
         engine=engine,
         checkpoint=checkpoint,

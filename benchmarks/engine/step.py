@@ -1,4 +1,4 @@
-"""The whole control plane over an empty model: core, one worker and one client, each in a process of its own."""
+"""The whole control plane over an empty model: core, one worker and one client, each in its own process."""
 
 import asyncio
 import tempfile
@@ -59,7 +59,7 @@ async def measure() -> list[float]:
 
 async def drain(client: EngineClient) -> None:
     """Submit all rows, and take their tokens until they end."""
-    # Made beforehand: the core would finish the first requests while the last prompts are still being drawn.
+    # Make prompts first: the core would otherwise end the first requests while the last prompts are being drawn.
     random = Random(0)
     prompts = [array("i", random.choices(range(1000), k=CONTEXT)).tobytes() for _ in range(ROWS)]
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
@@ -70,7 +70,7 @@ async def drain(client: EngineClient) -> None:
 
 
 class CountingSink:
-    """The least that a client can do with its tokens."""
+    """A sink that does the least possible with tokens."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,7 +86,7 @@ class CountingSink:
 
 
 class TimedExecutor:
-    """The real executor. With one step in flight a step is submitted right after the commit of the one before."""
+    """The real executor, timed. With one step in flight a step is submitted right after the commit before it."""
 
     def __init__(self, executor: ProcessExecutor, folder: str) -> None:
         self._executor = executor
@@ -117,7 +117,7 @@ def timed_executor(config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]]) 
 
 
 def core_config(folder: str, ranks: int = 1) -> CoreConfig:
-    """What the core of an empty model is told."""
+    """The configuration of a core with an empty model."""
     engine = engine_config(
         {
             "max_num_seqs": ROWS,

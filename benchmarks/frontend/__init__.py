@@ -1,1 +1,1 @@
-"""What stands before the core: the API process over a core that samples at a fixed rate, and texts in and out of it."""
+"""The frontend: the API process over a core that samples at a fixed rate, and texts in and out of it."""

@@ -1,4 +1,4 @@
-"""An API process over a paced core, each a process of its own, for what measures the path around the model."""
+"""An API process over a paced core, each in its own process, to measure the path around the model."""
 
 import tempfile
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 
 
 class ApiProcess(NamedTuple):
-    """A running one: where it listens, and what it costs."""
+    """A running API process: its port, and its CPU time and memory."""
 
     process: ChildProcess
     port: int
@@ -28,7 +28,7 @@ class ApiProcess(NamedTuple):
         return times.user + times.system
 
     def memory(self) -> int:
-        """Bytes that it alone holds, and its share of what it does not hold alone (PSS)."""
+        """Its proportional set size (PSS) in bytes."""
         memory: int = psutil.Process(self.process.pid).memory_full_info().pss
         return memory
 
@@ -37,7 +37,7 @@ class ApiProcess(NamedTuple):
 async def core_process(
     rows: int, interval: float, max_model_len: int = paced_core.MAX_MODEL_LEN
 ) -> AsyncIterator[CoreConfig]:
-    """A core for `rows` sequences of such a length, with a step every `interval` seconds."""
+    """A core for `rows` sequences of up to `max_model_len` tokens, with a step every `interval` seconds."""
     with tempfile.TemporaryDirectory() as folder:
         config = paced_core.config(folder, rows, max_model_len)
         core = paced_core.start(config, interval)

@@ -1,6 +1,6 @@
-"""What prompts cost to encode: for the first time, again, and where a conversation goes on; alone and together.
+"""The time to encode prompts: for the first time, again, and in a continued conversation; alone and together.
 
-Each figure is the median of some runs, each with texts of its own, until the ids are there: threads included.
+Each figure is the median of some runs with different texts, until the ids are ready, including threads.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def _single(prompts: PromptEncoder, length: int) -> list[Record]:
 
 
 async def _batch(prompts: PromptEncoder) -> list[Record]:
-    """Requests that come together; microseconds for each."""
+    """Concurrent requests; microseconds for each."""
     length = LENGTHS[1]
     first: list[float] = []
     again: list[float] = []
@@ -58,7 +58,7 @@ async def _batch(prompts: PromptEncoder) -> list[Record]:
 
 
 async def _conversation(prompts: PromptEncoder) -> list[Record]:
-    """A question and its answer more each time, until the context of the longest text is full."""
+    """A conversation that grows by a question and its answer each time, up to the length of the longest text."""
     length = LENGTHS[-1] // 10
     seconds = []
     for seed in range(RUNS):

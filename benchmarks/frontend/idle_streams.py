@@ -34,7 +34,7 @@ async def _kilobytes_each() -> float:
 
 
 async def _open(readers: "list[_Reader]", number: int, port: int) -> None:
-    """Open streams until there are so many, and wait until each has had a token."""
+    """Open streams up to a number, and wait until each has had a token."""
     loop = asyncio.get_running_loop()
     while len(readers) < number:
         _, reader = await loop.create_connection(_Reader, HOST, port)
@@ -45,7 +45,7 @@ async def _open(readers: "list[_Reader]", number: int, port: int) -> None:
 
 
 class _Reader(asyncio.Protocol):
-    """A stream that takes its tokens and does not end by itself."""
+    """A stream that reads its tokens and does not end by itself."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()

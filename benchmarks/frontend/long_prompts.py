@@ -1,7 +1,7 @@
-"""How long a prompt of 100,000 tokens keeps other streams waiting.
+"""The delay of other streams by a prompt of 100,000 tokens.
 
-Streams, long prompts, API process and core have a process each. While a long prompt is being answered, the longest
-pause of any stream is noted; beside it, the longest in a time as long without one, which is the machine's doing.
+Streams, long prompts, API process and core have a process each. The figure is the longest pause of any stream while a
+long prompt is being answered; beside it, the longest in an equal time without one, which the machine causes.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ KINDS = ("text", "token ids", "conversation", "the same text again")
 
 
 class Span(NamedTuple):
-    """When something was asked and answered, by the clock that all processes share."""
+    """The times of a request and its answer, by the clock that all processes share."""
 
     begin: float
     end: float
@@ -74,7 +74,7 @@ async def _delays(kind: str) -> Record:
 
 
 def _longest(readers: "list[_Reader]", span: Span) -> float:
-    """Milliseconds that the latest token in this time came later than one interval after the one before."""
+    """The longest delay of a token in this span, in milliseconds beyond one interval after the token before."""
     pauses = [
         after - before
         for reader in readers
@@ -85,7 +85,7 @@ def _longest(readers: "list[_Reader]", span: Span) -> float:
 
 
 class _Reader(asyncio.Protocol):
-    """Notes when the tokens of an endless stream came."""
+    """Records the arrival times of an endless stream's tokens."""
 
     def __init__(self, port: int) -> None:
         self.times: list[float] = []
@@ -112,7 +112,7 @@ class _Reader(asyncio.Protocol):
 
 
 def _ask(port: int, kind: str, number: int) -> Span:
-    """Send a long prompt in a process of its own, and read the answer."""
+    """Send a long prompt from its own process, and read the answer."""
     words = Random(0 if kind == "the same text again" else number).choices(WORDS, k=PROMPT_TOKENS)
     options = {"max_tokens": 1, "ignore_eos": True}
     if kind == "conversation":

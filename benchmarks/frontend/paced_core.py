@@ -1,6 +1,6 @@
-"""A core without a model that samples one token a row at a fixed rate, in a process of its own, and its API process.
+"""A core without a model that samples one token a row at a fixed rate, in its own process, and its API process.
 
-What is measured in front of it is the path of a token from the core's socket on.
+Measurements with it are of the path of a token from the core's socket on.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ class PacedExecutor:
 
 
 def config(folder: str, rows: int, max_model_len: int = MAX_MODEL_LEN) -> CoreConfig:
-    """A core with the embedded model's vocabulary, a row and room in the cache for each of `rows` sequences.
+    """A core with the embedded model's vocabulary, and a slot and KV cache for each of `rows` sequences.
 
-    The context may be longer than that model's.
+    The context may be longer than the model's.
     """
     engine, checkpoint = resolve_config(
         engine_config(

@@ -1,7 +1,7 @@
-"""The time to put a conversation of 200 messages into the form that a chat template takes.
+"""The time to convert a conversation of 200 messages to the form for a chat template.
 
-`without` is the same for a template that takes any. A template is the traits that it lacks, as `template_traits` finds
-them for models' own. Each figure is the best of some runs, since whatever else the machine does only adds to it.
+`without` is the time for a template that accepts any form. A template is given by the traits that it lacks, as
+`template_traits` finds them for models. Each figure is the best of some runs, since other load only adds to it.
 """
 
 import timeit
@@ -56,6 +56,6 @@ def _conversation(calls_a_turn: int) -> list[Message]:
 
 
 def _best(messages: list[Message], traits: TemplateTraits) -> float:
-    """Microseconds."""
+    """The least microseconds of several runs."""
     times = timeit.repeat(lambda: shaped(messages, None, traits), number=CALLS_A_RUN, repeat=RUNS)
     return min(times) / CALLS_A_RUN * 1e6

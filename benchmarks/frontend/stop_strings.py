@@ -1,8 +1,8 @@
-"""What stop strings cost a token, from token ids to text, and what they cost a request.
+"""The cost of stop strings per token, from token ids to text, and per request.
 
-`names` begin with a line break, as those of roles and speakers do. `phrases` begin with words of the text, so that
-something is held back at nearly every token. None is ever complete. Beside each figure is what it costs to look for
-every string at every place.
+`names` begin with a line break, like those of roles and speakers. `phrases` begin with words of the text, so that text
+is held back at nearly every token. No match is ever complete. Beside each figure is the cost of a search for every
+string at every position.
 """
 
 import time
@@ -19,12 +19,12 @@ from pyllm.wire.messages import FinishCode
 
 NUMBERS = (1, 4, 64, MAX_STOP_STRINGS)
 NUM_TOKENS = 10_000
-MAX_CHARACTERS = 1 << 22  # to look at in the plainest way: all strings at all tokens
+MAX_CHARACTERS = 1 << 22  # to search in the plain way: all strings at all tokens
 REPETITIONS = 5
 
 
 class PlainStopStrings:
-    """The same as `StopStrings` by looking for every string at every place."""
+    """The results of `StopStrings` by a search for every string at every position."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
@@ -50,7 +50,7 @@ class PlainStopStrings:
 
 
 class Words:
-    """A text decoder of tokens that are words, with a space before each and a line break after some."""
+    """A decoder for tokens that are words, with a space before each and a line break after some."""
 
     def __init__(self) -> None:
         self._pieces = [f" {word}" for word in WORDS] + ["\n", "."]
@@ -77,7 +77,7 @@ def per_token() -> Iterator[Record]:
 
 
 def per_request() -> Iterator[Record]:
-    """The last two have as many characters as they may, of a small alphabet and of a large one."""
+    """Figures per request; the last two have the most characters allowed, of a small and of a large alphabet."""
     cases = [("phrases", phrases(number)) for number in NUMBERS]
     length = MAX_STOP_CHARACTERS // MAX_STOP_STRINGS
     for kind, first, last in (("ASCII", 0x20, 0x7E), ("Chinese", 0x4E00, 0x9FFF)):
@@ -109,7 +109,7 @@ def feed(stop_strings: StopStrings | PlainStopStrings, num_tokens: int) -> None:
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """The least of several."""
+    """The least microseconds of several calls."""
     times = []
     for _ in range(REPETITIONS):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Many HTTP clients in one process: each reads one stream of events to its end, and looks at little of it."""
+"""Many HTTP clients in one process: each reads one stream of events to its end, and parses little of it."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ import uvloop
 
 
 class Load(NamedTuple):
-    """`streams` connections at once, each with the request `body`, whose usage at the end is to be `num_tokens`."""
+    """`streams` connections at once, each with the request `body`; the usage at the end must be `num_tokens`."""
 
     host: str
     port: int
@@ -20,10 +20,10 @@ class Load(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Events that have come, and streams that did not end as they should, so far.
+    """The events so far, and the streams that ended wrongly.
 
-    `pause_p99` is the 99th percentile of the seconds between what came for a stream and what came next, while all
-    streams flowed; 0 before that is known.
+    `pause_p99` is the 99th percentile of the seconds between two reads of a stream, while all streams flowed; 0 before
+    that is known.
     """
 
     events: int
@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
 
 def main(load: Load, connection: Connection) -> None:
-    """Entry point of the process. Sends three `Progress`: all streams flow, the first has ended, all have ended."""
+    """Run the process. Sends a `Progress` three times: all streams flow, the first has ended, all have ended."""
     uvloop.run(_read(load, connection))
 
 
@@ -81,7 +81,7 @@ class _Readers:
 
 
 class _Reader(asyncio.Protocol):
-    """`tail` is the last that came: enough for the end of a stream to be in it."""
+    """Reads one stream; `tail` has its last bytes, enough for the end of the stream."""
 
     def __init__(self, readers: _Readers) -> None:
         self._readers = readers

@@ -1,9 +1,8 @@
 """Tokens per CPU-second of the API process and of an `EngineClient`, over a core without a model.
 
-The core, the readers and what is measured have a process each. CPU time counts from when all streams flow until the
-first has ended, on all threads; what the requests themselves cost is a figure of its own. Each figure is the best of
-some runs: whatever else runs on the machine takes its caches. A token's delay is how much later than a step's time
-after the one before it comes.
+The core, the readers and the measured process are separate. CPU time counts on all threads, from the start of all
+streams until the first has ended; the cost of requests is a separate figure. Each figure is the best of some runs, as
+other processes use the machine's caches. A token's delay is its time after the token before, minus a step's time.
 """
 
 import asyncio
@@ -25,12 +24,12 @@ from pyllm.client.client import EngineClient
 from pyllm.client.token_reader import TokenDelta
 
 RUNS = 3
-EVENTS_WITHOUT_TOKENS = 3  # of a stream: the role, the usage, [DONE]
+EVENTS_WITHOUT_TOKENS = 3  # in each stream: the role, the usage, [DONE]
 CLIENT_ROWS = 256
 
 
 class Case(NamedTuple):
-    """So many streams, a step every `interval` seconds, and how many tokens a stream has."""
+    """The number of streams, a step every `interval` seconds, and the tokens of a stream."""
 
     streams: int
     interval: float
@@ -90,7 +89,7 @@ FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
 
 
 class Run(NamedTuple):
-    """What the readers told of one run, and the API process's CPU time: while all streams flowed, and in all."""
+    """The readers' results of one run, and the API process's CPU time: while all streams flowed, and in total."""
 
     flowing: Progress
     ending: Progress
@@ -132,7 +131,7 @@ def _receive(connection: Connection) -> Progress:
 
 
 class ClientRun(NamedTuple):
-    """What an `EngineClient` in this process took, and its CPU time for it."""
+    """The tokens that an `EngineClient` in this process received, and its CPU time for them."""
 
     tokens: int
     deltas: int
@@ -166,7 +165,7 @@ class _Count:
 
 
 class _CountingSink:
-    """The least that one can do with tokens."""
+    """A sink that does the least possible with tokens."""
 
     def __init__(self, count: _Count) -> None:
         self._count = count
@@ -185,5 +184,5 @@ class _CountingSink:
             count.first_ended.set_result(None)
 
     def error(self, error: Exception) -> None:
-        if not self._count.first_ended.done():  # What is left is ended by closing the client.
+        if not self._count.first_ended.done():  # Closing the client ends the others.
             self._count.first_ended.set_exception(error)

@@ -1,7 +1,7 @@
-"""What fields without effect cost: reading a body, the second look at it, and the header that names them.
+"""The cost of fields without effect: reading a body, the second pass over it, and the header that names them.
 
-`without` is the same for the body without them, also with the second look; `of_look` is that look and the header alone.
-Each figure is the best of some runs, taken in turn, since whatever else the machine does only adds to it.
+`without` is the cost for the body without them, also with the second pass; `of_look` is that pass and the header alone.
+Each figure is the best of some runs, taken in turn, since other load only adds to it.
 """
 
 import time

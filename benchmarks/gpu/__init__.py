@@ -1,1 +1,1 @@
-"""Kernels and served models on a CUDA card: right, and how fast. `python -m benchmarks.gpu`; README.md says more."""
+"""Kernels and served models on a CUDA card: correctness and speed. `python -m benchmarks.gpu`; see README.md."""

@@ -1,6 +1,6 @@
-"""All-reduces between cards, by size: by NCCL, in one launch, and in rank order as `--batch-invariant` adds.
+"""All-reduces between cards, by size: with NCCL, in one launch, and in rank order as with `--batch-invariant`.
 
-They say where `pyllm.workers.layers.one_shot_all_reduce` should hand over to NCCL. Knows no model.
+They show the size from which `pyllm.workers.layers.one_shot_all_reduce` should leave tensors to NCCL. Knows no model.
 """
 
 import multiprocessing
@@ -26,7 +26,7 @@ BYTES = tuple(kib << 10 for kib in (8, 32, 128, 256, 512, 1024, 4096, 16384))
 
 
 def all_reduces(num_cards: int) -> Iterator[Figure]:
-    """A figure for each size and number of ranks that there are cards for."""
+    """A figure for each size and each number of ranks up to the number of cards."""
     if num_cards < RANKS[0]:
         yield {"name": NAME, "value": "not measured", "why": f"it takes {RANKS[0]} cards, and torch sees {num_cards}"}
     for ranks in RANKS:
@@ -35,7 +35,7 @@ def all_reduces(num_cards: int) -> Iterator[Figure]:
 
 
 def by_size(groups: dict[str, RankGroup], timer: Timer, device: torch.device, sizes: Sequence[int]) -> Iterator[Figure]:
-    """The microseconds of each group's sum; every rank must call this. The group named `in_rank_order` is right."""
+    """The microseconds of each group's sum; every rank must call this. The group `in_rank_order` is the reference."""
     for size in sizes:
         figure: Figure = {"name": NAME, "bytes": size}
         zeros = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
@@ -49,7 +49,7 @@ def by_size(groups: dict[str, RankGroup], timer: Timer, device: torch.device, si
 
 
 def _between(ranks: int) -> list[Figure]:
-    """The figures of one process a card."""
+    """The figures with one process a card."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def _between(ranks: int) -> list[Figure]:
 
 def _measure(rank: int, ranks: int, rendezvous: Path, connection: Connection) -> None:
     device = torch.device("cuda", rank)
-    # In rank order: what it joins besides would have the limit that is in question here.
+    # In rank order, as it would otherwise join an all-reduce with the limit that is measured here.
     in_rank_order = RankGroup.join(rank, ranks, device, f"file://{rendezvous}", batch_invariant=True)
     groups = {"in_rank_order": in_rank_order, "nccl": RankGroup(rank, ranks, in_rank_order=False)}
     if one_shot := OneShotAllReduce.join(rank, ranks, device, limit=2 * BYTES[-1]):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """What `paged_attention` takes."""
+    """The arguments of `paged_attention`."""
 
     query: Tensor  # [tokens, heads, head_dim]
     key_cache: Tensor  # [num_blocks, block_size, kv_heads, head_dim]

@@ -1,7 +1,7 @@
 """Every Triton kernel against torch on one device, in each dtype that the device has.
 
-Also what a reference cannot show: rows that are the same alone, and ops that a CUDA graph can hold. Raises nothing: a
-kernel that fails to compile is a check that failed.
+Also checks without a reference: rows that are the same alone, and ops that a CUDA graph can hold. Raises no errors: a
+kernel that fails to compile is a failed check.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ Pairs = list[tuple[Tensor, Tensor]]
 Size = tuple[int, ...]
 Linear = Callable[[Tensor], Tensor]
 Checks = dict[str, tuple[Callable[["Setting"], Pairs], float | None]]
-# Two or three roundings of the largest number of a row; of a lone one each kernel and its reference may differ.
+# Two or three rounding errors of a row's largest number; a kernel and its reference may differ by one of any number.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2.5e-3, torch.bfloat16: 2e-2}
 BITWISE = 0.0
 _FLOAT8_STEP = 0.13  # Between two neighbours of e4m3, which Triton and torch may round to.
@@ -38,7 +38,7 @@ _FLOAT8_STEP = 0.13  # Between two neighbours of e4m3, which Triton and torch ma
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a check runs, and how large: small in Triton's interpreter, which takes milliseconds for a tile."""
+    """The device and the sizes of a check: small in Triton's interpreter, which takes milliseconds for a tile."""
 
     triton: Kernels
     reference: Kernels
@@ -50,13 +50,13 @@ class Setting:
         return torch.randn(shape, dtype=self.dtype, device=self.device)
 
     def sizes(self, odd: Size, of_llama: Size) -> list[Size]:
-        """Those of a case: odd ones, and Llama-3.1-8B's where there is a card."""
+        """The sizes of a case: odd ones, and on a card those of Llama-3.1-8B."""
         return [odd] if self.small else [odd, of_llama]
 
 
 @dataclass(frozen=True)
 class Result:
-    """`error` is the largest difference as a share of its row's largest number; or what was raised.
+    """The result of a check: `error` is the largest difference relative to its row's largest number, or the exception.
 
     A row is the last dimension: the more positions attention averages, the smaller all of its numbers are.
     """
@@ -68,7 +68,7 @@ class Result:
 
 
 def checks(setting: Setting, float8: bool) -> Checks:
-    """What there is to check, and the tolerance where it is not that of the dtype."""
+    """All checks, with the tolerance if it is not that of the dtype."""
     found: Checks = {
         "norm": (_norms, None),
         "activation": (_activation, None),
@@ -102,7 +102,7 @@ def checks(setting: Setting, float8: bool) -> Checks:
 
 
 def judge(setting: Setting, found: Checks) -> Iterator[Result]:
-    """What became of each check."""
+    """The result of each check."""
     dtype = dtype_name(setting.dtype)
     for name, (check, tolerance) in found.items():
         try:
@@ -169,7 +169,7 @@ def _written(
     write: Callable[[Kernels, QKNorm, tuple[Tensor, ...]], None],
     cache_dtype: torch.dtype | None = None,
 ) -> Pairs:
-    """What an op makes of query, key and both caches, by both backends."""
+    """The results of an op for query, key and both caches, by both backends."""
     positions = torch.tensor([0, 1, 5, 40, 41, 99], dtype=torch.int32, device=setting.device)
     cells = torch.tensor([17, -1, 3, 0, 79, 64], dtype=torch.int32, device=setting.device)
     pairs: Pairs = []
@@ -215,7 +215,7 @@ def _attention_invariant(setting: Setting) -> Pairs:
 
 
 def _attention_rows_alone(setting: Setting) -> Pairs:
-    """Each row alone; and of a longer row each token alone, as if it had been decoded."""
+    """Each row alone; and each token of a longer row alone, as at decode."""
     batch = _mixed(setting, batch_invariant=True)
     together, pairs = _attend(setting.triton, batch), []
     starts, lengths = batch.metadata.query_starts.tolist(), batch.metadata.sequence_lengths.tolist()
@@ -241,7 +241,7 @@ def _one_row(batch: PagedBatch, row: int, tokens: slice, length: int) -> PagedBa
 
 
 def _padded(setting: Setting) -> tuple[PagedBatch, Tensor]:
-    """A decode batch with two rows that pad it, as a CUDA graph computes it; and what the others must be."""
+    """A decode batch with two padding rows, as in a CUDA graph; and the expected results of the others."""
     contexts = [299, 4, 130] if setting.small else [299, 4, 9000]
     batch = paged_batch([(1, context) for context in contexts], _attention_shape(setting), setting.device)
     expected = _attend(setting.reference, batch)
@@ -264,7 +264,7 @@ def _attention_padded(setting: Setting) -> Pairs:
 
 
 def _attention_in_graph(setting: Setting) -> Pairs:
-    """Captured with no row in it, replayed with three."""
+    """Attention captured without rows, replayed with three."""
     batch, expected = _padded(setting)
     lengths = batch.metadata.sequence_lengths.clone()
     batch.metadata.sequence_lengths.zero_()
@@ -278,7 +278,7 @@ def _attention_in_graph(setting: Setting) -> Pairs:
 
 
 def _no_synchronisation(setting: Setting) -> Pairs:
-    """torch raises where an op of its own makes the host wait."""
+    """Ops run while torch raises if one of its ops makes the host wait."""
     batch = _mixed(setting)
     _attend(setting.triton, batch)
     layer = _layer_of_experts(setting, (9, 5, 2, 96, 64))
@@ -296,7 +296,7 @@ def _no_synchronisation(setting: Setting) -> Pairs:
 
 
 def _linear_invariant(setting: Setting) -> Pairs:
-    """Beside the product in float32: cuBLAS rounds a narrow one as it pleases."""
+    """The product beside that in float32, as cuBLAS does not define the rounding of narrow types."""
     pairs: Pairs = []
     for tokens, in_features, out_features in setting.sizes((131, 96, 70), (131, 4096, 1024)):
         x, weight = setting.randn(tokens, in_features), setting.randn(out_features, in_features)
@@ -331,7 +331,7 @@ def _quantised_linears(setting: Setting, kernels: Kernels, out_features: int, in
 
 
 def _linear_quantised(setting: Setting) -> Pairs:
-    """Few rows and many, which have tiles of their own."""
+    """Quantised linears for few rows and many, which use different tiles."""
     pairs: Pairs = []
     for out_features, in_features in setting.sizes((40, 96), (1024, 4096)):
         ours, theirs = (
@@ -366,7 +366,7 @@ def _layer_of_experts(setting: Setting, size: Size) -> Layer:
 
 
 def _experts(setting: Setting) -> Pairs:
-    """Few tokens an expert, and many; the larger ones of Qwen3-30B-A3B."""
+    """Experts with few tokens and many; the larger ones are those of Qwen3-30B-A3B."""
     sizes = setting.sizes((9, 5, 2, 96, 64), (16, 128, 8, 2048, 768))
     sizes += setting.sizes((50, 3, 2, 64, 32), (1024, 128, 8, 2048, 768))
     layers = [_layer_of_experts(setting, size) for size in sizes]
@@ -382,7 +382,7 @@ def _experts_rows_alone(setting: Setting) -> Pairs:
 
 
 def _experts_in_graph(setting: Setting) -> Pairs:
-    """Captured with one routing, replayed with another."""
+    """Experts captured with one routing, replayed with another."""
     layer = _layer_of_experts(setting, (64, 128, 8, 2048, 768))
     setting.triton.experts(*layer)
     graph = torch.cuda.CUDAGraph()
@@ -417,7 +417,7 @@ def _stage_blocks(setting: Setting) -> Pairs:
 
 
 def _sampling(setting: Setting) -> Pairs:
-    """The token drawn must be one that the uniform number, moved by rounding errors, falls on; 0 where it is."""
+    """The distance of each uniform from its token's interval: 0 if rounding errors can explain the token."""
     from pyllm_kernels.gpu.sampling import sample
 
     vocabulary, rows = (500, 4) if setting.small else (131_072, 64)
@@ -444,13 +444,13 @@ def _sampling(setting: Setting) -> Pairs:
 
 
 def _edit_logits(setting: Setting) -> Pairs:
-    """On the device, and of the same numbers on the host."""
+    """The edits on the device, and the same on the host."""
     rows, vocabulary = (4, 500) if setting.small else (128, 131_072)
     logits, edits = setting.randn(rows, vocabulary) * 3, _edits(rows, vocabulary)
     there, here = (
         _edit_logits_there(logits.to(device), edits.to(device)) for device in (setting.device, torch.device("cpu"))
     )
-    # Minus infinity less itself is no number.
+    # The difference of two minus infinities is NaN.
     return [(there.cpu().clamp(min=-1e9), here.clamp(min=-1e9))]
 
 
@@ -462,7 +462,7 @@ def _edit_logits_there(logits: Tensor, edits: LogitsEdits) -> Tensor:
 
 
 def _edits(rows: int, vocabulary: int) -> LogitsEdits:
-    """Of every 50th token of each row, on the host."""
+    """Edits of every 50th token of each row, on the host."""
     ids = torch.arange(0, vocabulary, 50, dtype=torch.int32)
     numbers = torch.rand(3, rows * len(ids))
     starts = torch.arange(rows + 1, dtype=torch.int32) * len(ids)
@@ -470,7 +470,7 @@ def _edits(rows: int, vocabulary: int) -> LogitsEdits:
 
 
 def _logprobs(setting: Setting) -> Pairs:
-    """The same on the host; and each row alone, in every bit: one that differs counts for more than the tolerance."""
+    """Log-probabilities beside the host's, and each row alone, bit for bit: any difference exceeds the tolerance."""
     rows, vocabulary = (4, 500) if setting.small else (128, 131_072)
     logits = setting.randn(rows, vocabulary) * 3
     chosen = torch.arange(0, rows * 3, 3, dtype=torch.int32, device=setting.device)

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.gpu.compile_kernels`: what becomes of every kernel, without a GPU. One JSON object a line.
+"""`python -m benchmarks.gpu.compile_kernels`: reports on every compiled kernel, without a GPU. One JSON object a line.
 
 Each line is a version of a kernel: its registers, spills, shared memory, bytes in flight, tensor-core instructions and
-waits, as Triton and ptxas compile it. Exits with 1 where a tile of two-byte floats spills registers, or where a kernel
-does not fit into the card's shared memory.
+waits, as Triton and ptxas compile it. Exits with 1 if a tile of two-byte floats spills registers, or if a kernel does
+not fit into the card's shared memory.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import triton
 from benchmarks.gpu.offline_driver import SHARED_MEMORY, Compiler, Report
 from benchmarks.gpu.offline_launches import CASES, MODULES, Target
 
-# Those that multiply tiles. Others have as many threads as there are, and so may have to spill a few bytes.
+# Kernels that multiply tiles. Others use the largest number of threads, and so may spill a few bytes.
 PRODUCTS = {"_linear_kernel", "_w4a16_kernel", "_w8a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"}
 PRODUCTS |= {"_prefill_kernel", "_decode_split_kernel"}
 # Turing has no bfloat16.
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def compile_apart(rest: list[str], target: tuple[int, str]) -> int:
-    """Compile for a card in a process of its own, as Triton keeps one driver; gives its exit code."""
+    """Compile for a card in a separate process, as Triton keeps one driver; return its exit code."""
     capability, dtype = target
     command = [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--capability", str(capability), *rest]
     process = subprocess.run([*command, "--dtype", dtype], check=False, stdout=subprocess.PIPE, text=True)
@@ -59,7 +59,7 @@ def compile_apart(rest: list[str], target: tuple[int, str]) -> int:
 
 
 def compiled(target: Target, cases: list[str]) -> Iterator[tuple[str, Report]]:
-    """What became of each kernel of some cases."""
+    """The report of each kernel of some cases."""
     for case in cases:
         compiler = Compiler(target.capability)
         with tempfile.TemporaryDirectory() as folder, compiler.active(folder):
@@ -73,7 +73,7 @@ def compiled(target: Target, cases: list[str]) -> Iterator[tuple[str, Report]]:
 
 
 def print_report(target: Target, case: str, report: Report) -> bool:
-    """Print a line; returns whether the kernel is refused."""
+    """Print a line; return whether the kernel is refused."""
     may_spill = target.dtype.itemsize == 4 or report.kernel not in PRODUCTS
     refused = not report.fits or (report.spills and not may_spill)
     dtype = str(target.dtype).removeprefix("torch.")

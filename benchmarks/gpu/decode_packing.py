@@ -1,8 +1,7 @@
-"""`python -m benchmarks.gpu.decode_packing`: how full decode attention keeps a card, by simulation. Needs no card.
+"""`python -m benchmarks.gpu.decode_packing`: a card's utilisation by decode attention, by simulation. Needs no card.
 
-Programs are played in the order of their launch on the places where they can run: a place takes the next one when it
-is free. Time is counted in tiles. Prints the shares of `decode_shares.py` beside the rule before them, splits of equal
-length for two waves.
+Programs run in the order of their launch on the places of a card: a free place takes the next one. Time is counted in
+tiles. Prints the shares of `decode_shares.py` beside the earlier rule, splits of equal length for two waves.
 """
 
 import heapq
@@ -32,19 +31,19 @@ class Places:
 
     @classmethod
     def of(cls, card: Card, kv_heads: int, head_dim: int) -> "Places":
-        """The card, with the tile that it gets for two-byte queries."""
+        """The card, with its tile for two-byte queries."""
         tile = decode_tile(card, head_dim, 2)
         programs = tile.programs_per_multiprocessor
         return cls(card.num_multiprocessors, programs, kv_heads, tile.block_n, tile.min_split)
 
     @property
     def resident(self) -> int:
-        """Programs that run at once."""
+        """The number of programs that run at once."""
         return self.num_multiprocessors * self.programs_per_multiprocessor
 
 
 def by_shares(lengths: Lengths, places: Places, row_tiles: float = ROW_TILES) -> npt.NDArray[np.float64]:
-    """What each program costs, in tiles: a share of one KV head. A split costs its tiles and `row_tiles`."""
+    """The cost of each program in tiles: a share of one KV head. A split costs its tiles and `row_tiles`."""
     num_shares = count_shares(places.resident, places.kv_heads)
     splits = cut_rows(lengths, places.block_n, num_shares, places.min_split // places.block_n)
     tiles = -(-(splits.ends - splits.starts) // places.block_n)
@@ -53,7 +52,7 @@ def by_shares(lengths: Lengths, places: Places, row_tiles: float = ROW_TILES) ->
 
 
 def by_equal_splits(lengths: Lengths, places: Places, row_tiles: float = ROW_TILES) -> npt.NDArray[np.float64]:
-    """The same for the rule before: a program for each split, of 1/target of all positions."""
+    """The costs with the earlier rule: a program for each split, of 1/target of all positions."""
     target = max(2 * places.resident // places.kv_heads, 1)
     share = -(-int(lengths.sum()) // target)
     split = max(-(-share // places.block_n) * places.block_n, places.min_split)
@@ -64,7 +63,7 @@ def by_equal_splits(lengths: Lengths, places: Places, row_tiles: float = ROW_TIL
 
 
 def makespan(costs: Iterable[float], resident: int) -> float:
-    """When the last of these programs ends."""
+    """The time at which the last of these programs ends."""
     free = [0.0] * resident
     for cost in costs:
         heapq.heapreplace(free, free[0] + cost)
@@ -72,14 +71,14 @@ def makespan(costs: Iterable[float], resident: int) -> float:
 
 
 def packing(lengths: Lengths, places: Places, *, before: bool = False, row_tiles: float = 0) -> float:
-    """The time of all tiles without any place idle, as a share of the time that the programs take."""
+    """The time of all tiles without idle places, as a share of the programs' time."""
     costs = (by_equal_splits if before else by_shares)(lengths, places, row_tiles)
     ideal = float((-(-lengths // places.block_n)).sum()) * places.kv_heads / places.resident
     return ideal / makespan(costs.tolist(), places.resident)
 
 
 def figures(places: Places) -> Iterator[dict[str, object]]:
-    """A line a case; `with_starts` counts what rows cost beside their tiles."""
+    """A line for each case; `with_starts` includes the cost of rows beside their tiles."""
     for case, (rows, context) in CASES.items():
         lengths = np.full(rows, context, np.int32)
         yield {

@@ -1,6 +1,6 @@
-"""The table of figures: which cases, how their bytes and operations are counted, and what is wanted of each.
+"""The table of figures: the cases, their counts of bytes and operations, and their goals.
 
-Times come from a timer that is handed in, so that the arithmetic can be tested without a card.
+Times come from a timer that is passed in, so that the arithmetic can be tested without a card.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from benchmarks.gpu.timing import Timer
 
 
 class Figure(TypedDict, total=False):
-    """One line. `share` is of the yardstick in the same units; `met` compares `value` or `share` with `goal`."""
+    """One line. `share` is relative to the yardstick; `met` compares `value` or `share` with `goal`."""
 
     name: str
     case: str
@@ -30,7 +30,7 @@ class Figure(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What the card does at best, as measured on it."""
+    """The card's best measured rates."""
 
     bandwidth: float  # bytes per second of a copy
     matrix_rate: float  # operations per second
@@ -38,7 +38,7 @@ class Yardstick:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where figures are taken."""
+    """The device and settings of figures."""
 
     kernels: Kernels
     device: torch.device
@@ -47,7 +47,7 @@ class Bench:
     yardstick: Yardstick
 
 
-# Rows, tokens in the cache of each, and the share of the copy bandwidth that decode attention is to reach.
+# Rows, tokens in the cache of each, and the goal for decode attention as a share of the copy bandwidth.
 DECODES = {
     "1x1k": (1, 1024, None),
     "1x32k": (1, 32_768, 0.75),
@@ -57,7 +57,7 @@ DECODES = {
     "64x4k": (64, 4096, 0.88),
     "256x1k": (256, 1024, 0.85),
 }
-# Prompt tokens, block size, whether blocks lie in order, and operations a second that prefill is to reach on an H200.
+# Prompt tokens, block size, whether blocks are in order, and the goal for prefill on an H200 in operations a second.
 PREFILLS = {
     "dense 8k": (8192, 128, True, 400e12),
     "dense 16k": (16_384, 128, True, 400e12),
@@ -67,26 +67,26 @@ PREFILLS = {
 LLAMA = (32, 8, 128)  # heads, KV heads, head_dim
 QWEN3_30B = (128, 8, 2048, 768)  # experts, those of a token, hidden size, features of an expert
 EXPERT_TOKENS = (1, 16, 64, 256, 8192)
-_FEW_TOKENS = 64  # Up to here reading the weights takes the time.
+_FEW_TOKENS = 64  # Up to here the time is that of reading the weights.
 
 
 def attention_shape(dtype: torch.dtype) -> AttentionShape:
-    """Llama-3.1-8B's, by whose KV heads and head_dim the goals are set."""
+    """The shape of Llama-3.1-8B; the goals are for its KV heads and head_dim."""
     return AttentionShape(*LLAMA, dtype)
 
 
 def decode_bytes(shape: AttentionShape, num_rows: int, context: int, item_bytes: int) -> int:
-    """Keys and values that decode attention must read."""
+    """Bytes of keys and values that decode attention must read."""
     return 2 * num_rows * context * shape.kv_heads * shape.head_dim * item_bytes
 
 
 def prefill_operations(shape: AttentionShape, length: int) -> float:
-    """Of causal attention over a whole prompt: two products, half of each masked, as is customary."""
+    """Operations of causal attention over a whole prompt: two products, half of each masked, as usual."""
     return 4 * shape.heads * shape.head_dim * length * length / 2
 
 
 def decode_attention(bench: Bench, cases: dict[str, tuple[int, int, float | None]] = DECODES) -> Iterator[Figure]:
-    """In the model's dtype; the task map is made once for all layers of a step, and has a figure of its own."""
+    """Decode attention in the model's dtype; the task map, made once a step, has a separate figure."""
     shape = attention_shape(bench.dtype)
     for name, (num_rows, context, goal) in cases.items():
         batch = _decode_batch(bench, shape, num_rows, context, bench.dtype)
@@ -106,7 +106,7 @@ def decode_attention(bench: Bench, cases: dict[str, tuple[int, int, float | None
 def decode_attention_float8(
     bench: Bench, cases: dict[str, tuple[int, int, float | None]] = DECODES
 ) -> Iterator[Figure]:
-    """Over an fp8 cache: half the bytes."""
+    """Decode attention over an fp8 cache, with half the bytes."""
     shape = attention_shape(bench.dtype)
     for name, (num_rows, context, _) in cases.items():
         batch = _decode_batch(bench, shape, num_rows, context, torch.float8_e4m3fn)
@@ -116,7 +116,7 @@ def decode_attention_float8(
 
 
 def prefill_attention(bench: Bench, cases: dict[str, tuple[int, int, bool, float]] = PREFILLS) -> Iterator[Figure]:
-    """Whole prompts."""
+    """Prefill attention of whole prompts."""
     shape = attention_shape(bench.dtype)
     for name, (length, block_size, in_order, goal) in cases.items():
         batch = paged_batch([(length, 0)], shape, bench.device, block_size=block_size, in_order=in_order)
@@ -126,7 +126,7 @@ def prefill_attention(bench: Bench, cases: dict[str, tuple[int, int, bool, float
 
 
 def torch_attention(bench: Bench, length: int) -> Iterator[Figure]:
-    """Beside ours torch's own, over keys and values that lie in one piece."""
+    """torch's attention, for comparison, over contiguous keys and values."""
     shape = attention_shape(bench.dtype)
     query = torch.randn(1, shape.heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
     key, value = torch.randn(2, 1, shape.kv_heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
@@ -136,7 +136,7 @@ def torch_attention(bench: Bench, length: int) -> Iterator[Figure]:
 
 
 def small_ops(bench: Bench, num_tokens: int = 8192, hidden: int = 4096) -> Iterator[Figure]:
-    """What lies between the products: bound by the bytes they read and write."""
+    """The ops between the products, bound by the bytes that they read and write."""
     kernels, item = bench.kernels, bench.dtype.itemsize
     x, residual = torch.randn(2, num_tokens, hidden, dtype=bench.dtype, device=bench.device)
     weight = torch.ones(hidden, dtype=bench.dtype, device=bench.device)
@@ -153,7 +153,7 @@ def small_ops(bench: Bench, num_tokens: int = 8192, hidden: int = 4096) -> Itera
 def experts(
     bench: Bench, shape: tuple[int, int, int, int] = QWEN3_30B, cases: tuple[int, ...] = EXPERT_TOKENS
 ) -> Iterator[Figure]:
-    """A layer of experts of the model's dtype, tokens and logits random."""
+    """A layer of experts in the model's dtype, with random tokens and logits."""
     num_experts, active, hidden, size = shape
 
     def matrix(outputs: int, features: int) -> torch.Tensor:
@@ -176,7 +176,7 @@ def experts(
 
 
 def sampling(bench: Bench, rows: int = 128, vocabulary: int = 131_072) -> Iterator[Figure]:
-    """Rows of logits as a model gives them, cut by top-k, by top-p, by both and not at all."""
+    """Sampling from rows of realistic logits, with top-k, top-p, both and neither."""
     from pyllm_kernels.gpu.sampling import sample
 
     logits = torch.randn(rows, vocabulary, dtype=bench.dtype, device=bench.device) * 3
@@ -191,7 +191,7 @@ def sampling(bench: Bench, rows: int = 128, vocabulary: int = 131_072) -> Iterat
 
 
 def logits_ops(bench: Bench, rows: int = 128, vocabulary: int = 131_072, edits: int = 1000) -> Iterator[Figure]:
-    """What is done to a batch's logits where every row asks for it: edits and a mask, and the five likeliest tokens."""
+    """Logits ops for a batch in which every row needs them: edits and a mask, and the five likeliest tokens."""
     logits = torch.randn(rows, vocabulary, dtype=bench.dtype, device=bench.device) * 3
     every_row = torch.arange(rows, dtype=torch.int32, device=bench.device)
     starts = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * edits

@@ -1,4 +1,4 @@
-"""Whether CUDA graphs change what is served: the tokens of a small model with and without them. Needs pyllm itself."""
+"""A check that CUDA graphs do not change the tokens of a small model. Needs pyllm itself."""
 
 import torch
 
@@ -7,12 +7,12 @@ from benchmarks.gpu.in_process import answers_in_process
 from pyllm import SamplingParams
 
 PROMPTS = [[token % 250 + 3 for token in range(first, last)] for first, last in ((5, 6), (40, 59), (100, 400))]
-# They end one after the other, so that batches of every size that is captured come, and one that must be padded.
+# They end one after the other, so that there are batches of every captured size, and one that must be padded.
 LENGTHS = (24, 16, 8)
 
 
 def same_tokens(setting: Setting, model: str = "") -> Pairs:
-    """Greedy tokens in float32, where batches that are padded leave no other: with graphs, and without."""
+    """Greedy tokens in float32 with graphs and without; padded batches must not change them."""
     served = []
     params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in LENGTHS]
     for enforce_eager in (False, True):

@@ -1,4 +1,4 @@
-"""Answers of an engine that is this process alone: where a sandbox lets none be watched, they are what can be checked.
+"""Answers of an engine in this process alone, for sandboxes that do not allow supervised processes.
 
 Needs pyllm itself.
 """
@@ -17,7 +17,7 @@ Tokens = list[int]
 def answers_in_process(
     model: str, prompts: Sequence[Tokens], params: Sequence[SamplingParams], **options: Any
 ) -> list[Tokens]:
-    """The tokens of each prompt's answer; the device's memory is free again then."""
+    """The tokens of each prompt's answer; frees the device's memory afterwards."""
     engine = LLMEngine(model, **options)
     answers: dict[str, Tokens] = {}
     try:

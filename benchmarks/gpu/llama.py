@@ -1,7 +1,7 @@
-"""A decode step of Llama-3.1-8B's shape with random weights: our layers, a CUDA graph, logits, greedy tokens.
+"""A decode step of Llama-3.1-8B's shape with random weights: pyllm's layers, a CUDA graph, logits, greedy tokens.
 
-Needs pyllm itself beside the kernels. Does not know the scheduler: the step is what a worker launches for a batch, less
-its copies from and to the host.
+Needs pyllm itself beside the kernels. Does not know the scheduler: the step has the launches of a worker for a batch,
+without its copies from and to the host.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 
-# Rows, tokens in the cache of each, and the milliseconds that a step may take on an H200.
+# Rows, tokens in the cache of each, and the limit of a step on an H200 in milliseconds.
 Cases = dict[str, tuple[int, int, float]]
 STEPS: Cases = {"batch 1": (1, 16, 4.6), "batch 64 x 1k": (64, 1024, 7.0), "batch 256 x 1k": (256, 1024, 16.0)}
 BLOCK_SIZE = 16
@@ -50,7 +50,7 @@ def spec(**changes: int) -> ModelSpec:
 
 
 class RandomWeights:
-    """Stands where weights are read. Rows on the host are windows on a few numbers: 8 billion would take a card's time.
+    """A reader of random weights. Rows on the host are windows into a few numbers, as 8 billion would take too long.
 
     No two of up to 131,072 rows of a matrix begin at the same number.
     """
@@ -87,7 +87,7 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class Model:
-    """The model on a device, and what its passes need."""
+    """The model on a device, with the inputs of its passes."""
 
     decoder: Decoder
     placement: WeightPlacement
@@ -96,16 +96,17 @@ class Model:
 
     @classmethod
     def random(cls, shape: ModelSpec, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> "Model":
-        """With weights that keep activations as large as they came."""
+        """A model with random weights that keep the magnitude of activations."""
         placement = WeightPlacement(RankGroup(), dtype, device, kernels)
         decoder = Decoder(shape, placement)
         decoder.load(RandomWeights())
         return cls(decoder, placement, shape, PositionTables.of(shape, shape.max_position_embeddings, device))
 
     def decode_step(self, num_rows: int, context: int) -> Callable[[], Tensor]:
-        """One token for each of `num_rows` sequences of `context` tokens; gives the next tokens.
+        """A step of one token for each of `num_rows` sequences of `context` tokens; it returns the next tokens.
 
-        Planned for any length, as a graph is, so that splits are merged wherever a longer context would have several.
+        It is planned for any length, like a graph, so that splits are merged wherever a longer context would have
+        several.
         """
         device, kernels = self.placement.device, self.placement.kernels
         blocks_of_row = -(-context // BLOCK_SIZE)

@@ -1,6 +1,6 @@
-"""Triton without a GPU: a driver that stands for a card, and what the compiler says about each kernel it made.
+"""Triton without a GPU: a driver in place of a card, and the compiler's output about each kernel.
 
-It does not know which kernels there are.
+Knows no kernel.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-# Of one program, in bytes (CUDA C++ guide).
+# The limit of one program, in bytes (CUDA C++ guide).
 SHARED_MEMORY = {
     75: 64 << 10,
     80: 163 << 10,
@@ -24,7 +24,7 @@ SHARED_MEMORY = {
     100: 227 << 10,
     120: 99 << 10,
 }
-# Each waits until at most so many groups of copies or products are pending: its last number.
+# Each waits until at most this many groups of copies or products are pending: its last number.
 _COPY_WAIT = re.compile(r"cp\.async\.wait_group\s+(\d+)")
 _WARPGROUP_WAIT = re.compile(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)")
 # `num` buffers of one shape, of which a loop fills one while it reads another.
@@ -34,9 +34,9 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 
 
 class OfflineDriver:
-    """Stands where Triton expects the CUDA driver; a loaded kernel does nothing when it is launched.
+    """Replaces Triton's CUDA driver; a loaded kernel does nothing when it is launched.
 
-    Kernels may take any amount of shared memory: `Report.fits` says whether the card has it.
+    Kernels may use any amount of shared memory: `Report.fits` tells whether the card has it.
     """
 
     def __init__(self, capability: int) -> None:
@@ -66,7 +66,7 @@ class OfflineDriver:
 
 
 class Report(NamedTuple):
-    """What became of one version of a kernel. Sizes are bytes, of a thread (`stack`, `spill_...`) or of a program."""
+    """The report of one version of a kernel. Sizes are bytes, of a thread (`stack`, `spill_...`) or of a program."""
 
     kernel: str
     warps: int
@@ -76,11 +76,11 @@ class Report(NamedTuple):
     spill_loads: int
     shared: int
     fits: bool
-    bytes_in_flight: int  # most that loops have on the way to shared memory while they read what came before
+    bytes_in_flight: int  # the most that a loop copies to shared memory in advance
     warpgroup_mma: int  # instructions
     mma: int
     tensor_memory_mma: int
-    copy_waits: tuple[int, ...]  # for each wait, how many groups of copies may be pending after it
+    copy_waits: tuple[int, ...]  # for each wait, the groups of copies that may be pending after it
     warpgroup_waits: tuple[int, ...]
 
     @property
@@ -89,7 +89,7 @@ class Report(NamedTuple):
 
 
 class Compiler:
-    """Collects ptxas's words about each kernel that is compiled while it is active."""
+    """Collects ptxas's output about each kernel that is compiled while it is active."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -98,9 +98,9 @@ class Compiler:
 
     @contextlib.contextmanager
     def active(self, cache: str) -> Iterator[None]:
-        """Within it, launched kernels are compiled for the card; what is printed meanwhile is taken for the log.
+        """Compile launched kernels for the card in this block; all output in the block goes into the log.
 
-        `cache` is an empty folder: a kernel that Triton found in its cache would have no log.
+        `cache` is an empty folder: a kernel in Triton's cache would have no log.
         """
         triton.runtime.driver.set_active(OfflineDriver(self._capability))
         with (
@@ -115,7 +115,7 @@ class Compiler:
             yield
 
     def reports(self, modules: Iterable[ModuleType]) -> Iterator[Report]:
-        """One for each compiled version of the modules' kernels."""
+        """A report for each compiled version of the modules' kernels."""
         for module in modules:
             for function in vars(module).values():
                 if isinstance(function, triton.JITFunction) and function.device_caches:
@@ -149,7 +149,7 @@ class Compiler:
 
 
 def bytes_in_flight(ttgir: str) -> int:
-    """Of each ring of buffers all but one, at the loop where these are most."""
+    """The bytes of all but one buffer of each ring, at the loop with the most."""
     most = current = 0
     for line in ttgir.splitlines():
         if "scf.for" in line:  # The rings of a loop are allocated before it.

@@ -1,6 +1,6 @@
-"""Launches every kernel, on empty tensors in host memory, so that each is compiled as a worker would have it.
+"""Launches every kernel, on empty tensors in host memory, so that each is compiled as in a worker.
 
-It does not know what becomes of them: `offline_driver.py` stands for the card.
+Does not know the results: `offline_driver.py` replaces the card.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,7 @@ OLDEST_FLOAT8 = 89
 
 
 class Target(NamedTuple):
-    """What to compile for. `thorough` takes every combination, else each choice at least once."""
+    """The target of compilation. `thorough`: every combination, otherwise each choice at least once."""
 
     capability: int
     dtype: torch.dtype
@@ -91,7 +91,7 @@ def launch_small_ops(target: Target) -> None:
     elementwise.scale_and_cap(hidden, 2.0)
     elementwise.scale_and_cap(hidden, 2.0, 30.0)
     positions = torch.zeros(TOKENS, dtype=torch.int32)
-    for samples in range(1, 5):  # Parameters of a step lie side by side: where one begins follows from their number.
+    for samples in range(1, 5):  # Parameters of a step are adjacent, so their number determines their alignment.
         ones = torch.ones(5, samples)
         parameters = ones[1], ones[2].view(torch.int32), ones[3], ones[4], ones[0], positions[1 : 1 + samples]
         sampling.sample(torch.zeros(2, 5000, dtype=target.dtype), *parameters)
@@ -109,14 +109,14 @@ def launch_rope(target: Target, hidden: torch.Tensor, positions: torch.Tensor) -
     rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, keys, values)
     blocks.copy_blocks(keys, values, positions.view(-1, 2))
     cache = torch.stack((keys, values))[None]
-    for start in range(2):  # The ids of blocks begin anywhere.
+    for start in range(2):  # Block ids may begin at any address.
         swaps = positions[start : start + 3]
         blocks.gather_blocks(cache, cache[:, :, :1].movedim(2, 0), swaps[::3])
         blocks.scatter_blocks(cache, cache[:, :, :1].movedim(2, 0), swaps[::3])
     for keys_of_dtype, values_of_dtype in caches:
         tables = positions, cos_sin, positions
         rope.rope_and_kv_write(query, key, key, *tables, keys_of_dtype, values_of_dtype, head_norm)
-    # A part of each head rotates, or nothing does.
+    # RoPE for a part of each head, or for none.
     for rotary_size in (head_size // 2, 0):
         part = torch.zeros(64, rotary_size)
         arguments = query, key, key, positions, part, positions, keys, values
@@ -124,7 +124,7 @@ def launch_rope(target: Target, hidden: torch.Tensor, positions: torch.Tensor) -
 
 
 def caches_of(target: Target, head_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of the dtype, and in fp8 where the card has it."""
+    """Keys and values in the dtype, and in fp8 if the card supports it."""
     keys, values = torch.zeros(2, 64, 16, KV_HEADS, head_size, dtype=target.dtype)
     caches = [(keys, values)]
     if target.capability >= OLDEST_FLOAT8:
@@ -168,7 +168,7 @@ def launch_linears(target: Target) -> None:
 
 
 def launch_invariant_linears(hidden: torch.Tensor, card: Card) -> None:
-    """Quantised weights under `batch_invariant`: one version of a kernel for few rows and many, so one tile."""
+    """Launch quantised linears with `batch_invariant`: one version for few rows and many, so one tile."""
     size, dtype = hidden.shape[1], hidden.dtype
     bytes_, ones = torch.zeros(size, size, dtype=torch.uint8), torch.ones(size, 1)
     halves = torch.ones(size, size // 32, dtype=torch.float16)
@@ -185,7 +185,7 @@ def launch_invariant_linears(hidden: torch.Tensor, card: Card) -> None:
 def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
     size = hidden.shape[1]
     bytes_, ones = torch.zeros(size, size, dtype=torch.uint8), torch.ones(size, size // 128)
-    for x in (hidden[:3], hidden):  # Few rows have a tile of their own.
+    for x in (hidden[:3], hidden):  # Few rows use another tile.
         for group_size in (32, 128):
             scales = torch.zeros(size, size // group_size, dtype=torch.float16)
             linear_w4a16.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales, card=card)
@@ -197,7 +197,7 @@ def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
 
 
 def launch_experts(target: Target) -> None:
-    """Experts in each format: few tokens plainly, many with biases and a clamped gate; `thorough`: crosswise, too."""
+    """Launch experts in each format: few tokens plain, many with biases and a clamped gate; `thorough`: all pairs."""
     count, size, dtype = 8, 1024, target.dtype
     rows = count * size
     bytes_, ones = torch.zeros(rows, size, dtype=torch.uint8), torch.ones(rows, size // 128)

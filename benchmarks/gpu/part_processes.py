@@ -1,4 +1,4 @@
-"""Parts of a run, each in a process of its own: what one breaks, a CUDA context included, leaves the next as it was.
+"""Parts of a run, each in its own process, so that a failure, even of a CUDA context, does not affect the next part.
 
 Knows no part by name.
 """
@@ -21,7 +21,7 @@ _CHECK = "gpu.check."
 
 
 class Outcome(NamedTuple):
-    """The parts that did not end with 0 in time, and those that there was no time for."""
+    """The parts that did not end with 0 in time, and those without time left."""
 
     failed: list[str]
     not_reached: list[str]
@@ -36,9 +36,9 @@ def run_parts(
     emit: Callable[[dict[str, Any]], None],
     least_seconds: float = LEAST_SECONDS,
 ) -> Outcome:
-    """Run each part's command, which prints lines of its own, within `seconds` for all.
+    """Run each part's command, which prints its own lines, within `seconds` for all.
 
-    Emits a line for each part with what became of it, those that were not reached included.
+    Emits a line with the result of each part, also of those that were not reached.
     """
     end = clock() + seconds
     failed, not_reached = [], []
@@ -55,7 +55,7 @@ def run_parts(
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
-    """What went wrong; empty if nothing did."""
+    """Run a command; return the failure, or an empty text."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stderr=log, start_new_session=True)
         try:
@@ -72,20 +72,20 @@ def _run(command: Sequence[str], seconds: float) -> str:
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """Whatever the part has started ends with it."""
+    """End the process group of a part, with all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def run_checks(names: Sequence[str], command: Callable[[Sequence[str]], Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """The line of each check, in order, and between them whatever else a process prints, as text.
+    """The line of each check, in order, with other output of a process between them as text.
 
-    A process does one after the other until one raises or ends it; another goes on behind that.
+    A process runs the checks in order until one raises or ends it; a new process continues after that.
     """
     left = list(names)
     while left:
-        is_done = False  # whether this process has done any
+        is_done = False  # whether this process has finished a check
         with subprocess.Popen(command(left), stdout=subprocess.PIPE, text=True, errors="replace") as process:
             assert process.stdout is not None
             for text in process.stdout:
@@ -101,7 +101,7 @@ def run_checks(names: Sequence[str], command: Callable[[Sequence[str]], Sequence
 
 
 def _line_of_check(text: str) -> dict[str, Any] | None:
-    """None for what a library or a driver prints."""
+    """The line of a check; None for output of a library or a driver."""
     try:
         line = json.loads(text)
     except ValueError:

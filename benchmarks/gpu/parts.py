@@ -1,4 +1,4 @@
-"""The parts of a run: what each one checks or measures, in an order in which what fails explains what fails later."""
+"""The parts of a run, ordered so that a failure explains later ones."""
 
 import json
 import platform
@@ -22,7 +22,7 @@ Part = tuple[str, Callable[[], Iterable[object]]]
 
 
 class Setting:
-    """The device, what it can, and where models and traces are written. `small`: the sizes of a test on a CPU.
+    """The device, its dtypes, and the folder of models and traces. `small`: the sizes of a test on a CPU.
 
     Raises:
         CardError: the card is too old for every dtype.
@@ -41,11 +41,11 @@ class Setting:
 
     @property
     def dtype(self) -> str:
-        """The first of its dtypes: bfloat16 where the card has it."""
+        """The first of its dtypes: bfloat16 if the card supports it."""
         return str(self.dtypes[0]).removeprefix("torch.")
 
     def of(self, dtype: torch.dtype) -> checks.Setting:
-        """That of checks in a dtype."""
+        """The setting of checks in a dtype."""
         triton, reference = (select(backend, self.device) for backend in ("triton", "reference"))
         return checks.Setting(triton, reference, self.device, dtype, self.small)
 
@@ -60,7 +60,7 @@ class Setting:
 
 
 def machine(setting: Setting) -> Iterator[Line]:
-    """What this is, and what is installed."""
+    """The machine, and the installed versions."""
     card = torch.cuda.get_device_properties(setting.device) if setting.on_card else None
     yield {
         "name": "gpu.machine",
@@ -75,14 +75,14 @@ def machine(setting: Setting) -> Iterator[Line]:
 
 
 def kernels(setting: Setting) -> Iterator[Line]:
-    """Every kernel beside its reference; one that breaks the device leaves the others."""
+    """Every kernel beside its reference; a kernel that breaks the device does not affect the others."""
     names = [f"{dtype}.{name}" for dtype in setting.dtypes for name in checks.checks(setting.of(dtype), setting.float8)]
     own = (*own_command(setting.device.type, setting.folder), "--checks")
     yield from run_checks(names, lambda left: [*own, *left])
 
 
 def check(setting: Setting, names: Sequence[str]) -> int:
-    """Print a line for each of these checks, up to one that raises; the exit code."""
+    """Print a line for each of these checks, up to one that raises; return the exit code."""
     for named in names:
         dtype, _, name = named.removeprefix("torch.").partition(".")
         where = setting.of(getattr(torch, dtype))
@@ -164,7 +164,7 @@ def tuned(setting: Setting) -> Iterator[Line]:
     yield from tune.tune(measured_bench(setting.device, setting.dtypes[0]))
 
 
-# In this order: kernels alone, then steps in one process, then processes, then how fast.
+# In this order: kernels alone, then steps in one process, then several processes, then speed.
 PARTS: dict[str, Callable[[Setting], Iterator[Any]]] = {
     "machine": machine,
     "kernels": kernels,
@@ -182,7 +182,7 @@ PARTS: dict[str, Callable[[Setting], Iterator[Any]]] = {
 
 
 def own_command(device: str, folder: Path) -> list[str]:
-    """The command of a process of this program, but for what it is to do."""
+    """The command of a process of this program, without its task."""
     return [sys.executable, "-m", "benchmarks.gpu", "--inside", "--device", device, "--folder", str(folder)]
 
 
@@ -194,13 +194,13 @@ def _version(package: str) -> str | None:
 
 
 def precisions(name: str, capability: tuple[int, int]) -> tuple[list[torch.dtype], bool]:
-    """The dtypes that the card has, the model's first, and whether it has fp8."""
+    """The dtypes that the card supports, the model's first, and whether it supports fp8."""
     dtypes = [dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if not refusal(name, capability, dtype)]
     return dtypes, not refusal(name, capability, torch.float8_e4m3fn)
 
 
 def refusal(name: str, capability: tuple[int, int], dtype: torch.dtype) -> str:
-    """Why the card does not have a dtype; empty where it has."""
+    """The reason why the card does not support a dtype; empty if it does."""
     try:
         check_card(name, capability, torch.float16 if dtype is torch.float8_e4m3fn else dtype, dtype)
     except CardError as error:
@@ -209,7 +209,7 @@ def refusal(name: str, capability: tuple[int, int], dtype: torch.dtype) -> str:
 
 
 def measured_bench(device: torch.device, dtype: torch.dtype) -> Bench:
-    """The yardstick, which is printed, and all else that figures need."""
+    """Measure and print the yardstick; return it with the other inputs of figures."""
     timer = timing.CudaTimer(device)
     copied = timing.copy_size(torch.cuda.mem_get_info(device)[0])
     bandwidth = timing.copy_bandwidth(timer, device, copied)
@@ -220,7 +220,7 @@ def measured_bench(device: torch.device, dtype: torch.dtype) -> Bench:
 
 
 def figure_parts(bench: Bench, float8: bool) -> Iterator[Part]:
-    """Every figure by its name, in the order of the table; what fails in one leaves the others."""
+    """Every figure by its name, in the order of the table; a failure does not affect the others."""
     for case, decode in figures.DECODES.items():
         yield f"decode_attention {case}", partial(figures.decode_attention, bench, {case: decode})
     for case, decode in figures.DECODES.items() if float8 else ():
@@ -241,7 +241,7 @@ def figure_parts(bench: Bench, float8: bool) -> Iterator[Part]:
 
 
 def emit_parts(named: Iterable[Part]) -> bool:
-    """Print what each part gives, and in its place what it raises; whether none raised anything."""
+    """Print the results of each part, or its exception; return whether none raised."""
     ok = True
     for name, part in named:
         try:

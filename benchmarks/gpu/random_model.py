@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.tiny_model import write_tiny_model
 
-# Of a model of 0.35B, in float32 on disk: a load moves real bytes, and the file is written in seconds.
+# The sizes of a 0.35B model, in float32 on disk: large enough for a real load, and written in seconds.
 _SIZES = {
     "heads": 12,
     "kv_heads": 4,
@@ -18,5 +18,5 @@ _SIZES = {
 
 
 def write_random_model(folder: Path, *, small: bool) -> str:
-    """A folder as Hugging Face has them."""
+    """Write a random model as a Hugging Face folder."""
     return write_tiny_model(folder, heads=4, kv_heads=2) if small else write_tiny_model(folder, **_SIZES)

@@ -1,4 +1,4 @@
-"""What is served: tokens beside transformers, in this process and by others, a server that loses its worker, its load.
+"""Checks of served models: tokens beside transformers, in one process and several, the loss of a worker, and a load.
 
 Needs pyllm itself and transformers.
 """
@@ -32,7 +32,7 @@ PROMPTS: list[Tokens] = [
 ANSWER = 32
 # Long enough that a worker dies well before the last token, however fast the card is.
 KILLED_ANSWER, KILL_AFTER = 400, 16
-# How far below transformers' best logit a token may be, as a share of the row's largest: what rounding does.
+# The distance of a token from transformers' best logit that rounding may cause, as a share of the row's largest.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.03, "float16": 0.01}
 STREAMS = (1, 8, 64, 256)
 _READY = re.compile(r"pyllm is ready on (http://\S+)")
@@ -42,9 +42,9 @@ _WORKER = b"pyllm::worker"
 def tokens_beside_transformers(
     model: str, device: str, dtype: str, executor: str, kv_cache_bytes: int | None = None
 ) -> Iterator[Line]:
-    """Greedy answers by an engine that is this process alone ("uni"), or has processes ("mp"), beside transformers.
+    """Greedy answers by an engine in this process ("uni"), or in several ("mp"), beside transformers.
 
-    Without `kv_cache_bytes` the KV cache has the size that the engine finds.
+    Without `kv_cache_bytes` the engine chooses the size of the KV cache.
     """
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
     options: dict[str, Any] = {"device": device, "dtype": dtype, "max_model_len": 512}
@@ -59,7 +59,7 @@ def tokens_beside_transformers(
 
 
 def beside_transformers(model: str, device: str, dtype: str, answers: Sequence[Tokens]) -> Line:
-    """Each token's logit below the best that transformers has after the tokens before it."""
+    """The distance of each token's logit from transformers' best, after the same tokens."""
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
     worst, equal, total = 0.0, 0, 0
     with torch.inference_mode():
@@ -77,10 +77,10 @@ def beside_transformers(model: str, device: str, dtype: str, answers: Sequence[T
 
 
 def kill_and_recover(model: str, device: str, dtype: str) -> Iterator[Line]:
-    """A stream whose worker is killed gets the tokens that it gets without."""
+    """A check that a stream whose worker is killed gets the same tokens as without."""
     with _server(model, device, dtype) as (address, process):
         undisturbed, _ = _stream(address)
-        worker = worker_below(process.pid)  # Beforehand: to look for it takes as long as many tokens.
+        worker = worker_below(process.pid)  # Find it first: the search takes as long as many tokens.
         recovered, after = _stream(address, worker)
     same = undisturbed == recovered
     ok = same and worker is not None and after > 0
@@ -88,7 +88,7 @@ def kill_and_recover(model: str, device: str, dtype: str) -> Iterator[Line]:
 
 
 def load(model: str, device: str, dtype: str, streams: Sequence[int] = STREAMS) -> Iterator[Line]:
-    """16 to 64 words in (a byte is a token), as many tokens out, so many streams at a time."""
+    """A load of `streams` at a time: 16 to 64 words in (a byte is a token), as many tokens out."""
     with _server(model, device, dtype) as (address, _):
         for number in streams:
             requests = mixed_requests(max(8, 2 * number), 16, 64, seed=number)
@@ -121,7 +121,7 @@ def _server(model: str, device: str, dtype: str) -> Iterator[tuple[str, "subproc
 
 
 def _stream(address: str, worker: int | None = None) -> tuple[str, int]:
-    """The text of a streamed answer whose worker is killed meanwhile, and how many events came behind that."""
+    """The text of a streamed answer whose worker is killed meanwhile, and the number of events after that."""
     body = {"model": "random", "prompt": PROMPTS[1], "max_tokens": KILLED_ANSWER, "temperature": 0, "ignore_eos": True}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body | {"stream": True}).encode(), headers)
@@ -144,7 +144,7 @@ def worker_below(server: int) -> int | None:
         if folder.name.isdecimal():
             try:
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # It has ended meanwhile.
+            except OSError:  # The process has ended meanwhile.
                 continue
     below = {server}
     while more := {pid for pid, parent in parents.items() if parent in below} - below:

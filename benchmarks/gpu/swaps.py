@@ -1,4 +1,4 @@
-"""Whether swaps beside steps leave the bytes of swaps one after another. Needs pyllm itself."""
+"""A check that swaps beside steps leave the same bytes as swaps one after another. Needs pyllm itself."""
 
 import random
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ _MAX_SWAPS, _NUM_STAGED = 9, 4
 
 
 def same_bytes(setting: Setting) -> Pairs:
-    """What the forward pass of every step reads, and what is left; no step waits for the one before.
+    """The bytes that each step's forward pass reads, and the final bytes; no step waits for the one before.
 
-    A forward pass is a product that takes longer than small copies, and writes to all blocks that went out.
+    A forward pass is a product that takes longer than small copies, and writes to all swapped-out blocks.
     """
     on_card = setting.device.type == "cuda"
     cache = setting.randn(2, 2, _NUM_BLOCKS, 16, 2, 64)
@@ -50,7 +50,7 @@ def same_bytes(setting: Setting) -> Pairs:
 
 
 def _swaps(generator: random.Random, num_steps: int) -> Iterator[IntArray]:
-    """Those of each step, which write to no block twice."""
+    """The swaps of each step, which write to no block twice."""
     for _ in range(num_steps):
         num_out, num_in = generator.randint(0, _MAX_SWAPS), generator.randint(0, _MAX_SWAPS)
         outs = zip(_some(generator, _NUM_BLOCKS, num_out), _some(generator, _HOST_BLOCKS, num_out), strict=True)

@@ -1,4 +1,4 @@
-"""How long something takes on a GPU, and how fast the card is at best. Knows no kernel of ours."""
+"""Timing on a GPU, and the best rates of the card. Knows no kernel of pyllm."""
 
 import statistics
 from collections.abc import Callable
@@ -7,23 +7,23 @@ from typing import Protocol
 import torch
 
 _REPETITIONS = 40
-_OTHER_BYTES = 512 << 20  # More than any card's second-level cache holds.
+_OTHER_BYTES = 512 << 20  # larger than any card's L2 cache
 
 
 class Timer(Protocol):
-    """Gives the seconds that a function takes on the device, without those that the host takes to launch it."""
+    """Returns the seconds of a function on the device, without the host's time to launch it."""
 
     def __call__(self, function: Callable[[], object]) -> float: ...
 
 
 class CudaTimer:
-    """The median of many runs, each of a CUDA graph and with nothing of use in the caches."""
+    """The median of many runs of a CUDA graph, each with cold caches."""
 
     def __init__(self, device: torch.device) -> None:
         self._other = torch.zeros(_OTHER_BYTES // 4, device=device)
 
     def __call__(self, function: Callable[[], object]) -> float:
-        for _ in range(3):  # Compiles, and lets libraries choose their kernels.
+        for _ in range(3):  # Compile, and let libraries choose their kernels.
             function()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -33,8 +33,8 @@ class CudaTimer:
         seconds = []
         for _ in range(_REPETITIONS):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            # Read, not written: what is dirty would be written back while the graph runs. It also gives the host time
-            # to launch what follows.
+            # Read, not write: dirty lines would be written back while the graph runs. It also gives the host time
+            # for the next launches.
             self._other.sum()
             begin.record()
             graph.replay()
@@ -45,18 +45,18 @@ class CudaTimer:
 
 
 def copy_size(free_bytes: int) -> int:
-    """How many bytes the yardstick copies: 2 GiB, or so many that source and destination take half of what is free."""
+    """The bytes that the yardstick copies: 2 GiB, but at most half of the free memory for source and destination."""
     return min(2 << 30, free_bytes // 4)
 
 
 def copy_bandwidth(timer: Timer, device: torch.device, num_bytes: int) -> float:
-    """Bytes read and written in a second by a copy."""
+    """Bytes read and written per second by a copy."""
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
     return 2 * num_bytes / timer(lambda: destination.copy_(source))
 
 
 def matrix_rate(timer: Timer, device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
-    """Operations in a second of a square matrix product."""
+    """Operations per second of a square matrix product."""
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     return 2 * size**3 / timer(lambda: a @ b)

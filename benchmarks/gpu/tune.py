@@ -1,6 +1,6 @@
 """Times the tiles near those of `attention_tuning.py`, for a card whose row of that table is a guess.
 
-Prints; it changes nothing.
+Prints the results, and changes no file.
 """
 
 import itertools
@@ -23,7 +23,7 @@ PREFILL_LENGTH = 8192
 
 
 def candidates() -> tuple[list[PrefillTile], list[DecodeTile]]:
-    """The tiles that are tried; those that do not fit the card are passed over."""
+    """The tiles to try; those that do not fit the card are skipped."""
     prefills = [PrefillTile(*sizes) for sizes in itertools.product((64, 128), (32, 64, 128), (4, 8), (3, 4, 5, 7))]
     decodes = [
         DecodeTile(*sizes)

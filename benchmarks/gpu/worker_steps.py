@@ -1,4 +1,4 @@
-"""Steps of a worker, in this process: none may make the host wait for the device before its answer, and traces of two.
+"""Steps of a worker in this process: a check that none makes the host wait for the device, and traces of two steps.
 
 Needs pyllm itself. Plans are made by hand.
 """
@@ -29,7 +29,7 @@ PENALTIES = Sampling(presence_penalty=0.5, frequency_penalty=0.2, repetition_pen
 
 
 def loaded_runner(model: str, device: torch.device, dtype: str) -> ModelRunner:
-    """A rank of its own, with a cache and a host pool."""
+    """A single rank, with a cache and a host pool."""
     engine: EngineConfig = engine_config(
         {
             "model": model,
@@ -51,14 +51,14 @@ def loaded_runner(model: str, device: torch.device, dtype: str) -> ModelRunner:
 
 
 def steps_without_waiting(runner: ModelRunner, on_card: bool) -> Iterator[Line]:
-    """Each kind of step, begun while torch raises where an op of its own makes the host wait."""
+    """Begin each kind of step while torch raises if one of its ops makes the host wait."""
     for kind, plans in _kinds().items():
         try:
             for plan in plans():
                 with no_synchronisation(on_card):
                     begun = runner.begin(*plan)
                 begun.answer()
-        except Exception as error:  # noqa: BLE001  # The other kinds are tried all the same.
+        except Exception as error:  # noqa: BLE001  # The other kinds are still tried.
             yield {"name": "gpu.step", "kind": kind, "ok": False, "error": f"{type(error).__name__}: {error}"[:300]}
         else:
             yield {"name": "gpu.step", "kind": kind, "ok": True}
@@ -95,7 +95,7 @@ def _mixed(steps: int = 4) -> Iterator[Plan]:
 
 
 def _swaps() -> Iterator[Plan]:
-    """A row goes out to the host beside another that decodes, and comes in again."""
+    """A row is swapped out beside another that decodes, and swapped in again."""
     planner, prompt = Planner(_NUM_BLOCKS, num_host_blocks=_HOST_BLOCKS), list(range(3, 3 + _PROMPT))
     for slot in range(2):
         planner.start(slot)
@@ -108,7 +108,7 @@ def _swaps() -> Iterator[Plan]:
 
 
 def traces(runner: ModelRunner, folder: Path, on_card: bool) -> Iterator[Line]:
-    """Chrome traces of a step of one row, and of a mixed one; and the time that the host takes to begin the one before.
+    """Chrome traces of a step of one row, and of a mixed one; and the host's time to begin the step before.
 
     On a CPU that is the whole step.
     """
@@ -143,7 +143,7 @@ def traces(runner: ModelRunner, folder: Path, on_card: bool) -> Iterator[Line]:
 
 @contextmanager
 def no_synchronisation(on_card: bool) -> Iterator[None]:
-    """torch raises where an op of its own makes the host wait for the card."""
+    """Make torch raise in this block if one of its ops makes the host wait for the card."""
     if not on_card:
         yield
         return

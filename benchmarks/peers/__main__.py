@@ -51,7 +51,7 @@ SHARED_CACHE = ("--kv-cache-memory-bytes", "4GiB")  # 32 of the longest prompts 
 
 
 class Workload(NamedTuple):
-    """Requests, and how many run at once. Those `before` are sent first, and not measured."""
+    """Requests, and the number at once. The requests `before` are sent first, and not measured."""
 
     requests: list[Request]
     concurrency: int
@@ -91,7 +91,7 @@ WORKLOADS = {
 
 
 class Peer(NamedTuple):
-    """A command and what it is measured on: a server, or else a program that prints figures of its own."""
+    """A command and its workloads: a server, or a program that prints its own figures."""
 
     name: str
     workloads: tuple[str, ...]
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def ours(flags: Sequence[str]) -> list[Peer]:
-    """pyllm as it comes, in bfloat16, and with a KV cache of one size, its prefixes found again or not."""
+    """pyllm by default, in bfloat16, and with a fixed KV cache, with the prefix cache and without."""
     command = _serve(flags)
     bfloat16 = ("--dtype", "bfloat16")
     return [
@@ -152,7 +152,7 @@ def ours(flags: Sequence[str]) -> list[Peer]:
 
 
 def tiers(folder: Path, flags: Sequence[str]) -> Iterator[Peer]:
-    """pyllm, and llama.cpp on the same file, with a small KV cache on the device, and what is kept beyond it."""
+    """pyllm, and llama.cpp on the same file, with a small KV cache on the device, and further tiers."""
     command = _serve(flags)
     limits = (
         "--max-num-seqs",
@@ -173,7 +173,7 @@ def tiers(folder: Path, flags: Sequence[str]) -> Iterator[Peer]:
 
 
 def found_in(folder: Path) -> Iterator[Peer]:
-    """llama.cpp on each GGUF file, with flash attention and without; vLLM, told to compute on every core."""
+    """llama.cpp on each GGUF file, with flash attention and without; vLLM, set to compute on every core."""
     program, embedded = folder / "llama" / "bin" / "llama-server", Path(read_checkpoint("").files[0])
     if program.exists():
         ggufs = {"bf16": folder / "gguf" / "bf16.gguf", "q8_0": folder / "gguf" / "q8_0.gguf", "q4_1": embedded}
@@ -190,7 +190,7 @@ def found_in(folder: Path) -> Iterator[Peer]:
 
 
 def on_file(file: Path, folder: Path, flags: Sequence[str]) -> Iterator[Peer]:
-    """pyllm without and with guesses, and llama.cpp with and without flash attention, on one GGUF file."""
+    """pyllm without and with speculation, and llama.cpp with and without flash attention, on one GGUF file."""
     ours = _serve([str(file), *flags])
     no_guesses = (*ours, "--num-speculative-tokens", "0", "--no-enable-prefix-caching")
     yield Peer(f"pyllm-no-guesses@{file.stem}", (*NATURAL, *LONG), no_guesses, knows_capitals=False)
@@ -203,14 +203,14 @@ def on_file(file: Path, folder: Path, flags: Sequence[str]) -> Iterator[Peer]:
 
 
 def static_batches() -> Iterator[Peer]:
-    """transformers, which serves nothing and takes requests in batches of one size."""
+    """transformers, without a server, with requests in batches of one size."""
     for size in BATCH_SIZES:
         command = (sys.executable, "-m", "benchmarks.peers.static_batches", *map(str, MIXED), str(size))
         yield Peer(f"transformers-batch-{size}", ("mixed",), command, serves=False)
 
 
 def measured(peer: Peer, workloads: Sequence[str], folder: Path) -> Iterator[Measurement]:
-    """A measurement of each workload, the server being started once for all of them."""
+    """A measurement of each workload; the server is started once for all."""
     if not workloads:
         return
     about = {
@@ -252,7 +252,7 @@ def measured(peer: Peer, workloads: Sequence[str], folder: Path) -> Iterator[Mea
 
 
 def read(results: Path) -> list[Measurement]:
-    """The lines of a file of results that were measured on a machine like this one."""
+    """The lines of a results file that were measured on the same kind of machine."""
     if not results.exists():
         return []
     lines = [json.loads(line) for line in results.read_text().splitlines()]
@@ -260,7 +260,7 @@ def read(results: Path) -> list[Measurement]:
 
 
 def machine() -> str:
-    """The processor as it calls itself, its cores, and the instructions that decide how fast it multiplies."""
+    """The processor's name, its cores, and its instruction sets for matrix products."""
     found = [flag for flag in INSTRUCTIONS if flag in cpu_features.instructions()]
     return ", ".join([cpu_features.about().get("model name", platform.machine()), f"{os.cpu_count()} cores", *found])
 
@@ -286,7 +286,7 @@ def _vllm(vllm: Path, model: Path) -> tuple[str, ...]:
 
 
 def _vllm_environment(vllm: Path) -> dict[str, str]:
-    # Left to itself vLLM keeps a core for its scheduler, and of two cores computes on one.
+    # By default vLLM keeps a core for its scheduler, and computes on one of two cores.
     preload = [vllm / "preload" / "libtcmalloc_minimal.so.4", vllm / "lib" / "libiomp5.so"]
     return {
         "HF_HUB_OFFLINE": "1",

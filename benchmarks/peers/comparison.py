@@ -1,4 +1,4 @@
-"""What is asked of pyllm against its peers, and how measurements answer it. Measures nothing itself."""
+"""The goals of pyllm against its peers, and their comparison with measurements. Measures nothing itself."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ Measurement = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """`ours` on a workload, as a multiple of the best of `theirs`; a latency is to be a small one.
+    """`ours` on a workload, as a multiple of the best of `theirs`; for latencies less is better.
 
     `theirs` are beginnings of peers' names. Without `at_least` the row is only measured.
     """
@@ -64,7 +64,7 @@ ROWS = (
 
 
 def rows_of_file(stem: str) -> Iterator[Row]:
-    """The rows of one GGUF file, guesses off; the last one has them on."""
+    """The rows of one GGUF file, without speculation; the last one with it."""
     ours, theirs = f"pyllm-no-guesses@{stem}", ("llama.cpp",)
     for at_once, aim in {1: 1.6, 8: 3.5, 32: 4.0}.items():
         workload = f"natural-{at_once}"
@@ -77,7 +77,7 @@ def rows_of_file(stem: str) -> Iterator[Row]:
 
 
 def compare(measurements: Sequence[Measurement], rows: Iterable[Row] = ROWS) -> Iterator[dict[str, Any]]:
-    """A line for each row; where a peer was measured more than once on a workload, the last time counts."""
+    """A line for each row; if a peer was measured more than once on a workload, the last time counts."""
     latest = {(line["peer"], line["workload"]): line for line in measurements}
     for row in rows:
         on_this = {peer: line[row.figure] for (peer, workload), line in latest.items() if workload == row.workload}

@@ -1,4 +1,4 @@
-"""Models as transformers reads them, every weight made a float; the embedded one as a folder for peers without GGUF.
+"""Models in transformers, with all weights as floats; the embedded one as a folder for peers without GGUF.
 
 `python -m benchmarks.peers.peer_models FOLDER` writes it in bfloat16. llama.cpp's own tools make the other GGUF
 files from it (`install_peers.sh`).

@@ -1,6 +1,6 @@
 """One server under measurement: started on a free port, watched from outside, ended by its own pid.
 
-Knows no workload, and of the peers only that they answer `/health` and speak OpenAI's completions.
+Knows no workload; the peers must answer `/health` and OpenAI's completions.
 """
 
 import json
@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import psutil
 
-MODEL = "smol"  # what every server calls the model
+MODEL = "smol"  # the model's name in every server
 READY_LIMIT = 600.0  # seconds; one peer compiles its model before it is ready
 STOP_LIMIT = 60.0
 CHILDREN_LIMIT = 2.0  # after their parent's end
 POLL = 0.05
 
-# Not a chat question: engines that are right differ where two candidates are one step of bfloat16 apart.
+# Not a chat question: correct engines differ if two candidates are one step of bfloat16 apart.
 QUESTION, ANSWER = "The capital of France is", " Paris"
 
 
 class Cores(NamedTuple):
-    """CPU seconds for each second: of the server's processes, of this one, of all others, and taken by the host."""
+    """CPU seconds per second: of the server's processes, of this one, of all others, and stolen by the host."""
 
     server: float
     client: float
@@ -39,7 +39,7 @@ class Server:
     """A server, ready when the `with` block begins and gone when it ends; `{port}` in the command becomes its port.
 
     Raises:
-        RuntimeError: it ended or hung on the way there, or does not know the capital of France though it should.
+        RuntimeError: it ended or hung before it was ready, or should know the capital of France and does not.
     """
 
     def __init__(
@@ -129,6 +129,6 @@ class Server:
 
 
 def per_second(before: tuple[float, Cores], after: tuple[float, Cores]) -> Cores:
-    """What was used between two `clocks`, as cores."""
+    """The cores used between two `clocks`."""
     seconds = after[0] - before[0]
     return Cores(*(round((late - early) / seconds, 2) for early, late in zip(before[1], after[1], strict=True)))

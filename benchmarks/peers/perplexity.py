@@ -60,7 +60,7 @@ def main() -> None:
 def scores(
     options: dict[str, Any], peers: Path | None, with_transformers: bool, limit: int | None = None
 ) -> Iterator[Score]:
-    """Ours first; then llama.cpp's on the same file, and that of transformers in float32."""
+    """The score of pyllm; then that of llama.cpp on the same file, and of transformers in float32."""
     engine, checkpoint = resolve_config(engine_config(options))
     contexts = cut(Tokenizer(checkpoint.tokenizer), TEXT.read_text())[:limit]
 
@@ -96,7 +96,7 @@ def perplexity(contexts: Sequence[Tokens], logits: Logits) -> float:
 
 
 def runner_logits(engine: EngineConfig, checkpoint: Checkpoint) -> Logits:
-    """Of our own runner, which is handed real plans and does with them what it always does."""
+    """The logits of pyllm's runner, from real plans on its usual path."""
     runner = load(WorkerConfig(engine=engine, checkpoint=checkpoint, rank=0, address="", rendezvous=""), lambda _: None)
     block_size, max_model_len = engine.cache.block_size, engine.model.max_model_len
     assert max_model_len is not None, "resolved above"
@@ -132,7 +132,7 @@ def runner_logits(engine: EngineConfig, checkpoint: Checkpoint) -> Logits:
 
 
 class HiddenTap:
-    """Stands before a runner's forward pass and keeps what its last layer gives for every token of a context."""
+    """Wraps a runner's forward pass and keeps the last layer's output for every token of a context."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.hidden: list[Tensor] = []  # of each step, [tokens, hidden_size]
@@ -147,7 +147,7 @@ class HiddenTap:
 
 
 def transformers_logits(checkpoint: Checkpoint) -> Logits:
-    """Of transformers in float32, on the weights as the file has them, made floats."""
+    """The logits of transformers in float32, on the file's weights as floats."""
     from benchmarks.peers.peer_models import transformers_model
 
     model = transformers_model(checkpoint, torch.float32)
@@ -161,10 +161,10 @@ def transformers_logits(checkpoint: Checkpoint) -> Logits:
 
 
 def llama_cpp(program: Path, checkpoint: Checkpoint, contexts: Sequence[Tokens]) -> Score:
-    """What `llama-perplexity` says of the same GGUF file, once it is seen that it reads the same tokens.
+    """The score of `llama-perplexity` for the same GGUF file, after a check that it reads the same tokens.
 
     Raises:
-        RuntimeError: it reads other tokens, or says no perplexity.
+        RuntimeError: it reads other tokens, or prints no perplexity.
     """
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "logits"
@@ -187,14 +187,14 @@ def llama_cpp(program: Path, checkpoint: Checkpoint, contexts: Sequence[Tokens])
         theirs = saved_contexts(saved)
     if (found := re.search(r"Final estimate: PPL = ([\d.]+)", result.stdout + result.stderr)) is None:
         raise RuntimeError(f"llama-perplexity said no perplexity: {result.stderr[-500:]}")
-    # Its file has the text's own tokens: the BOS token is put in only for the computation.
+    # Its file has the tokens of the text: it adds the BOS token only for the computation.
     if [tokens[1:] for tokens in theirs] != [tokens[1:] for tokens in contexts]:
         raise RuntimeError(f"llama.cpp reads {TEXT.name} as other tokens than we do: compare the two tokenizers")
     return _score("llama.cpp", checkpoint, float(found[1]), len(contexts), seconds)
 
 
 def saved_contexts(path: Path) -> list[Tokens]:
-    """The tokens at the head of a file of `llama-perplexity --save-all-logits`: int32, after what says how many."""
+    """The tokens at the head of a file of `llama-perplexity --save-all-logits`: int32, after their number."""
     with path.open("rb") as file:
         magic, length, _, number = struct.unpack("<8s3i", file.read(20))
         assert magic == b"_logits_", f"{path} begins with {magic!r}"
@@ -215,7 +215,7 @@ def _score(engine: str, checkpoint: Checkpoint, value: float, contexts: int, sec
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """`NAME=VALUE`; what is a number, true or false in JSON is one, everything else a text."""
+    """Parse `NAME=VALUE`; a number, true or false in JSON becomes one, everything else a text."""
     name, _, value = text.partition("=")
     try:
         return name.replace("-", "_"), json.loads(value)

@@ -1,4 +1,4 @@
-"""`transformers.generate` over static batches: what serving costs without an engine.
+"""`transformers.generate` over static batches: the cost of serving without an engine.
 
 `python -m benchmarks.peers.static_batches NUMBER LEAST MOST BATCH_SIZE` prints one JSON object. Requests are taken in
 order, padded to the longest of their batch, and all of a batch run until its longest has ended; tokens beyond a

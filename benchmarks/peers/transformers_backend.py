@@ -1,8 +1,8 @@
-"""The same model in bfloat16 by transformers within us (in int8, too), by our family, and by transformers alone.
+"""One model in bfloat16 by transformers within pyllm (in int8, too), by pyllm's family, and by transformers alone.
 
 8 streams at once, after natural prompts: 8 answers of 128 tokens, and 16 answers of 16 to 240 tokens. `generate` gets
 batches of 8, each of which runs until its longest has ended; continuous batching gets a request whenever one has ended.
-Ours run in a process, and transformers alone in another.
+pyllm runs in one process, and transformers alone in another.
 """
 
 import multiprocessing
@@ -60,7 +60,7 @@ def _in_process(measure: Callable[[str], Rates], folder: str) -> Rates:
 
 
 def _rate(answer: Callable[[list[Request]], int], requests: list[Request]) -> float:
-    """Tokens a second; `answer` gives how many it made."""
+    """Tokens a second; `answer` returns the number of tokens."""
     answer([request._replace(output_tokens=8) for request in requests])  # memory is touched, and kernels chosen
     begin = time.perf_counter()
     answered = answer(requests)

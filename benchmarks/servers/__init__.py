@@ -1,4 +1,4 @@
 """Whole servers from outside: start-up, recovery, memory under load; and the clients that load them.
 
-Knows nothing of the engine's inside, and no other engine.
+Knows neither the inside of the engine nor other engines.
 """

@@ -53,7 +53,7 @@ FIGURES = {"replicas.added_core_s": added_core}
 
 
 async def _seconds(addresses: list[str]) -> tuple[float, float]:
-    """Until the second core has its share, and the mean share that it has later."""
+    """Seconds until the second core has its share, and its mean share afterwards."""
     client = await EngineClient.connect(addresses[0], placement="prefix")
     numbers = itertools.count()
     load = [asyncio.create_task(_stream(client, numbers)) for _ in range(STREAMS)]
@@ -74,7 +74,7 @@ async def _seconds(addresses: list[str]) -> tuple[float, float]:
 
 
 async def _stream(client: EngineClient, numbers: Iterator[int]) -> None:
-    """One answer after another."""
+    """Request one answer after another."""
     text = Path(__file__).with_name("..").joinpath("perplexity.txt").resolve().read_bytes()
     while True:
         generator = random.Random(next(numbers))

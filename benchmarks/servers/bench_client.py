@@ -1,8 +1,8 @@
-"""The client of `pyllm bench serve` beside the truth: a server of scripted delays that records when it sent each token.
+"""The client of `pyllm bench serve` beside a reference: a server of scripted delays that records each token's time.
 
-The server has a process of its own, and both read the clock of the machine. The same statistics make figures of what
-the client saw and of what the server recorded, so that any difference is the client's, or that of the way between them.
-Both have real-time priority where that is allowed: else a busy machine lets a request wait before the server notes it.
+The server has its own process, and both read the machine's clock. The same statistics are made from the client's and
+the server's records, so that any difference is due to the client, or to the path between them. Both have real-time
+priority if that is allowed: otherwise a busy machine delays a request before the server records it.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ FIGURES = [
 
 
 class Case(NamedTuple):
-    """So many streams at once, with so many requests each; the script's delays in seconds."""
+    """The number of streams at once, and of requests each; the script's delays in seconds."""
 
     streams: int
     rounds: int
@@ -53,7 +53,7 @@ CASES = (Case(1, 20, 0.05, 0.01, 50), Case(16, 10, 0.05, 0.01, 50), Case(64, 6, 
 
 
 def run() -> Iterator[Record]:
-    """For each case a record a figure, with the truth and how far off the client was."""
+    """A record for each figure of each case, with the server's value and the client's difference."""
     for case in CASES:
         with _in_real_time() as allowed:
             seen, sent = _measure(case)
@@ -63,7 +63,7 @@ def run() -> Iterator[Record]:
 
 @contextmanager
 def _in_real_time() -> Iterator[bool]:
-    """Give this process and those that it starts real-time priority; gives whether that was allowed."""
+    """Give this process and its children real-time priority; yield whether that was allowed."""
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -93,7 +93,7 @@ def _records(case: Case, client: Figures, truth: Figures, real_time: bool) -> It
 
 
 def _measure(case: Case) -> tuple[LoadResult, list[Sent]]:
-    """What the client saw, and what the server recorded, in the order of the prompts."""
+    """The client's result, and the server's record, in the order of the prompts."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     server = context.Process(target=_serve, args=(Script(ttft=case.ttft, itl=case.itl), theirs), daemon=True)
@@ -129,7 +129,7 @@ def _true_result(seen: LoadResult, sent: list[Sent]) -> LoadResult:
 
 
 def _serve(script: Script, pipe: Connection) -> None:
-    """Runs in the server's process: says the address, and the record once it is asked."""
+    """Run the server's process: send the address, and the record on request."""
 
     async def serve() -> None:
         async with scripted_server(script) as server:

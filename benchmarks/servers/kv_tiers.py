@@ -39,7 +39,7 @@ def restarts() -> Iterator[Record]:
 
 
 def restarts_of_1b() -> Iterator[Record]:
-    """The same for random weights in the shape of Llama 3.2 1B, in bfloat16."""
+    """The figures of `restarts` for random weights in the shape of Llama 3.2 1B, in bfloat16."""
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder) / "1b", **_LLAMA_1B)
         yield from asyncio.run(_restarts("restart_1b_ttft_s", model, dtype="bfloat16", kv_cache_memory_bytes="1GiB"))
@@ -96,7 +96,7 @@ async def _first_token(engine: AsyncEngine, prompt: Sequence[int], max_tokens: i
 
 
 async def _saved(engine: AsyncEngine) -> None:
-    """Until nothing is left to be saved."""
+    """Wait until all saves have ended."""
     for _ in range(600):
         if not (await engine.stats()).get("num_saving_blocks", 0):
             return
@@ -104,7 +104,7 @@ async def _saved(engine: AsyncEngine) -> None:
 
 
 def _tokens(engine: AsyncEngine, count: int, start: int = 0) -> list[int]:
-    """Tokens of natural text from its word number `start` on, over and over."""
+    """Tokens of natural text from word `start` on, repeated as needed."""
     words = TEXT.read_text().split()
     text = " ".join(itertools.islice(itertools.cycle(words), start, start + count))
     return engine.get_tokenizer().encode(text)[:count]
@@ -118,7 +118,7 @@ async def _engine(model: str, options: dict[str, Any]) -> AsyncIterator[AsyncEng
 
 
 def _drop_page_cache() -> bool:
-    """Whether it could be: only root may."""
+    """Drop the page cache; return whether it was possible: only root may."""
     try:
         _DROP_CACHES.write_text("3")
     except OSError:

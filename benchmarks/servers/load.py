@@ -21,7 +21,7 @@ MIXED_SEED = 1  # of the requests of mixed lengths, which two programs make for 
 
 
 class Request(NamedTuple):
-    """A prompt, and the number of tokens that must come back."""
+    """A prompt, and the number of tokens of its answer."""
 
     prompt: str
     output_tokens: int
@@ -38,7 +38,7 @@ def equal_requests(
 
 
 def natural_requests(number: int, words: int, output_tokens: int, seed: int = 0) -> list[Request]:
-    """Prompts of so many words of prose, each from the beginning of a sentence of `perplexity.txt`."""
+    """Prompts of `words` words of prose, each from the beginning of a sentence of `perplexity.txt`."""
     text = (Path(__file__).parents[1] / "perplexity.txt").read_text().split()
     starts = [index + 1 for index, word in enumerate(text[:-words]) if word.endswith(".")]
     chosen = Random(seed).sample(starts, number)
@@ -46,9 +46,9 @@ def natural_requests(number: int, words: int, output_tokens: int, seed: int = 0)
 
 
 def conversation_requests(number: int, turns: Sequence[int], words: int, output_tokens: int) -> list[Request]:
-    """Prompts of conversations: of each turn (from 1 on) all conversations, every one so many words longer than before.
+    """Prompts of conversations: for each turn (from 1 on) all conversations, each `words` words longer than before.
 
-    Each has its own stretch of `perplexity.txt`, which goes round.
+    Each has its own part of `perplexity.txt`, which is repeated.
     """
     text = (Path(__file__).parents[1] / "perplexity.txt").read_text().split()
     starts = range(0, len(text), len(text) // number)[:number]
@@ -58,14 +58,14 @@ def conversation_requests(number: int, turns: Sequence[int], words: int, output_
 
 
 def mixed_requests(number: int, least: int, most: int, seed: int = 0) -> list[Request]:
-    """Prompts and outputs each of `least` to `most` tokens, all lengths being as likely."""
+    """Prompts and outputs each of `least` to `most` tokens, with equally likely lengths."""
     random = Random(seed)
     lengths = [(random.randint(least, most), random.randint(least, most)) for _ in range(number)]
     return [Request(" ".join(random.choices(WORDS, k=prompt)), output) for prompt, output in lengths]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a load measured. TTFT is from sending a request to its first chunk, ITL the gap between two chunks.
+    """The figures of a load. TTFT is from sending a request to its first chunk, ITL the gap between two chunks.
 
     `client_cores` is this process's own CPU time for each second of the load: what the server could not use.
     """
@@ -89,7 +89,7 @@ async def measure(address: str, model: str, requests: Sequence[Request], concurr
     """Send all requests in order, `concurrency` at a time, greedy and streaming.
 
     Raises:
-        RuntimeError: an answer was an error, broke off, or has not as many tokens as it was to have.
+        RuntimeError: an answer was an error, broke off, or has a wrong number of tokens.
     """
     endpoint = Endpoint(address, model=model, fields={"temperature": 0, "ignore_eos": True})
     prompts = [Prompt(request.prompt, request.output_tokens) for request in requests]
@@ -126,7 +126,7 @@ async def measure(address: str, model: str, requests: Sequence[Request], concurr
 
 
 def main() -> None:
-    """Put one load on a server that is there already, after a short one to warm it up."""
+    """Put one load on a running server, after a short one to warm it up."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("address", help="http://HOST:PORT")
     parser.add_argument("model")
@@ -148,12 +148,12 @@ def main() -> None:
 
 
 def warm_up_requests() -> list[Request]:
-    """A few short requests which share nothing with any other load."""
+    """A few short requests that share no prefix with any other load."""
     return equal_requests(4, 32, 8, seed=-1)
 
 
 def _percentile(seconds: Sequence[float], share: float) -> float:
-    """In milliseconds; 0 where there is nothing to rank."""
+    """A percentile in milliseconds; 0 without values."""
     ranked = sorted(seconds)
     return round(1000 * ranked[min(len(ranked) - 1, int(share * len(ranked)))], 2) if ranked else 0.0
 

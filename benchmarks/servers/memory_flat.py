@@ -1,7 +1,7 @@
-"""`python -m benchmarks.servers.memory_flat [MINUTES]`: whether memory stays what it is under load, for 30 minutes.
+"""`python -m benchmarks.servers.memory_flat [MINUTES]`: checks that memory stays constant under load, for 30 minutes.
 
 Resident memory of each process of a server is sampled; the first part of the time, in which caches fill, does not
-count. Prints a JSON object; the exit code is 1 where a process has grown or shrunk by more than 2 %.
+count. Prints a JSON object; the exit code is 1 if a process has grown or shrunk by more than 2 %.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Sampler:
         self._thread.join()
 
     def spans(self, since: float) -> list[dict[str, float | str]]:
-        """Of each process, the least and the most that it held since then, in MB, and their ratio."""
+        """The least and the most memory of each process since then, in MB, and their ratio."""
         spans = []
         for process, samples in self._samples.items():
             sizes = [size for when, size in samples if when >= since]

@@ -1,6 +1,6 @@
 """Seconds from a SIGKILL to the next token of every stream: the embedded model, eight streams, from outside.
 
-`without` is the same where no spare core stands by.
+`without` is the figure without a spare core.
 """
 
 import json
@@ -19,7 +19,7 @@ STREAMS = 8
 TOKENS = 2000  # of each stream, far more than come before and after the kill
 SERVERS, KILLS = 2, 3  # few kills of each server: every death within a minute makes the next restart wait longer
 SETTLE = 2.5  # seconds in which a spare core takes the place of the one that was used
-# What comes within this time of the kill was on its way already.
+# Tokens within this time of the kill were in flight already.
 ON_ITS_WAY = 0.1
 PATIENCE = 60.0
 
@@ -56,7 +56,7 @@ def _figure(name: str, title: str) -> Record:
 
 
 def _seconds(title: str, *flags: str) -> list[float]:
-    """Of each kill, until the last of the streams has gone on."""
+    """Seconds from each kill until the last of the streams continues."""
     seconds = []
     for _ in range(SERVERS):
         with Server(*flags) as server:
@@ -102,10 +102,10 @@ class _Stream:
         self._thread.start()
 
     def wait_for_token(self, since: float) -> float:
-        """When the first event came after an instant, both by `time.monotonic`.
+        """The time of the first event after an instant, both by `time.monotonic`.
 
         Raises:
-            RuntimeError: none came: the stream has ended, or hangs.
+            RuntimeError: there was none: the stream has ended, or hangs.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._times[-1:] > [since], PATIENCE):

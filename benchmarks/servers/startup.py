@@ -1,4 +1,4 @@
-"""`pyllm serve` with the embedded model, as it comes: seconds from start to ready, and memory of a filled KV cache."""
+"""`pyllm serve` with the embedded model and defaults: seconds from start to ready, and memory of a filled KV cache."""
 
 import json
 import re

@@ -1,7 +1,7 @@
-"""What surviving costs in a step in which nobody dies: its parts timed alone, as a share of a measured step.
+"""The cost of crash recovery in a step without a crash: its parts timed alone, as a share of a measured step.
 
-A step's share has an entry in the journal for each row, one look at the epoch, and the core's note of it in its black
-box; what is sent and read of heartbeats counts for as long as a step takes.
+A step has an entry in the journal for each row, one check of the epoch, and the core's record in its black box;
+heartbeats that are sent and read count for the duration of a step.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from pyllm.wire.supervision_messages import ChildMessage
 ROWS = 8
 MANY_ROWS = 256
 TOKENS = 200
-# Who beats in an interval: worker, core, API process and fork server to their parents, the core to its client and back,
-# and parents to each of their children at every look at it.
+# Heartbeats in an interval: worker, core, API process and fork server to their parents, the core to its client and
+# back, and parents to each of their children at every check.
 HEARTBEATS = 4 + 2 + 4 * HEARTBEAT_INTERVAL / TICK
 REPEATS, NUMBER = 20, 2000
 
@@ -64,7 +64,7 @@ def _us(function: Callable[[], object]) -> float:
 
 
 def _accept() -> Callable[[], object]:
-    """One token more of one stream."""
+    """Accept one more token of one stream."""
     journal = Journal(Submit(epoch=1, request=1, prompt=b"", seed=1, max_tokens=1 << 30, sampling=Sampling()), 0.0)
     offset = 0
 
@@ -82,7 +82,7 @@ def _epoch_check() -> Callable[[], object]:
 
 
 def _note(num_rows: int) -> Callable[[], object]:
-    """One step noted, and noted as over."""
+    """Record one step, and its end."""
     scheduler = Scheduler(
         block_size=16,
         num_blocks=2 * num_rows,
@@ -106,7 +106,7 @@ def _note(num_rows: int) -> Callable[[], object]:
 
 
 def _heartbeat() -> Callable[[], object]:
-    """One sent and read, over the socket pair between parent and child."""
+    """Send and read one heartbeat, over the socket pair between parent and child."""
     ours, theirs = Pipe()
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ChildMessage)
 
