@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("kernels/**/*.rs", "rust/**/*.rs", "pyllm/**/*.py", "kernels/**/*.py")
+SOURCES = ("kernels/**/*.rs", "rust/**/*.rs", "pyllm/**/*.py", "kernels/**/*.py", "benchmarks/**/*.py")
 # Openings of a clause in place of a noun, or of the rest of a sentence without its noun.
 OPENERS = "What|Whatever|Which|Who|Whoever|Whom|Whose|That|Those|Where|When|Why|How|However|As|By|Of"
 # Phrases that a stranger does not understand at first reading, each with a plain one.
