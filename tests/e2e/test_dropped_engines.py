@@ -29,8 +29,8 @@ def test_the_processes_of_a_dropped_llm_end_with_it() -> None:
     llm.generate("a", SHORT, use_tqdm=False)
     assert len(children() - before) >= 3
     del llm
-    asyncio.run(until(lambda: children() == before, 0.05))
-    assert threading.active_count() == threads
+    # The loop's own threads end a moment after it.
+    asyncio.run(until(lambda: children() == before and threading.active_count() == threads, 0.05))
 
 
 async def test_the_processes_of_a_dropped_async_engine_end() -> None:

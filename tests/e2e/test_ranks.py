@@ -77,6 +77,8 @@ class Steps:
         for _ in range(number):
             plan = self._scheduler.schedule(0.0)
             assert plan is not None
+            if killed is not None:
+                killed.suspend()  # Else the step might end before the kill.
             answer = self._executor.submit(plan)
             if killed is not None:
                 killed.kill()
