@@ -90,7 +90,7 @@ def test_streams_of_a_core_that_is_killed_go_on_with_the_other(model: str) -> No
 def test_api_processes_make_a_core_free_together_for_what_they_have_lost(model: str, tmp_path: Path) -> None:
     flags = ("--data-parallel-size", "3", "--data-parallel-placement", "round-robin", "--api-server-count", "2")
     asked, tally, told = requests(12, 200), Tally(), False
-    for attempt in range(3):  # A core may happen to have nothing to do, and need not be made free.
+    for attempt in range(6):  # A core may happen to have nothing to do, and need not be made free.
         file = tmp_path / f"log {attempt}"
         with (
             file.open("w") as log,
