@@ -63,12 +63,13 @@ def columns(starts: Ints, positions: Indices, sampled: list[LogprobRows], prompt
     `sampled` among the reported ones, in order; -1 for a token that is not reported.
     """
     num_entries = np.zeros(int(starts[-1]), np.int32)
-    entries = _NO_ENTRIES
+    found = [_NO_ENTRIES]
     for rows in sampled:
         of, positions = np.split(positions, [len(rows.num_entries)])
         kept = of >= 0
         np.add.at(num_entries, of[kept], rows.num_entries[kept])
-        entries = Entries(*(np.append(old, more) for old, more in zip(entries, rows.entries(kept), strict=True)))
+        found.append(rows.entries(kept))
+    entries = Entries(*map(np.concatenate, zip(*found, strict=True)))
     entry_starts = np.concatenate(([0], num_entries.cumsum()))
     prompt_counts = np.zeros(len(starts) - 1, np.int32)
     # Insert each prompt before the tokens of its row, from the last row on, so that earlier offsets stay valid.
