@@ -117,7 +117,9 @@ class _Reader:
                 raise ValueError(f"the field {name!r:.80} is there twice")
             fields[name] = self._value(self._number("I"))
             if self._replaced:
-                logger.warning("%s: %d texts in %r are not UTF-8: what is none is replaced", path, self._replaced, name)
+                logger.warning(
+                    "%s: %d texts in %r are not UTF-8: invalid bytes were replaced", path, self._replaced, name
+                )
                 self._replaced = 0
         infos = [self._tensor_info() for _ in range(self._fits(num_tensors, 24))]
         alignment = fields.get("general.alignment", 32)

@@ -256,7 +256,7 @@ def _template_text(file: Path) -> str:
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        logger.warning("%s is not UTF-8 at byte %d: what is none is replaced; save it as UTF-8", file, error.start)
+        logger.warning("%s is not UTF-8 at byte %d: invalid bytes were replaced; save it as UTF-8", file, error.start)
         return content.decode(encoding, errors="replace")
 
 

@@ -30,8 +30,8 @@ class LiveCredentials:
     def news(self) -> bytes:
         """`current`, encoded, for API processes; encoded anew after each reload, and empty before the first.
 
-        Unusable files leave `current` unchanged, and it is still sent again: an API process that got the signal itself
-        may have read the files a moment earlier, when they were usable.
+        Unusable files leave `current` unchanged, and it is still sent again: an API process that answered
+        `POST /admin/reload` has read the files a moment earlier, when they may have been usable.
         """
         if self._is_asked:
             self._is_asked = False

@@ -88,7 +88,7 @@ START = StartTimes(0.5, 0.25)
 
 
 def told(token: int, count: int, named: Sequence[int] = ()) -> Entries:
-    """What `ScriptedCore` tells of a token: it is the second likeliest, and the others are `<`, `=`, `>`...
+    """The log-probabilities that `ScriptedCore` gives: a token is the second likeliest, the others are `<`, `=`, `>`...
 
     Those that the request names are less likely, the first the most.
     """

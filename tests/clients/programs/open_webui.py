@@ -54,7 +54,7 @@ class OpenWebUi:
         self._token = self.call("/api/v1/auths/signin", {"email": "", "password": ""})["token"]
 
     def call(self, path: str, body: Any = None) -> Any:
-        """What a route answers: to a GET, or to a POST where there is a body."""
+        """The answer of a route: to a POST if there is a body, else to a GET."""
         return self._send(path, None if body is None else json.dumps(body).encode(), "application/json")
 
     def upload(self, name: str, text: str) -> str:
@@ -64,7 +64,7 @@ class OpenWebUi:
         return str(self._send("/api/v1/files/?process=true", form, "multipart/form-data; boundary=x")["id"])
 
     def converse(self, model: str, text: str, **extra: Any) -> tuple[str, str]:
-        """What the page does with a first message; gives the conversation's title and the answer."""
+        """Send a first message as the page does; returns the conversation's title and the answer."""
         asked, answered = str(uuid.uuid4()), str(uuid.uuid4())
         user = {"id": asked, "parentId": None, "childrenIds": [answered], "role": "user", "content": text}
         answer = {"id": answered, "parentId": asked, "childrenIds": [], "role": "assistant", "content": ""}

@@ -1,4 +1,4 @@
-"""What stands between a request's output and its answer: texts that are cut, choices that end early."""
+"""Sinks between a request's output and its answer cut texts, and end choices early."""
 
 from typing import Any
 
