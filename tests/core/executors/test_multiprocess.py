@@ -349,9 +349,11 @@ async def test_workers_end_with_the_connection_of_their_core_though_they_stand_s
 async def test_a_start_that_is_given_up_leaves_no_worker(start: Make, entry: str) -> None:
     started = await start(entry)
     assert started.fork_server.process is not None
+    # Killed here, and reaped, as without pidfds a fork server that stands still passes no signal on.
+    started.workers[0].kill()
+    await until(lambda: started.executor.death is not None)
     started.fork_server.process.signal(signal.SIGSTOP)
     restarting = asyncio.create_task(started.executor.restart())
-    await until(lambda: started.executor.death is not None)
     await until(lambda: started.executor._source._fork_server._pending)
     restarting.cancel()
     await asyncio.wait({restarting})
