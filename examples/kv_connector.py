@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pyllm import LLMEngine, SamplingParams
-from pyllm.kv_transfer.stores import Retention, StoreStats
+from pyllm.kv_transfer.stores.store import Retention, StoreStats
 
 PROMPT = (
     "Germany's capital is Berlin. Italy's capital is Rome. Spain's capital is Madrid. Austria's capital is Vienna. "

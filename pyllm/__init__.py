@@ -1,7 +1,6 @@
 """pyllm: an inference engine for large language models, over HTTP, from Python and over ZeroMQ.
 
-The names in `__init__.pyi` are loaded at their first use, here and in each package: `import pyllm` loads neither torch
-nor a web framework.
+The names in `__init__.pyi` are loaded at their first use: `import pyllm` loads neither torch nor a web framework.
 """
 
 import lazy_loader

@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _say(error: PyllmError) -> None:
     """Print an error as the last line, or log it as the last record if the log is JSON."""
-    from pyllm.supervision import is_json
+    from pyllm.supervision.json_log import is_json
 
     if is_json():
         logging.getLogger(__name__).error("%s", error, extra={"fields": {"event": "failed"}})

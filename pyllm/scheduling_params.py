@@ -7,7 +7,7 @@ import msgspec
 
 from pyllm.arguments import NamedParameters, check, instance, integer, is_unicode, number, text
 from pyllm.errors import RequestError
-from pyllm.kv_transfer.stores import Retention
+from pyllm.kv_transfer.stores.store import Retention
 
 MAX_CACHE_SALT_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 256

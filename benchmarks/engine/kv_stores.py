@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.record import Record
-from pyllm.kv_transfer.stores import DiskStore
+from pyllm.kv_transfer.stores.disk_store import DiskStore
 
 KEY_BYTES = 72
 BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 2 << 20)

@@ -12,7 +12,7 @@ from random import Random
 import uvloop
 
 from benchmarks.record import Record
-from pyllm.bench import WORDS
+from pyllm.bench.prompt_sets import WORDS
 from pyllm.config.option_reading import engine_config
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
 from pyllm.frontend.text.templates import ChatTemplate

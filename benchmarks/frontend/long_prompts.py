@@ -20,7 +20,7 @@ import uvloop
 
 from benchmarks.frontend.api_process import HOST, api_process, core_process
 from benchmarks.record import Record
-from pyllm.bench import WORDS
+from pyllm.bench.prompt_sets import WORDS
 
 CONTEXT = 131_072
 PROMPT_TOKENS = 100_000

@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 from benchmarks.record import Record
-from pyllm.bench import WORDS
+from pyllm.bench.prompt_sets import WORDS
 from pyllm.frontend.text.detokenizer import Detokenizer
 from pyllm.frontend.text.stop_strings import StopStrings
 from pyllm.sampling_params import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, SamplingParams

@@ -18,18 +18,11 @@ import msgspec
 import uvloop
 
 from benchmarks.record import Record
-from pyllm.bench import (
-    Endpoint,
-    Figures,
-    LoadResult,
-    PromptSource,
-    RequestRecord,
-    Selection,
-    Timed,
-    run_load,
-    summarise,
-    warm_up_prompts,
-)
+from pyllm.bench.answer_reading import RequestRecord
+from pyllm.bench.endpoint import Endpoint
+from pyllm.bench.load_run import LoadResult, Timed, run_load
+from pyllm.bench.prompt_sets import PromptSource, warm_up_prompts
+from pyllm.bench.request_metrics import Figures, Selection, summarise
 from tests.bench.scripted_server import Script, Sent, scripted_server
 
 SELECTION = Selection(percentiles=(99.0,))

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from pyllm.bench import WORDS, Endpoint, Prompt, Timed, run_load
+from pyllm.bench.endpoint import Endpoint
+from pyllm.bench.load_run import Timed, run_load
+from pyllm.bench.prompt_sets import WORDS, Prompt
 
 LIMIT = 3600.0  # seconds of a request; bounds a server that hangs
 MIXED_SEED = 1  # of the requests of mixed lengths, which two programs make for themselves

@@ -2,7 +2,3 @@
 
 Knows HTTP and the two files; neither starts a server nor knows an engine.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

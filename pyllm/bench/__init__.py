@@ -2,7 +2,3 @@
 
 Knows no server by name and no internals of the engine: servers are addresses, engines are `AsyncEngine`.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,7 +2,3 @@
 
 Does not load weights (`workers/loaders` does) and knows no process.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

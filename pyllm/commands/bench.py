@@ -82,7 +82,7 @@ def _add_serve(parser: BenchParser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from pyllm.bench import run_serve
+    from pyllm.bench.serve_benchmark import run_serve
 
     return run_serve(options)
 
@@ -99,7 +99,7 @@ def _add_compare(parser: BenchParser) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from pyllm.bench import run_compare
+    from pyllm.bench.compare_benchmark import run_compare
 
     return run_compare(options)
 
@@ -113,7 +113,7 @@ def _add_throughput(parser: BenchParser) -> None:
 
 
 def _throughput(options: argparse.Namespace) -> int:
-    from pyllm.bench import run_throughput
+    from pyllm.bench.offline_benchmarks import run_throughput
 
     return run_throughput(options, _engine(options))
 
@@ -127,7 +127,7 @@ def _add_latency(parser: BenchParser) -> None:
 
 
 def _latency(options: argparse.Namespace) -> int:
-    from pyllm.bench import run_latency
+    from pyllm.bench.offline_benchmarks import run_latency
 
     return run_latency(options, _engine(options))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from pyllm.bench import (
+from pyllm.bench.bench_defaults import (
     BACKEND,
     BACKENDS,
     BURSTINESS,

@@ -32,9 +32,12 @@ def add_arguments(parser: SettingsParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Chat until the user ends it; return the exit code."""
-    from pyllm import terminal_chat
+    from pyllm.terminal_chat.chat_loop import chat
+    from pyllm.terminal_chat.source_selection import select_source
+    from pyllm.terminal_chat.terminal_text import whole
+    from pyllm.terminal_chat.transcript import Transcript
 
     with only_warnings("pyllm::chat"):
-        source = terminal_chat.select_source(source_request(options))
-        transcript = terminal_chat.Transcript(terminal_chat.whole(options.system_prompt))
-        return asyncio.run(terminal_chat.chat(source, transcript, terminal_chat.whole(options.quick)))
+        source = select_source(source_request(options))
+        transcript = Transcript(whole(options.system_prompt))
+        return asyncio.run(chat(source, transcript, whole(options.quick)))

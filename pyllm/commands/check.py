@@ -16,19 +16,10 @@ from types import TracebackType
 import msgspec
 
 from pyllm import log
-from pyllm.checkpoint import (
-    CacheError,
-    Checkpoint,
-    Hub,
-    HubName,
-    at_revision,
-    cache_folder,
-    find_model,
-    forget_gguf,
-    outline_model,
-    parse_model,
-    size_text,
-)
+from pyllm.checkpoint.cache import CacheError, cache_folder, forget_gguf
+from pyllm.checkpoint.hub import Hub, find_model, outline_model, size_text
+from pyllm.checkpoint.model_name import HubName, at_revision, parse_model
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.rank_coordinates import num_ranks
@@ -42,30 +33,17 @@ from pyllm.flags.settings_flags import (
     add_vllm_flags,
     given_settings,
 )
-from pyllm.launch import (
-    chat_template_notice,
-    check_memory,
-    check_overrides,
-    resolve_server,
-    resolve_settings,
-    visible_cards,
-)
-from pyllm.machine import (
-    Finding,
-    ModelNeeds,
-    Report,
-    SystemLimits,
-    as_json,
-    as_text,
-    find_problems,
-    needs_of_model,
-    print_tables,
-    read_limits,
-    read_processor,
-    read_software,
-    sort_findings,
-)
-from pyllm.wire import bind_listener, bind_unix_listener
+from pyllm.launch.cuda_driver import visible_cards
+from pyllm.launch.memory_check import check_memory
+from pyllm.launch.model_overrides import chat_template_notice, check_overrides
+from pyllm.launch.resolve import resolve_server, resolve_settings
+from pyllm.machine.findings import Finding, find_problems, sort_findings
+from pyllm.machine.model_needs import ModelNeeds, needs_of_model
+from pyllm.machine.processor import read_processor
+from pyllm.machine.report import Report, as_json, as_text, print_tables
+from pyllm.machine.software import read_software
+from pyllm.machine.system_limits import SystemLimits, read_limits
+from pyllm.wire.listeners import bind_listener, bind_unix_listener
 
 PARSER = SettingsParser
 TAKES_CONFIG = True
@@ -200,7 +178,7 @@ def _look_at_template(checkpoint: Checkpoint) -> list[Finding]:
 
 def _look_at_server(engine: EngineConfig, server: ServerConfig) -> list[Finding]:
     """Problems that would stop a server whatever its model is."""
-    from pyllm.frontend.edge import load_middleware  # Slow to import.
+    from pyllm.frontend.edge.middleware import load_middleware
 
     found = _errors(lambda: resolve_server(server))
     found = found or _errors(*(partial(load_middleware, name) for name in server.middleware))

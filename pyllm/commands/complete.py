@@ -12,7 +12,7 @@ import msgspec
 from pyllm.commands.source_arguments import add_source_arguments, only_warnings, source_request
 from pyllm.errors import ConfigError, RequestError
 from pyllm.flags.settings_flags import SettingsParser
-from pyllm.terminal_chat import AnswerParameters
+from pyllm.terminal_chat.answer_source import AnswerParameters
 
 USAGE = "pyllm complete [MODEL or URL] [PROMPT] [--FLAG VALUE ...]"
 COMMON = (
@@ -74,7 +74,9 @@ def add_arguments(parser: SettingsParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the completion; return the exit code."""
-    from pyllm import terminal_chat
+    from pyllm.terminal_chat.completion import print_completion
+    from pyllm.terminal_chat.source_selection import select_source
+    from pyllm.terminal_chat.terminal_text import whole
 
     options.model_argument, prompt = split_arguments(options)
     parameters = _parameters(options)
@@ -82,12 +84,12 @@ def run(options: argparse.Namespace) -> int:
     given = _read_prompt() if prompt is None else prompt
     if not given:
         raise ConfigError("the prompt is empty")
-    prompt = terminal_chat.whole(given)
+    prompt = whole(given)
     if prompt != given:
         print("pyllm: bytes of the prompt that are not UTF-8 were replaced by \ufffd", file=sys.stderr)
     with only_warnings("pyllm::complete"):
-        source = terminal_chat.select_source(request)
-        asyncio.run(terminal_chat.print_completion(source, prompt, parameters, options.chat))
+        source = select_source(request)
+        asyncio.run(print_completion(source, prompt, parameters, options.chat))
     return 0
 
 
@@ -128,8 +130,8 @@ def _read_schema(path: Path) -> dict[str, Any]:
 
 
 def _read_prompt() -> str:
-    from pyllm import terminal_chat
+    from pyllm.terminal_chat.terminal_text import open_stdin
 
     if sys.stdin.isatty():
         raise ConfigError("there is no prompt: give it behind the model, or by a pipe")
-    return terminal_chat.open_stdin().read().removesuffix("\n")
+    return open_stdin().read().removesuffix("\n")

@@ -5,11 +5,13 @@ import sys
 
 import msgspec
 
-from pyllm.checkpoint import CachedModel, cached_models, embedded_model, read_checkpoint, size_text
+from pyllm.checkpoint.hub import size_text
+from pyllm.checkpoint.hub_cache import CachedModel, cached_models
+from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.errors import ConfigError, PyllmError
-from pyllm.families import UnknownArchitectureError
-from pyllm.launch import cpu_memory_needed
-from pyllm.supervision import host_memory
+from pyllm.families.registry import UnknownArchitectureError
+from pyllm.launch.resolve import cpu_memory_needed
+from pyllm.supervision.memory import host_memory
 
 _LONGEST_REASON = 72
 _SHORT_COMMIT = 7

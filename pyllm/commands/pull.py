@@ -3,7 +3,8 @@
 import argparse
 
 from pyllm import log
-from pyllm.checkpoint import FORMS, Hub, HubName, find_model, parse_model
+from pyllm.checkpoint.hub import Hub, find_model
+from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.errors import ConfigError
 
 

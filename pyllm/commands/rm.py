@@ -2,7 +2,9 @@
 
 import argparse
 
-from pyllm.checkpoint import FORMS, parse_hub_name, remove, size_text
+from pyllm.checkpoint.hub import size_text
+from pyllm.checkpoint.hub_cache import remove
+from pyllm.checkpoint.model_name import FORMS, parse_hub_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from pyllm import log
-from pyllm.batch import AnswerFile, BatchServer, RequestFile, WrongLinesError, run_batch
+from pyllm.batch.answer_file import AnswerFile
+from pyllm.batch.batch_run import BatchServer, run_batch
+from pyllm.batch.request_file import RequestFile, WrongLinesError
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.server_settings import ServerConfig

@@ -11,7 +11,7 @@ from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import print_notices, read_settings
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
 from pyllm.flags.trust_flags import add_trust_flags, trust_of
-from pyllm.terminal_chat import SourceRequest
+from pyllm.terminal_chat.source_selection import SourceRequest
 
 MODEL_OR_URL_HELP = (
     "a model as in pyllm serve, or the address of a server, such as http://127.0.0.1:8000; without it the server on "

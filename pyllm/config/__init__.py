@@ -2,7 +2,3 @@
 
 Starts no process and reads no checkpoint; `launch` fills in defaults that depend on the model or the machine.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

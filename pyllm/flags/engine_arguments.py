@@ -13,7 +13,7 @@ from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.flags.settings_flags import given_settings
 from pyllm.flags.vllm_settings import settle
-from pyllm.supervision import is_json
+from pyllm.supervision.json_log import is_json
 
 MODEL_HELP = (
     "GGUF file, Hugging Face folder, or a model of the hub: owner/repo, owner/repo:Q4_K_M, owner/repo@revision or "

@@ -11,7 +11,7 @@ import msgspec
 
 from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
-from pyllm.kv_transfer.stores import Retention
+from pyllm.kv_transfer.stores.store import Retention
 from pyllm.kv_transfer.tier_figures import TierReport
 from pyllm.wire.messages import TransferResults
 

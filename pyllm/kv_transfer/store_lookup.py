@@ -21,7 +21,7 @@ from pyllm.kv_transfer.scheduler_connector import (
     TransferRequest,
 )
 from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_settings
-from pyllm.kv_transfer.stores import KVStore
+from pyllm.kv_transfer.stores.store import KVStore
 from pyllm.kv_transfer.tier_figures import TierReport, TierReporter
 
 # Limit of calls of the store that have not returned, including abandoned ones. Further requests are computed.

@@ -11,7 +11,9 @@ from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.errors import ConfigError
 from pyllm.kv_transfer.scheduler_connector import HOLD_SECONDS, TRANSFER_SECONDS
-from pyllm.kv_transfer.stores import DiskStore, KVStore, RedisStore, Retention
+from pyllm.kv_transfer.stores.disk_store import DiskStore
+from pyllm.kv_transfer.stores.redis_store import RedisStore
+from pyllm.kv_transfer.stores.store import KVStore, Retention
 from pyllm.kv_transfer.tiered_store import TieredStore
 
 # The core restarts all ranks if a load takes TRANSFER_SECONDS, so a load must be given up well before.

@@ -16,7 +16,7 @@ from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer.scheduler_connector import BlockSave, ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLoad, StoreMetadata
 from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_settings
-from pyllm.kv_transfer.stores import KVStore, Retention
+from pyllm.kv_transfer.stores.store import KVStore, Retention
 from pyllm.kv_transfer.tier_figures import TierReporter
 from pyllm.kv_transfer.worker_connector import KVBlocks, WorkerConnector
 from pyllm.wire.messages import TransferStats

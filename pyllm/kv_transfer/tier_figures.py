@@ -11,7 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import msgspec
 
-from pyllm.kv_transfer.stores import KVStore, StoreStats
+from pyllm.kv_transfer.stores.store import KVStore, StoreStats
 
 REPORT_SECONDS = 2.0  # least time between two reads of the store's figures
 # Figures of `StoreStats` that are not counters: they cover all processes that have the store open.

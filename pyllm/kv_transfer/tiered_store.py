@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
+from pyllm.kv_transfer.stores.store import KVStore, Retention, StoreStats
 
 # Limit in bytes of blocks from a slower tier that wait to be saved in faster ones. Further blocks are not promoted.
 MAX_PROMOTED_BYTES = 64 << 20

@@ -2,7 +2,3 @@
 
 Composes `frontend`, `core` and `workers`, which never import one another. Runs no step and answers no request.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,7 +2,3 @@
 
 Reads Linux's files below an injected root; loads neither torch nor weights. Starts nothing and changes nothing.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from pyllm.checkpoint import size_text
+from pyllm.checkpoint.hub import size_text
 from pyllm.machine.model_needs import ModelNeeds
 from pyllm.machine.processor import PORTABLE, Processor
 from pyllm.machine.software import Software

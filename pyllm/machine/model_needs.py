@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pyllm.checkpoint import Checkpoint
-from pyllm.config import EngineConfig, num_ranks
-from pyllm.families import num_parameters
-from pyllm.launch import (
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.rank_coordinates import num_ranks
+from pyllm.families.tensors import num_parameters
+from pyllm.launch.memory_check import (
     activation_bytes,
     default_kv_cache_bytes,
     kv_bytes,
@@ -18,7 +19,7 @@ from pyllm.launch import (
     memory_needed,
     table_bytes_per_token,
 )
-from pyllm.launch import weights_bytes as weights_of
+from pyllm.launch.memory_check import weights_bytes as weights_of
 
 # Contexts for which the report gives the number of sequences, up to the model's own.
 CONTEXTS = (1024, 4096, 16384, 65536, 262144)

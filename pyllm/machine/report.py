@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint import size_text
+from pyllm.checkpoint.hub import size_text
 from pyllm.machine.findings import Finding
 from pyllm.machine.model_needs import ModelNeeds
 from pyllm.machine.processor import Processor

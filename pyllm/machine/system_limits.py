@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from pyllm.checkpoint import cache_folder
+from pyllm.checkpoint.cache import cache_folder
 from pyllm.errors import PyllmError
 from pyllm.launch.control_groups import free_processes, read_file
-from pyllm.supervision import Memory, host_memory, resolve_folder
+from pyllm.supervision.flight_recorder import resolve_folder
+from pyllm.supervision.memory import Memory, host_memory
 
 SHARED_MEMORY = "shared memory"
 PACKED_WEIGHTS = "packed weights"

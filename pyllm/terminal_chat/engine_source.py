@@ -8,9 +8,12 @@ from typing import Any
 
 from pyllm.async_engine import AsyncEngine
 from pyllm.errors import ConfigError
-from pyllm.frontend.chat import Conversation
-from pyllm.frontend.chat.parsers import Content, Reasoning, SampleParser
-from pyllm.frontend.text import NO_CHAT_TEMPLATE, RequestOutput, TextDelta
+from pyllm.frontend.chat.conversation import Conversation
+from pyllm.frontend.chat.parsers.parsed_pieces import Content, Reasoning
+from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.text.detokenizer import TextDelta
+from pyllm.frontend.text.outputs import RequestOutput
+from pyllm.frontend.text.templates import NO_CHAT_TEMPLATE
 from pyllm.prompts import Prompt
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams

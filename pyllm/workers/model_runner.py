@@ -52,7 +52,8 @@ from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.step_rows import written_blocks
 from pyllm.workers.step_sampler import StepSampler
-from pyllm.workers.transfers import CpuBlocks, GpuBlocks, RankTransfers
+from pyllm.workers.transfers.kv_blocks import CpuBlocks, GpuBlocks
+from pyllm.workers.transfers.rank_transfers import RankTransfers
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 
 

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pyllm.checkpoint import Hub, cached_models, find_model, parse_hub_name, read_checkpoint, remove
+from pyllm.checkpoint.hub import Hub, find_model
+from pyllm.checkpoint.hub_cache import cached_models, remove
+from pyllm.checkpoint.model_name import parse_hub_name
+from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from tests.hub_server import HubServer, Repository
 from tests.tiny_gguf import write_tiny_gguf

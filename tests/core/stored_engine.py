@@ -9,7 +9,7 @@ from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer import ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
-from pyllm.kv_transfer.stores import KVStore, Retention
+from pyllm.kv_transfer.stores.store import KVStore, Retention
 from pyllm.wire.messages import FinishCode
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor

@@ -10,7 +10,7 @@ from pyllm.errors import ConfigError
 from pyllm.kv_transfer import TRANSFER_SECONDS
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
-from pyllm.kv_transfer.stores import Retention
+from pyllm.kv_transfer.stores.store import Retention
 from pyllm.kv_transfer.tier_figures import REPORT_SECONDS
 from pyllm.wire.messages import Call, FinishCode, Rejected, Reply, TransferStats
 from tests.core.raw_engine import EPOCH, Engine

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from pyllm import LLM, EngineClient, LLMEngine, SamplingParams, SchedulingParams
 from pyllm.client import RequestHasher
-from pyllm.kv_transfer.stores import DiskStore, Retention
+from pyllm.kv_transfer.stores.disk_store import DiskStore
+from pyllm.kv_transfer.stores.store import Retention
 from tests.e2e.server import Server, until
 from tests.kv_transfer.dict_store import forget_all
 from tests.tiny_model import write_tiny_model

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from pyllm import LLMEngine, SamplingParams
-from pyllm.kv_transfer.stores import DiskStore
+from pyllm.kv_transfer.stores.disk_store import DiskStore
 from tests.e2e.server import Server, until
 from tests.tiny_model import write_tiny_model
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from pyllm.terminal_chat import AnswerParameters
+from pyllm.terminal_chat.answer_source import AnswerParameters
 from pyllm.terminal_chat.server_source import ServerSource
 from tests.e2e.server import Server
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from zlib import crc32
 
-from pyllm.kv_transfer.stores import Retention, StoreStats
+from pyllm.kv_transfer.stores.store import Retention, StoreStats
 
 _STORES: dict[str, dict[bytes, tuple[int, bytes]]] = {}
 

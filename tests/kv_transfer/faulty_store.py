@@ -5,7 +5,7 @@ import random
 import threading
 from collections.abc import Sequence
 
-from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
+from pyllm.kv_transfer.stores.store import KVStore, Retention, StoreStats
 
 
 class FaultyStore:

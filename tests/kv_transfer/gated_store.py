@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import Literal
 
-from pyllm.kv_transfer.stores import Retention
+from pyllm.kv_transfer.stores.store import Retention
 from tests.kv_transfer.dict_store import DictStore
 
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from pyllm.kv_transfer.stores import StoreStats
+from pyllm.kv_transfer.stores.store import StoreStats
 from tests.kv_transfer.dict_store import DictStore
 
 

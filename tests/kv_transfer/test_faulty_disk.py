@@ -13,7 +13,7 @@ from pyllm.errors import ConfigError
 from pyllm.kv_transfer import ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
-from pyllm.kv_transfer.stores import DiskStore
+from pyllm.kv_transfer.stores.disk_store import DiskStore
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE
 from tests.core.stored_engine import run_random_requests

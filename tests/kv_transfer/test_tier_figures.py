@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pyllm.kv_transfer.stores import StoreStats
+from pyllm.kv_transfer.stores.store import StoreStats
 from pyllm.kv_transfer.tier_figures import REPORT_SECONDS, TierReporter, TierTotals, summed, tiers_of
 from pyllm.kv_transfer.tiered_store import TieredStore
 from tests.kv_transfer.dict_store import DictStore

@@ -10,7 +10,7 @@ from pyllm.machine.model_needs import Fit, ModelNeeds
 from pyllm.machine.processor import NumaNode, Processor, kernels_of
 from pyllm.machine.software import Card, Software
 from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS, Folder, SystemLimits
-from pyllm.supervision import Memory
+from pyllm.supervision.memory import Memory
 
 GIB = 1 << 30
 AVX2 = "fpu sse2 fma avx f16c avx2"

@@ -8,7 +8,7 @@ from pyllm.machine.findings import Finding, Severity, find_problems, sort_findin
 from pyllm.machine.model_needs import ModelNeeds
 from pyllm.machine.processor import NumaNode
 from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS
-from pyllm.supervision import Memory
+from pyllm.supervision.memory import Memory
 from tests.machine.made_machines import GIB, card, limits, needs, processor, software, with_folder
 
 

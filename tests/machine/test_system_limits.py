@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS, read_limits
-from pyllm.supervision import Memory
+from pyllm.supervision.memory import Memory
 from tests.machine.made_machines import GIB, LIMITS, write_machine
 
 MEMINFO = "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nSwapTotal: 2097152 kB\nSwapFree: 1048576 kB\n"

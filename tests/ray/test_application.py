@@ -6,7 +6,7 @@ import pytest
 
 from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import server_settings
-from pyllm.ray import app
+from pyllm.ray.application import app
 
 CONFIG_FILE = Path(__file__).parents[2] / "deploy/ray/serve.yaml"
 

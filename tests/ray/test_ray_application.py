@@ -9,7 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import server_settings
-from pyllm.ray import app
+from pyllm.ray.application import app
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CONFIG_FILE = Path(__file__).parents[2] / "deploy/ray/serve.yaml"

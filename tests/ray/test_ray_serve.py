@@ -60,7 +60,7 @@ def cores(serve: Any) -> int:
 
 
 def deploy(serve: Any, model: str, **options: Any) -> None:
-    from pyllm.ray import app
+    from pyllm.ray.application import app
 
     serve.run(app({"model": model, **SETTINGS, **options}), name="pyllm", route_prefix="/")
 

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from pyllm.errors import PyllmError
-from pyllm.terminal_chat import AnswerParameters, AnswerPiece
-from pyllm.terminal_chat.answer_source import Message
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message
 
 Answer = Sequence[AnswerPiece | PyllmError]
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from pyllm.errors import PyllmError
-from pyllm.terminal_chat import AnswerPiece, Transcript, chat
-from pyllm.terminal_chat.chat_loop import run_chat
+from pyllm.terminal_chat.answer_source import AnswerPiece
+from pyllm.terminal_chat.chat_loop import chat, run_chat
 from pyllm.terminal_chat.chat_session import ChatSession
 from pyllm.terminal_chat.slash_commands import SLASH_COMMANDS
+from pyllm.terminal_chat.transcript import Transcript
 from tests.terminal_chat.scripted_source import Answer, KeptDisplay, ScriptedSource, whole
 
 CTRL_C = KeyboardInterrupt()

@@ -6,8 +6,9 @@ import signal
 import pytest
 
 from pyllm.errors import PyllmError
-from pyllm.terminal_chat import AnswerPiece, TokenUsage, Transcript
+from pyllm.terminal_chat.answer_source import AnswerPiece, TokenUsage
 from pyllm.terminal_chat.chat_session import ChatSession
+from pyllm.terminal_chat.transcript import Transcript
 from tests.terminal_chat.scripted_source import Answer, KeptDisplay, ScriptedSource, whole
 
 

@@ -3,7 +3,8 @@ import io
 import pytest
 
 from pyllm.errors import PyllmError
-from pyllm.terminal_chat import AnswerParameters, AnswerPiece, print_completion
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece
+from pyllm.terminal_chat.completion import print_completion
 from tests.terminal_chat.scripted_source import ScriptedSource, whole
 
 PLAIN = AnswerParameters()

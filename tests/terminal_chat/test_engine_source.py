@@ -7,14 +7,14 @@ import pytest
 
 from pyllm import CompletionOutput
 from pyllm.async_engine import AsyncEngine
-from pyllm.checkpoint import SamplingDefaults
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.errors import ConfigError, StartError
-from pyllm.frontend.chat import Conversation, Prepared
-from pyllm.frontend.chat.parsers import SampleParser
-from pyllm.frontend.text import RequestOutput
+from pyllm.frontend.chat.conversation import Conversation, Prepared
+from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams
-from pyllm.terminal_chat import AnswerParameters, AnswerPiece, TokenUsage
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage
 from pyllm.terminal_chat.engine_source import EngineSource
 
 PLAIN = AnswerParameters()

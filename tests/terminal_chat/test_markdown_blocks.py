@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.terminal_chat import MarkdownBlocks
+from pyllm.terminal_chat.markdown_blocks import MarkdownBlocks
 
 LINES = [
     *("", " ", "text", "more *text*", "# heading", "===", "---", "- item", "  - inner", "* other", "1. one", "2. two"),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pyllm.errors import ConfigError, PyllmError, RequestError
-from pyllm.terminal_chat import AnswerParameters, AnswerPiece, TokenUsage
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage
 from pyllm.terminal_chat.server_source import PAUSES, ServerSource, base_url
 from tests.terminal_chat.scripted_server import Script, ScriptedServer, chat_events, completion_events
 

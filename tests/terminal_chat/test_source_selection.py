@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.terminal_chat import SourceRequest, is_address, select_source
 from pyllm.terminal_chat.engine_source import EngineSource
 from pyllm.terminal_chat.server_source import ServerSource
+from pyllm.terminal_chat.source_selection import SourceRequest, is_address, select_source
 from tests.tiny_model import write_tiny_model
 
 NOWHERE = "http://127.0.0.1:1"

@@ -2,7 +2,3 @@
 
 Each route decodes a body and formats the answer; `requests` and `answers` do the work between.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

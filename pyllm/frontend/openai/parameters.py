@@ -15,7 +15,7 @@ from pyllm.frontend.openai.common_fields import EngineRequest, StructuredOutputs
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest, StreamOptions
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.scheduling import scheduling_from
-from pyllm.kv_transfer.stores import Retention
+from pyllm.kv_transfer.stores.store import Retention
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams

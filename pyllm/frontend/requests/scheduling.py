@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 from pyllm.arguments import check
 from pyllm.frontend.requests.request_context import RequestContext
-from pyllm.kv_transfer.stores import Retention
+from pyllm.kv_transfer.stores.store import Retention
 from pyllm.scheduling_params import MAX_NAME_CHARACTERS, SchedulingParams
 
 

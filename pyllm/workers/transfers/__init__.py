@@ -2,7 +2,3 @@
 
 Knows neither the storage of a connector nor the computation of a step.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

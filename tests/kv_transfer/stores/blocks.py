@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
-from pyllm.kv_transfer.stores import KVStore, Retention
+from pyllm.kv_transfer.stores.store import KVStore, Retention
 
 BLOCK_BYTES = 700
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm.errors import ConfigError
-from pyllm.kv_transfer.stores import DiskStore, Retention
+from pyllm.kv_transfer.stores.disk_store import DiskStore
+from pyllm.kv_transfer.stores.store import Retention
 from tests.kv_transfer.stores.blocks import key_of, load, lookup, save
 from tests.kv_transfer.stores.simulated_disk import Faults, KilledError, SimulatedDisk, SimulatedFiles
 

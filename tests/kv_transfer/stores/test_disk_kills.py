@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.kv_transfer.stores import DiskStore
+from pyllm.kv_transfer.stores.disk_store import DiskStore
 from tests.kv_transfer.stores.blocks import load, lookup, save
 from tests.kv_transfer.stores.mortal_files import MortalFiles
 

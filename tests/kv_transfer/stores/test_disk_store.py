@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.kv_transfer.stores import DiskStore
+from pyllm.kv_transfer.stores.disk_store import DiskStore
 from pyllm.kv_transfer.stores.file_layer import SystemFiles
 from tests.kv_transfer.stores.blocks import BLOCK_BYTES, key_of, load, lookup, save, value_of
 from tests.kv_transfer.stores.simulated_disk import Faults, SimulatedDisk, SimulatedFiles

@@ -11,8 +11,8 @@ import pytest
 from redis import Redis
 
 from pyllm.errors import ConfigError
-from pyllm.kv_transfer.stores import RedisStore, Retention
-from pyllm.kv_transfer.stores.redis_store import KEY_PREFIX
+from pyllm.kv_transfer.stores.redis_store import KEY_PREFIX, RedisStore
+from pyllm.kv_transfer.stores.store import Retention
 from tests.certificates import self_signed
 from tests.kv_transfer.stores.blocks import BLOCK_BYTES, key_of, load, lookup, save
 from tests.kv_transfer.stores.redis_server import free_port, listener, redis_server

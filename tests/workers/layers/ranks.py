@@ -14,7 +14,9 @@ from pyllm.workers.cuda_graphs import CaptureBudget
 from pyllm.workers.forward_pass import Limits
 from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
 from pyllm.workers.layers.rank_group import RankGroup
-from pyllm.workers.sampling import Draw, SamplingRows, SamplingSlots, TokenSampler
+from pyllm.workers.sampling.sampler import SamplingRows
+from pyllm.workers.sampling.sampling_slots import SamplingSlots
+from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
 from pyllm.workers.sampling_graphs import SamplingGraphs, graph_bytes
 from pyllm.workers.step.batch import PlanBuffer
 from pyllm.workers.worker_process import load

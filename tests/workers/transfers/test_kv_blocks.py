@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
-from pyllm.workers.transfers import CpuBlocks, GpuBlocks
+from pyllm.workers.transfers.kv_blocks import CpuBlocks, GpuBlocks
 
 
 class FakeCuda:

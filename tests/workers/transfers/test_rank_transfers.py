@@ -8,7 +8,7 @@ from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer import ConnectorContext, KVBlocks, WorkerConnector
 from pyllm.workers.step.attention_batch import Ints
-from pyllm.workers.transfers import RankTransfers
+from pyllm.workers.transfers.rank_transfers import RankTransfers
 from tests.kv_transfer.fake_blocks import FakeBlocks
 
 CONTEXT = ConnectorContext(namespace=bytes(32), block_size=4, num_ranks=1, windows=(None,), rank=0, cache=CacheConfig())

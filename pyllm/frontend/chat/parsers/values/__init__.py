@@ -2,7 +2,3 @@
 
 Know characters only: no machine that reads a whole call or an answer.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

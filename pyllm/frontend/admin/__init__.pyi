@@ -1,5 +1,0 @@
-from .routes import admin_routes
-
-__all__ = [
-    "admin_routes",
-]

@@ -1,5 +1,0 @@
-from .routes import infill_route
-
-__all__ = [
-    "infill_route",
-]

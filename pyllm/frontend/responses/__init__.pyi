@@ -1,5 +1,0 @@
-from .routes import responses_routes
-
-__all__ = [
-    "responses_routes",
-]

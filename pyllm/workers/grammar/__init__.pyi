@@ -1,8 +1,0 @@
-from .token_masks import PATIENCE, GrammarRow, Grammars, Mask
-
-__all__ = [
-    "PATIENCE",
-    "GrammarRow",
-    "Grammars",
-    "Mask",
-]
