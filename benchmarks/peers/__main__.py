@@ -33,7 +33,7 @@ from benchmarks.servers.load import (
     warm_up_requests,
 )
 from pyllm.checkpoint.reader import read_checkpoint
-from pyllm.launch import cpu_features
+from pyllm.machine import cpu_features
 
 REQUESTS = {1: 8, 8: 32, 32: 64}  # by how many run at once
 SHARED_PREFIXES = (2000, 80, 341)  # tokens; the last two are those of arXiv 2309.06180, section 6.4

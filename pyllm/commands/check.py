@@ -16,6 +16,9 @@ from types import TracebackType
 import msgspec
 
 from pyllm import log
+from pyllm.check.findings import Finding, find_problems, sort_findings
+from pyllm.check.model_needs import ModelNeeds, needs_of_model
+from pyllm.check.report import Report, as_json, as_text, print_tables
 from pyllm.checkpoint.cache import CacheError, cache_folder, forget_gguf
 from pyllm.checkpoint.hub import Hub, find_model, outline_model, size_text
 from pyllm.checkpoint.model_name import HubName, at_revision, parse_model
@@ -33,14 +36,11 @@ from pyllm.flags.settings_flags import (
     add_vllm_flags,
     given_settings,
 )
-from pyllm.launch.cuda_driver import visible_cards
 from pyllm.launch.memory_check import check_memory
 from pyllm.launch.model_overrides import chat_template_notice, check_overrides
 from pyllm.launch.resolve import resolve_server, resolve_settings
-from pyllm.machine.findings import Finding, find_problems, sort_findings
-from pyllm.machine.model_needs import ModelNeeds, needs_of_model
+from pyllm.machine.cuda_driver import visible_cards
 from pyllm.machine.processor import read_processor
-from pyllm.machine.report import Report, as_json, as_text, print_tables
 from pyllm.machine.software import read_software
 from pyllm.machine.system_limits import SystemLimits, read_limits
 from pyllm.wire.listeners import bind_listener, bind_unix_listener

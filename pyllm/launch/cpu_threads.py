@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyllm.config.engine_settings import ParallelConfig
 from pyllm.config.rank_coordinates import num_ranks
-from pyllm.launch.control_groups import cpu_quota
+from pyllm.machine.control_groups import cpu_quota
 
 logger = logging.getLogger(__name__)
 

@@ -40,12 +40,12 @@ from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import check_tensor_parallel
 from pyllm.launch.core_settings import settings_of_core
-from pyllm.launch.cpu_features import instructions
 from pyllm.launch.cpu_threads import threads_of_each_rank
-from pyllm.launch.cuda_driver import VisibleCard, visible_cards
 from pyllm.launch.memory_check import check_memory, default_kv_cache_bytes, memory_needed
 from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
+from pyllm.machine.cpu_features import instructions
+from pyllm.machine.cuda_driver import VisibleCard, visible_cards
 from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.supervision.memory import host_memory

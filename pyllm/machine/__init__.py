@@ -1,4 +1,4 @@
-"""Resources and limits of a machine, the needs of a model on it, and the problems found.
+"""Facts of a machine: its processor, cards, software, control groups and limits.
 
-Reads Linux's files below an injected root; loads neither torch nor weights. Starts nothing and changes nothing.
+Reads Linux's files below an injected root, and asks the CUDA driver. Knows no model and no setting; starts nothing.
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from pyllm.launch.control_groups import cpu_quota, read_file
-from pyllm.launch.cpu_features import instructions, parse
+from pyllm.machine.control_groups import cpu_quota, read_file
+from pyllm.machine.cpu_features import instructions, parse
 
 # Instructions that each level of the kernels needs, beside those of the levels before it.
 LEVELS: Mapping[str, frozenset[str]] = {

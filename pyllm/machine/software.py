@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
-from pyllm.launch.cuda_driver import VisibleCard, driver_version, visible_cards
+from pyllm.machine.cuda_driver import VisibleCard, driver_version, visible_cards
 
 PACKAGES = ("pyllm", "torch", "triton", "transformers", "tokenizers", "huggingface_hub")
 

@@ -13,7 +13,7 @@ import msgspec
 
 from pyllm.checkpoint.cache import cache_folder
 from pyllm.errors import PyllmError
-from pyllm.launch.control_groups import free_processes, read_file
+from pyllm.machine.control_groups import free_processes, read_file
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.supervision.memory import Memory, host_memory
 

@@ -8,9 +8,9 @@ from safetensors.numpy import load_file, save_file
 
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
-from pyllm.launch.cuda_driver import VisibleCard
 from pyllm.launch.probe_process import probe_model
 from pyllm.launch.resolve import _transfer, resolve_config
+from pyllm.machine.cuda_driver import VisibleCard
 from tests.tiny_model import write_tiny_model
 
 GIB = 1 << 30

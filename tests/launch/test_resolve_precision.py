@@ -10,9 +10,9 @@ import pytest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
-from pyllm.launch import cpu_features
-from pyllm.launch.cuda_driver import VisibleCard
 from pyllm.launch.resolve import fastest_quantization, resolve_config, resolve_precision
+from pyllm.machine import cpu_features
+from pyllm.machine.cuda_driver import VisibleCard
 from tests.families.tiny_families import write_tiny_family
 from tests.tiny_gguf import write_gpt_oss_gguf
 from tests.tiny_model import write_tiny_model

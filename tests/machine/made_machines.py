@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.machine.model_needs import Fit, ModelNeeds
+from pyllm.check.model_needs import Fit, ModelNeeds
 from pyllm.machine.processor import NumaNode, Processor, kernels_of
 from pyllm.machine.software import Card, Software
 from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS, Folder, SystemLimits

@@ -1,6 +1,6 @@
 """Packages and cards of a machine that is made up."""
 
-from pyllm.launch.cuda_driver import VisibleCard
+from pyllm.machine.cuda_driver import VisibleCard
 from pyllm.machine.software import PACKAGES, installed_version, read_software
 
 

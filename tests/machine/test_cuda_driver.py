@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyllm.launch.cuda_driver import VisibleCard, driver_version, read_cards, visible_cards
+from pyllm.machine.cuda_driver import VisibleCard, driver_version, read_cards, visible_cards
 
 GIB = 1 << 30
 

@@ -3,7 +3,7 @@
 import pytest
 from pyllm_kernels import _cpu
 
-from pyllm.launch import cpu_features
+from pyllm.machine import cpu_features
 
 XEON = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pyllm.machine.findings import Finding, Severity, find_problems, sort_findings
-from pyllm.machine.model_needs import ModelNeeds
+from pyllm.check.findings import Finding, Severity, find_problems, sort_findings
+from pyllm.check.model_needs import ModelNeeds
 from pyllm.machine.processor import NumaNode
 from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS
 from pyllm.supervision.memory import Memory

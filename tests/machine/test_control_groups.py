@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.launch.control_groups import cpu_quota, free_processes
+from pyllm.machine.control_groups import cpu_quota, free_processes
 from tests.machine.made_machines import write_machine
 
 

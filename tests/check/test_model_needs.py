@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyllm.check.model_needs import needs_of_model
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import engine_config
 from pyllm.launch.memory_check import kv_bytes
 from pyllm.launch.resolve import resolve_settings
-from pyllm.machine.model_needs import needs_of_model
 from tests.tiny_model import write_tiny_model
 
 GIB = 1 << 30

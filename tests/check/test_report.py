@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pyllm.machine.findings import Finding
-from pyllm.machine.report import Report, as_json, as_text, print_tables
+from pyllm.check.findings import Finding
+from pyllm.check.report import Report, as_json, as_text, print_tables
 from tests.machine.made_machines import card, limits, needs, processor, software
 
 FINDINGS = [Finding("error", "it is [bold]bad", "Do this."), Finding("warning", "it says so itself", "")]

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
+from pyllm.check.findings import Finding
+from pyllm.check.model_needs import ModelNeeds
 from pyllm.checkpoint.hub import size_text
-from pyllm.machine.findings import Finding
-from pyllm.machine.model_needs import ModelNeeds
 from pyllm.machine.processor import Processor
 from pyllm.machine.software import Card, Software
 from pyllm.machine.system_limits import SystemLimits

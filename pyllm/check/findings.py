@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from pyllm.check.model_needs import ModelNeeds
 from pyllm.checkpoint.hub import size_text
-from pyllm.machine.model_needs import ModelNeeds
 from pyllm.machine.processor import PORTABLE, Processor
 from pyllm.machine.software import Software
 from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS, SystemLimits
