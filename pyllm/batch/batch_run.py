@@ -12,8 +12,8 @@ import msgspec
 from pyllm.batch.answer_file import AnswerFile
 from pyllm.batch.request_file import RequestFile
 from pyllm.batch.request_sender import RequestSender, UnreachableError, Usage
-from pyllm.config.server_trust import ServerTrust, connection_advice
 from pyllm.errors import ConfigError
+from pyllm.wire.server_trust import ServerTrust, connection_advice
 
 _CONNECT_TIMEOUT = 10.0
 _SHORT_TIMEOUT = 60.0  # seconds for the list of models

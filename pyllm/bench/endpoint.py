@@ -17,8 +17,8 @@ from pyllm.bench.bench_defaults import COMPLETIONS
 from pyllm.bench.load_client import LoadClient
 from pyllm.bench.prompt_sets import Prompt
 from pyllm.bench.request_metrics import MILLISECONDS, Figures
-from pyllm.config.server_trust import ServerTrust, connection_advice
 from pyllm.errors import ConfigError, PyllmError
+from pyllm.wire.server_trust import ServerTrust, connection_advice
 
 _SHORT_TIMEOUT = 30.0  # seconds for the list of models
 _BETWEEN_ASKS = 0.1  # seconds

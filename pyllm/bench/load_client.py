@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from pyllm.config.server_trust import DEFAULT_TRUST, ServerTrust
+from pyllm.wire.server_trust import DEFAULT_TRUST, ServerTrust
 
 Clock = Callable[[], float]
 

@@ -2,8 +2,8 @@
 
 import argparse
 
-from pyllm.config.server_trust import ServerTrust
 from pyllm.errors import ConfigError
+from pyllm.wire.server_trust import ServerTrust
 
 
 def add_trust_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:

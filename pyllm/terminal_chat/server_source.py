@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
-from pyllm.config.server_trust import DEFAULT_TRUST, ServerTrust, connection_advice
 from pyllm.errors import ConfigError, PyllmError, RequestError
 from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
+from pyllm.wire.server_trust import DEFAULT_TRUST, ServerTrust, connection_advice
 
 # Seconds before each attempt to resume a stream; every event resets the attempts.
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)

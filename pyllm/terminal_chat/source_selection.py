@@ -6,10 +6,10 @@ from typing import Any
 import httpx2
 import msgspec
 
-from pyllm.config.server_trust import ServerTrust
 from pyllm.errors import ConfigError
 from pyllm.terminal_chat.answer_source import AnswerSource
 from pyllm.terminal_chat.server_source import ServerSource
+from pyllm.wire.server_trust import ServerTrust
 
 LOCAL_SERVER = "http://127.0.0.1:8000"
 

@@ -1,4 +1,4 @@
-"""The client's side of TLS: the certificates that a command accepts of its server."""
+"""Connections of commands to a server: the TLS certificates that they accept, and advice where one fails."""
 
 import os
 import ssl

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pyllm import cli
-from pyllm.config.server_trust import ServerTrust, connection_advice
 from pyllm.errors import ConfigError
+from pyllm.wire.server_trust import ServerTrust, connection_advice
 from tests.answering_server import AnsweringServer
 from tests.certificates import self_signed
 
