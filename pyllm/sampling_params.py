@@ -1,6 +1,6 @@
 """`SamplingParams`: the checked sampling parameters of a request. Knows neither the wire nor the model's limits."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from operator import attrgetter, is_
 from types import NoneType
@@ -363,6 +363,29 @@ def check_length_penalty(penalty: float) -> None:
     """
     is_allowed = abs(penalty) <= MAX_LENGTH_PENALTY
     check("length_penalty", penalty, is_allowed, f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}")
+
+
+def arguments_by_plugin(arguments: Mapping[str, Any], plugins: Collection[str]) -> dict[str, Any]:
+    """The arguments of each logits processor or sampler, by its name, from a request's `extra_args`.
+
+    A value under a plugin's name is for this plugin. Plain values under other names, as in vLLM, are for the only
+    installed plugin, as a dict.
+
+    Raises:
+        RequestError: there is no plugin of such a name, or plain values could be for several.
+    """
+    known = ", ".join(sorted(plugins)) or "none"
+    named = {name: value for name, value in arguments.items() if name in plugins}
+    others = {name: value for name, value in arguments.items() if name not in plugins}
+    for name, value in others.items():
+        if isinstance(value, dict):
+            raise RequestError(f"there is no logits processor or sampler {name!r}; installed are {known}", "extra_args")
+    if not others:
+        return named
+    if named or len(plugins) != 1:
+        text = f"which logits processor or sampler gets {', '.join(others)!s:.80} is not clear; installed are {known}"
+        raise RequestError(f'{text}: give its arguments below its name, as {{"name": {{...}}}}', "extra_args")
+    return dict.fromkeys(plugins, others)
 
 
 def _count(name: str, value: object) -> int | None:

@@ -11,7 +11,6 @@ import msgspec
 
 from pyllm.arguments import check
 from pyllm.errors import RequestError
-from pyllm.plugins import arguments_by_plugin
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
     MAX_BAD_WORDS_TOKENS,
@@ -20,6 +19,7 @@ from pyllm.sampling_params import (
     MAX_LOGIT_BIASES,
     MAX_LOGPROB_TOKEN_IDS,
     SamplingParams,
+    arguments_by_plugin,
     check_length_penalty,
 )
 from pyllm.scheduling_params import MAX_NAME_CHARACTERS

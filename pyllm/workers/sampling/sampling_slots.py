@@ -13,7 +13,8 @@ import torch
 from pyllm_kernels import LogitsStates
 
 from pyllm.errors import ConfigError, ProtocolError
-from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, arguments_by_plugin, offered_names
+from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
+from pyllm.sampling_params import arguments_by_plugin
 from pyllm.wire.messages import Sampling
 from pyllm.workers.grammar.token_masks import GrammarRow, Grammars, Mask
 from pyllm.workers.sampling.logits_processors import LogitsProcessor, load_logits_processor
