@@ -18,7 +18,7 @@ import zmq
 
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.core_parts import make_core, start
-from pyllm.core.event_publisher import EventPublisher
+from pyllm.core.event_publisher import EventPublisher, claim_addresses
 from pyllm.core.executors.executor import Executor
 from pyllm.core.loop import EngineCore
 from pyllm.errors import ConfigError, StartError
@@ -46,8 +46,13 @@ def run(
 
     `memory` outlives this process, see `EngineCore`.
     """
+
+    def serve() -> int:
+        with claim_addresses(config.engine.kv_events):
+            return uvloop.run(_serve(config, executor, context, parent, memory))
+
     try:
-        return parent.run(lambda: uvloop.run(_serve(config, executor, context, parent, memory)))
+        return parent.run(serve)
     finally:
         context.destroy(int(CLOSE_LINGER * 1000))
 

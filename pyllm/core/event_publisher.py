@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from ipaddress import ip_address
 from itertools import islice
 from typing import Any
@@ -17,6 +17,7 @@ import zmq
 from pyllm._rust import Scheduler
 from pyllm.config.engine_settings import KVEventsConfig
 from pyllm.errors import ConfigError
+from pyllm.wire.listeners import claim_endpoint
 
 MAX_KEPT_BYTES = 256 << 20  # of batches kept for replay
 MAX_REPLAY_REQUESTS = 1000  # in the queue
@@ -24,6 +25,20 @@ BATCHES_PER_TURN = 64  # replayed per turn of the event loop: more would delay t
 END_SEQUENCE = -1
 
 Context = zmq.Context[zmq.Socket[bytes]]
+
+
+@contextlib.contextmanager
+def claim_addresses(config: KVEventsConfig) -> Generator[None, None, None]:
+    """Hold the addresses that a publisher binds against other processes, also while its model still loads.
+
+    Raises:
+        ConfigError: another process has one of them.
+    """
+    published = config.kv_events_endpoint
+    with contextlib.ExitStack() as claims:
+        for address in (published if is_bound_address(published) else "", config.kv_events_replay_endpoint):
+            claims.enter_context(claim_endpoint(address))
+        yield
 
 
 class EventPublisher:

@@ -32,7 +32,7 @@ from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import keep_exit_codes
 from pyllm.supervision.server_processes import supervise
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
-from pyllm.wire.listeners import bind_listener, bind_unix_listener, claim_address, claim_path
+from pyllm.wire.listeners import bind_listener, bind_unix_listener, claim_address, claim_endpoint, claim_path
 from pyllm.wire.messages import Restarts
 from pyllm.wire.sockets import SocketFolder, is_core_address
 
@@ -132,7 +132,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
         may = "may use the engine, change its settings and forget its cache"
         reads = " and read all prompts" if engine.cache.enable_kv_cache_events else ""
         logger.warning("%s has no keys: anyone who reaches it %s%s", headless.bind, may, reads)
-    with _claim_core(headless.bind), SocketFolder() as folder:
+    with claim_endpoint(headless.bind), SocketFolder() as folder:
         engine, checkpoint = resolve_config(engine)
         core = CoreConfig(
             engine=engine,
@@ -260,13 +260,6 @@ def _claim(server: ServerConfig) -> contextlib.AbstractContextManager[object]:
     if server.uds:
         return claim_path(server.uds)
     return claim_address(f"{server.host}:{server.port}") if server.port else contextlib.nullcontext()
-
-
-def _claim_core(address: str) -> contextlib.AbstractContextManager[object]:
-    """Holds the address of a headless core: libzmq would take over the path of another running core."""
-    if address.startswith("ipc://"):
-        return claim_path(address.removeprefix("ipc://"))
-    return contextlib.nullcontext() if address.endswith((":0", ":*")) else claim_address(address)
 
 
 def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:

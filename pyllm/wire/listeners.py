@@ -46,8 +46,7 @@ def claim_path(path: str) -> Generator[None, None, None]:
         except BlockingIOError:
             raise _claimed(path) from None
         except OSError as error:
-            hint = "choose another --uds, or --bind of a core"
-            raise ConfigError(f"cannot listen on {path}: {error.strerror}; {hint}") from None
+            raise ConfigError(f"cannot listen on {path}: {error.strerror}; choose another path") from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(file), os.fstat(descriptor)):
                 break
@@ -58,6 +57,21 @@ def claim_path(path: str) -> Generator[None, None, None]:
         with contextlib.suppress(OSError):
             os.unlink(file)
         os.close(descriptor)
+
+
+def claim_endpoint(address: str) -> contextlib.AbstractContextManager[object]:
+    """Claim a ZeroMQ address before it is bound: libzmq would take over the path of another process.
+
+    A wildcard port, an abstract name and `inproc://` need no claim.
+
+    Raises:
+        ConfigError: another process has claimed it, or no file can be made in its folder.
+    """
+    transport, _, place = address.partition("://")
+    if transport == "ipc" and not place.startswith("@"):
+        return claim_path(place)
+    is_free = transport != "tcp" or place.endswith((":0", ":*"))
+    return contextlib.nullcontext() if is_free else claim_address(address)
 
 
 def _claimed(address: str) -> ConfigError:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from examples.kv_events import END, BlockMap
 from pyllm.config.engine_settings import KVEventsConfig
-from pyllm.core.event_publisher import BATCHES_PER_TURN, EventPublisher, is_bound_address
+from pyllm.core.event_publisher import BATCHES_PER_TURN, EventPublisher, claim_addresses, is_bound_address
 from pyllm.errors import ConfigError
 from tests.core.raw_engine import Engine
 
@@ -241,3 +242,24 @@ async def test_an_address_that_is_taken_is_an_error() -> None:
 )
 def test_a_publisher_binds_what_vllm_binds_and_the_loopback(address: str, is_bound: bool) -> None:
     assert is_bound_address(address) == is_bound
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_a_second_publisher_is_refused_the_path_of_the_first(tmp_path: Path, is_replay: bool) -> None:
+    taken, free = f"ipc://{tmp_path}/taken", f"ipc://{tmp_path}/free"
+    first = KVEventsConfig(kv_events_endpoint=taken)
+    addresses = (free, taken) if is_replay else (taken, free)
+    second = KVEventsConfig(kv_events_endpoint=addresses[0], kv_events_replay_endpoint=addresses[1])
+    with claim_addresses(first):
+        with pytest.raises(ConfigError, match=f"{tmp_path}/taken: another pyllm"), claim_addresses(second):
+            pass
+        with claim_addresses(KVEventsConfig(kv_events_endpoint=free)):  # It was let go.
+            pass
+    with claim_addresses(second):
+        pass
+
+
+def test_an_address_that_publishers_connect_to_is_for_all() -> None:
+    config = KVEventsConfig(kv_events_endpoint="tcp://gather.example:5557")
+    with claim_addresses(config), claim_addresses(config):
+        pass

@@ -156,6 +156,16 @@ def test_llm_refuses_what_cannot_run_and_goes_on() -> None:
         LLM(max_num_seq=3)
 
 
+def test_a_second_engine_leaves_the_path_of_kv_events_to_the_first(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"enable_kv_cache_events": True, "kv_events_endpoint": f"ipc://{tmp_path}/events"}
+    with LLM(**options) as first:
+        with pytest.raises(ConfigError, match=f"cannot listen on {tmp_path}/events: another pyllm"):
+            LLM(**options)
+        assert first.generate(FRANCE, GREEDY)[0].outputs[0].text
+    with LLM(**options) as third:
+        assert third.generate(FRANCE, GREEDY)[0].outputs[0].text
+
+
 async def test_async_engine_streams_aborts_and_outlives_its_core() -> None:
     async with AsyncEngine() as engine:
         outputs = [output async for output in engine.generate(FRANCE, GREEDY)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.wire.listeners import bind_listener, bind_unix_listener, claim_address, claim_path, listen
+from pyllm.wire.listeners import bind_listener, bind_unix_listener, claim_address, claim_endpoint, claim_path, listen
 from pyllm.wire.sockets import SocketFolder
 
 
@@ -50,6 +50,21 @@ def test_a_path_is_claimed_by_one_through_its_folder_and_leaves_nothing(tmp_path
             pass
     assert {each.name for each in tmp_path.iterdir()} == {"link"}
     with pytest.raises(ConfigError, match="absent/socket: No such file or directory"), claim_path("/absent/socket"):
+        pass
+
+
+@pytest.mark.parametrize("address", ["ipc://{folder}/events", "tcp://*:{port}"])
+def test_a_bound_zeromq_address_is_claimed_by_one(address: str, tmp_path: Path) -> None:
+    address = address.format(folder=tmp_path, port=os.getpid())
+    with claim_endpoint(address), pytest.raises(ConfigError, match="another pyllm"):
+        claim_endpoint(address).__enter__()
+    with claim_endpoint(address):
+        pass
+
+
+@pytest.mark.parametrize("address", ["", "tcp://*:0", "tcp://*:*", "inproc://events", "ipc://@events"])
+def test_a_zeromq_address_that_nobody_can_take_over_is_not_claimed(address: str) -> None:
+    with claim_endpoint(address), claim_endpoint(address):
         pass
 
 
