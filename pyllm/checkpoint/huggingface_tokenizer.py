@@ -41,9 +41,12 @@ class _NamedTemplate(msgspec.Struct):
     template: str
 
 
-class _TokenizerConfig(msgspec.Struct):
-    added_tokens_decoder: dict[int, _Token] | None = None
+class _ProcessorTemplate(msgspec.Struct):
     chat_template: str | list[_NamedTemplate] | None = None
+
+
+class _TokenizerConfig(_ProcessorTemplate):
+    added_tokens_decoder: dict[int, _Token] | None = None
 
 
 class _SpecialTokens(NamedTuple):
@@ -103,10 +106,11 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
         ids |= {token.content: index for index, token in added.items()}
     bos_token, eos_token = (special.named[name].content for name in ("bos_token", "eos_token"))
     ends = (ids[eos_token],) if eos_token and eos_token in ids else ()
+    chat_template, tool_chat_template = _chat_templates(folder, options)
     return TokenizerFiles(
         path=str(path),
-        chat_template=_chat_template(folder, options),
-        tool_chat_template=_tool_chat_template(folder, options),
+        chat_template=chat_template,
+        tool_chat_template=tool_chat_template,
         bos_token=bos_token,
         eos_token=eos_token,
         eos_token_ids=ends,
@@ -231,22 +235,21 @@ def _written(path: Path, document: Any) -> Path:
     return path
 
 
-def _chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return _template_text(file)
-    template = options.chat_template
-    if isinstance(template, list):  # Several named templates: take the default one, as transformers does.
-        return next((named.template for named in template if named.name == "default"), None)
-    return template
+def _chat_templates(folder: Path, options: _TokenizerConfig) -> tuple[str | None, str | None]:
+    """The chat template, and the one for requests with tools, as transformers takes them.
 
-
-def _tool_chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
-    file = folder / "additional_chat_templates/tool_use.jinja"
-    if file.is_file():
-        return _template_text(file)
-    named = options.chat_template if isinstance(options.chat_template, list) else []
-    return next((each.template for each in named if each.name == "tool_use"), None)
+    Files of their own replace those of tokenizer_config.json; chat_template.json is what earlier processors saved.
+    """
+    file, tool_file = folder / "chat_template.jinja", folder / "additional_chat_templates/tool_use.jinja"
+    given = options.chat_template
+    if given is None and not file.is_file():
+        given = read_json(folder / "chat_template.json", _ProcessorTemplate, optional=True).chat_template
+    several = [_NamedTemplate("default", given)] if isinstance(given, str) else given or ()
+    named = {each.name: each.template for each in several}
+    return (
+        _template_text(file) if file.is_file() else named.get("default"),
+        _template_text(tool_file) if tool_file.is_file() else named.get("tool_use"),
+    )
 
 
 def _template_text(file: Path) -> str:

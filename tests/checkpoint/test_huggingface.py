@@ -284,6 +284,19 @@ def test_a_chat_template_may_be_a_file_or_one_of_several(tmp_path: Path) -> None
     assert (tokenizer.chat_template, tokenizer.tool_chat_template) == ("file", "file for tools")
 
 
+def test_a_chat_template_that_a_processor_has_saved_is_the_last_choice(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path))
+    saved, options = folder / "chat_template.json", folder / "tokenizer_config.json"
+    saved.write_text(json.dumps({"chat_template": "saved"}))
+    assert read_checkpoint(str(folder)).tokenizer.chat_template == CHAT_TEMPLATE
+    edit(options, chat_template=None)
+    assert read_checkpoint(str(folder)).tokenizer.chat_template == "saved"
+    saved.write_text(json.dumps({"chat_template": [{"name": "default", "template": "one of several"}]}))
+    assert read_checkpoint(str(folder)).tokenizer.chat_template == "one of several"
+    (folder / "chat_template.jinja").write_text("file")
+    assert read_checkpoint(str(folder)).tokenizer.chat_template == "file"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
