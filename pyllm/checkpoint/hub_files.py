@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -135,21 +135,26 @@ def choose_safetensors(place: str, names: Iterable[str], indexed: Sequence[str])
         return list(indexed)
     if WEIGHTS in files:
         return [WEIGHTS]
-    found = _models_alone(files)
-    others = {file: safetensors_parts(file) for file in found if file not in indexed}
+    others = {file: safetensors_parts(file) for file in _models_alone(files) if file not in indexed}
     sets = [parts for parts in others.values() if len(parts) > 1]
     if whole := [parts for parts in sets if files.issuperset(parts)]:
         return whole[0]
     if others and not sets and files.isdisjoint(indexed):
         return list(others)
+    raise _no_weights(place, files, indexed, sets)
+
+
+def _no_weights(place: str, files: Set[str], indexed: Sequence[str], sets: Iterable[Sequence[str]]) -> ConfigError:
+    """The error where neither the index nor a set is whole: the missing parts, or weights in other formats."""
     if missing := sorted({part for parts in (indexed, *sets) for part in parts} - files):
         named = f"{INDEX} names" if set(missing) & set(indexed) else "it lacks"
+        found = _models_alone(files)
         there = f"it has {_some(found)}" if found else "it has no safetensors file"
-        raise ConfigError(f"{place}: {named} {_some(missing)}, and {there}: download what is missing")
+        return ConfigError(f"{place}: {named} {_some(missing)}, and {there}: download what is missing")
     weights = sorted(file for file in files if Path(file).suffix in _WEIGHTS)
     is_pickled = any(Path(file).suffix in PICKLED for file in weights)
     convert = f", and not from {_some(weights)}{f': {CONVERT}' if is_pickled else ''}" if weights else ""
-    raise ConfigError(f"{place} has no {WEIGHTS}; weights are read from safetensors files only{convert}")
+    return ConfigError(f"{place} has no {WEIGHTS}; weights are read from safetensors files only{convert}")
 
 
 def _models_alone(names: Iterable[str]) -> list[str]:

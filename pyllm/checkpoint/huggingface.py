@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,7 @@ from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
 from pyllm.families.spec import ModelImpl, ModelSpec
 from pyllm.families.tensors import (
+    TensorEntry,
     TensorNames,
     dummy_entries,
     has_own_head,
@@ -88,39 +89,17 @@ def read_huggingface(
     family = None if implementation == "transformers" else _family(config, may_be_other)
     gathered = gather(tensors, quantization, files)
     if family is not None:
-        spec = family.read(config)
-        names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
-        has_head = has_head or spec.tie_word_embeddings or has_own_head(names, gathered.tensors)
-        spec = _with_own_head(spec, names, gathered, files) if has_head else without_head(spec)
-        entries, skipped = map_tensors(spec, names, gathered.tensors, gathered.quantised)
+        mapped = _map_to_family(family, config, gathered, files, has_head)
     elif quantization is not None and quantization.method == "mxfp4":
         raise ConfigError("transformers cannot compute mxfp4 weights here: use --model-impl native")
     elif probe is not None:
-        shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
-        probed = probe(ProbeRequest(config=json.dumps(fields), tensors=shapes))
-        spec, skipped, has_head = probed.spec, probed.skipped, True  # The probe has computed logits.
-        entries = map_probed(probed, gathered.tensors, gathered.quantised)
+        mapped = _map_to_transformers(probe, fields, gathered)
     else:
         raise ConfigError(f"{folder}: transformers cannot be asked about the model here")
-    spec = msgspec.structs.replace(
-        spec, dtype=weights_dtype([entry.source for entry in entries if entry.quantised is None])
-    )
-    tokenizer = tokenizer or read_huggingface_tokenizer(folder)
-    check_vocabulary(tokenizer, spec)
-    sampling, ends = _generation(folder, config)
-    return Checkpoint(
-        name=folder.name,
-        format="safetensors",
-        files=files,
-        spec=spec,
-        tensors=entries,
-        tokenizer=tokenizer.with_ends(ends, spec),
-        fingerprint=weights_fingerprint(files, entries),
-        sampling=sampling,
-        embedding=msgspec.structs.replace(_embedding(folder, fields), is_only_use=not has_head),
-        skipped=skipped,
-        quantization=quantization.method if quantization and gathered.quantised else "",
-    )
+    dtype = weights_dtype([entry.source for entry in mapped.tensors if entry.quantised is None])
+    mapped = mapped._replace(spec=msgspec.structs.replace(mapped.spec, dtype=dtype))
+    method = quantization.method if quantization and gathered.quantised else ""
+    return _checkpoint(folder, fields, mapped, tokenizer, _Weights("safetensors", files, method))
 
 
 def read_dummy(
@@ -137,25 +116,67 @@ def read_dummy(
         raise ConfigError(f"{folder} is quantised, and dummy weights are floats: use that of the unquantised model")
     family = _family(config, may_be_other=False)
     assert family is not None
-    spec, text = family.read(config), config.section("text_config")
+    text = config.section("text_config")
     dtypes = [place.text(name) for place in (config, text) for name in ("dtype", "torch_dtype") if name in place]
     dtype = dtypes[0] if dtypes and dtypes[0] in _TYPES else "float32"
-    spec = msgspec.structs.replace(spec, dtype=dtype)
-    entries = dummy_entries(spec, _TYPES[dtype])
-    tokenizer = tokenizer or read_huggingface_tokenizer(folder)
-    check_vocabulary(tokenizer, spec)
-    sampling, ends = _generation(folder, config)
+    spec = msgspec.structs.replace(family.read(config), dtype=dtype)
+    mapped = _Mapped(spec, dummy_entries(spec, _TYPES[dtype]), (), has_head)
+    checkpoint = _checkpoint(folder, fields, mapped, tokenizer, _Weights("dummy"))
     logger.warning("the weights are made up (load_format dummy): answers mean nothing")
+    return checkpoint
+
+
+class _Mapped(NamedTuple):
+    """What a model computes, and from which tensors; without `has_head` it only embeds."""
+
+    spec: ModelSpec
+    tensors: tuple[TensorEntry, ...]
+    skipped: tuple[str, ...]
+    has_head: bool
+
+
+class _Weights(NamedTuple):
+    """The format of a checkpoint's weights, their files and the method of their quantization."""
+
+    format: Literal["safetensors", "dummy"]
+    files: tuple[str, ...] = ()
+    quantization: str = ""
+
+
+def _map_to_family(family: Family, config: Config, gathered: Gathered, files: Sequence[str], has_head: bool) -> _Mapped:
+    spec = family.read(config)
+    names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
+    has_head = has_head or spec.tie_word_embeddings or has_own_head(names, gathered.tensors)
+    spec = _with_own_head(spec, names, gathered, files) if has_head else without_head(spec)
+    return _Mapped(spec, *map_tensors(spec, names, gathered.tensors, gathered.quantised), has_head)
+
+
+def _map_to_transformers(probe: Probe, fields: Mapping[str, Any], gathered: Gathered) -> _Mapped:
+    shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
+    probed = probe(ProbeRequest(config=json.dumps(fields), tensors=shapes))
+    entries = map_probed(probed, gathered.tensors, gathered.quantised)
+    return _Mapped(probed.spec, entries, probed.skipped, has_head=True)  # The probe has computed logits.
+
+
+def _checkpoint(
+    folder: Path, fields: Mapping[str, Any], mapped: _Mapped, tokenizer: TokenizerFiles | None, weights: _Weights
+) -> Checkpoint:
+    """The checkpoint of a mapped model, with what the other files of its folder say."""
+    tokenizer = tokenizer or read_huggingface_tokenizer(folder)
+    check_vocabulary(tokenizer, mapped.spec)
+    sampling, ends = _generation(folder, Config(fields))
     return Checkpoint(
         name=folder.name,
-        format="dummy",
-        files=(),
-        spec=spec,
-        tensors=entries,
-        tokenizer=tokenizer.with_ends(ends, spec),
-        fingerprint=weights_fingerprint((), entries),
+        format=weights.format,
+        files=weights.files,
+        spec=mapped.spec,
+        tensors=mapped.tensors,
+        tokenizer=tokenizer.with_ends(ends, mapped.spec),
+        fingerprint=weights_fingerprint(weights.files, mapped.tensors),
         sampling=sampling,
-        embedding=msgspec.structs.replace(_embedding(folder, fields), is_only_use=not has_head),
+        embedding=msgspec.structs.replace(_embedding(folder, fields), is_only_use=not mapped.has_head),
+        skipped=mapped.skipped,
+        quantization=weights.quantization,
     )
 
 
