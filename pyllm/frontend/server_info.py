@@ -12,6 +12,7 @@ from pyllm.errors import EngineDeadError
 from pyllm.frontend.http.event_ids import model_hash
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.text.templates import no_chat_template
 from pyllm.sampling_params import SamplingParams
 
 # The parameters with a number for a default, which a reader may want to know.
@@ -47,7 +48,8 @@ class ServerInfo(Struct, kw_only=True):
 class ModelDescription(Struct, kw_only=True):
     """`GET /model_info`. The model reads and generates text only.
 
-    Without `has_chat_template` the routes for conversations answer 400, unless a request brings a template.
+    Without `has_chat_template` the routes for conversations answer 400, unless a request brings a template;
+    `chat_template_notice` is the reason for people to read.
     `preferred_sampling_params` are what a request gets for the parameters that it leaves out; without `max_tokens` an
     answer may fill the context.
     """
@@ -58,6 +60,7 @@ class ModelDescription(Struct, kw_only=True):
     max_model_len: int
     vocab_size: int
     has_chat_template: bool
+    chat_template_notice: str = ""
     is_generation: bool = True
     has_image_understanding: bool = False
     has_audio_understanding: bool = False
@@ -133,6 +136,7 @@ def _model_info(state: ServerState) -> ModelDescription:
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         has_chat_template=state.chat_template is not None,
+        chat_template_notice="" if state.chat_template is not None else no_chat_template(state.model_name),
         preferred_sampling_params=_sampling_defaults(state),
     )
 

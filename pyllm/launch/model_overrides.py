@@ -11,7 +11,7 @@ from pyllm.checkpoint.huggingface import read_generation_config
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.model_settings import ModelConfig
 from pyllm.errors import ConfigError, RequestError
-from pyllm.frontend.text.templates import ChatTemplate
+from pyllm.frontend.text.templates import ChatTemplate, no_chat_template
 from pyllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -48,10 +48,7 @@ def chat_template_notice(checkpoint: Checkpoint) -> str:
     """
     if ChatTemplate.of(checkpoint.tokenizer) is not None or checkpoint.embedding.is_only_use:
         return ""
-    return (
-        f"{checkpoint.name} has no chat template, so requests with messages are refused: give one by --chat-template "
-        "FILE, or complete texts with /v1/completions or `pyllm complete`"
-    )
+    return no_chat_template(checkpoint.name)
 
 
 def _chat_template(given: str) -> str:

@@ -13,7 +13,7 @@ from pyllm.frontend.chat.parsers.parsed_pieces import Content, Reasoning
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.outputs import RequestOutput
-from pyllm.frontend.text.templates import NO_CHAT_TEMPLATE
+from pyllm.frontend.text.templates import no_chat_template
 from pyllm.prompts import Prompt
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams
@@ -121,7 +121,7 @@ class EngineSource:
 
 def _check_template(engine: AsyncEngine) -> None:
     if not engine.has_chat_template:
-        raise ConfigError(f"{engine.model_name}: {NO_CHAT_TEMPLATE}")
+        raise ConfigError(no_chat_template(engine.model_name))
 
 
 def _log_ignored(field: str, text: str) -> None:

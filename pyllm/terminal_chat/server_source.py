@@ -120,8 +120,9 @@ class ServerSource:
         except (httpx2.TransportError, httpx2.InvalidURL, msgspec.DecodeError):
             return  # `start` reports the problem, if there is one.
         if not description.has_chat_template:
-            text = f"the model at {self._base} has no chat template: its server needs --chat-template FILE, or ask "
-            raise PyllmError(f"{text}`pyllm complete {self._base.removesuffix('/v1')}` to continue a text")
+            from pyllm.frontend.text.templates import no_chat_template
+
+            raise PyllmError(no_chat_template(f"the model at {self._base.removesuffix('/v1')}"))
 
     async def start(self) -> None:
         """Choose the server's first model, unless a model was named.

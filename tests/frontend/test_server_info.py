@@ -5,6 +5,7 @@ import pytest
 
 from pyllm.config.api_keys import ApiKey, KeyRing, new_key
 from pyllm.errors import GivenUpError
+from pyllm.frontend.text.templates import no_chat_template
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.client.fake_core import MODEL
 from tests.frontend.serving import answering, in_process
@@ -27,7 +28,9 @@ async def test_the_server_and_its_model_are_described(tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize("template", [None, "{{ messages }}"])
 async def test_whether_the_model_can_chat_is_told(tokenizer: Tokenizer, template: str | None) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer, template) as frontend:
-        assert (await frontend.http.get("/model_info")).json()["has_chat_template"] is (template is not None)
+        model = (await frontend.http.get("/model_info")).json()
+        assert model["has_chat_template"] is (template is not None)
+        assert model["chat_template_notice"] == ("" if template else no_chat_template("tiny"))
         refused = await frontend.http.post(
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}
         )

@@ -13,6 +13,7 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
+from pyllm.frontend.text.templates import no_chat_template
 from pyllm.launch.model_overrides import chat_template_notice, with_overrides
 from pyllm.launch.resolve import resolve_config
 from tests.tiny_model import write_tiny_model
@@ -100,6 +101,6 @@ def test_a_model_that_cannot_chat_is_told_of_unless_it_only_embeds(tmp_path: Pat
     assert chat_template_notice(checkpoint) == ""
     tokenizer = msgspec.structs.replace(checkpoint.tokenizer, chat_template=None)
     base = msgspec.structs.replace(checkpoint, tokenizer=tokenizer)
-    assert "--chat-template FILE, or complete texts with /v1/completions" in chat_template_notice(base)
+    assert chat_template_notice(base) == no_chat_template("tiny")
     embedding = msgspec.structs.replace(base.embedding, is_only_use=True)
     assert chat_template_notice(msgspec.structs.replace(base, embedding=embedding)) == ""

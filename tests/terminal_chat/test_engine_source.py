@@ -162,11 +162,11 @@ async def test_another_model_takes_the_memory_of_the_first() -> None:
 
 async def test_a_model_without_chat_template_is_refused_before_it_is_loaded() -> None:
     source, (engine,) = source_of("base")
-    with pytest.raises(ConfigError, match=r"base: this model has no chat template: give one by --chat-template FILE"):
+    with pytest.raises(ConfigError, match=r"base has no chat template, .*: give one by --chat-template FILE"):
         await source.check_chat()
     assert engine.log == []
     chats, made = source_of("one")
     await chats.check_chat()
-    with pytest.raises(ConfigError, match="base: this model"):
+    with pytest.raises(ConfigError, match="base has no chat template"):
         await chats.select("base")
     assert (chats.model, made[0].log) == ("one", [])

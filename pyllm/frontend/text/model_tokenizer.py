@@ -9,7 +9,7 @@ from typing import Any
 from pyllm.arguments import as_list, flag, integer, mapping, refuse, text, texts, token_ids
 from pyllm.checkpoint.types import TokenizerFiles
 from pyllm.errors import ConfigError, RequestError
-from pyllm.frontend.text.templates import ChatTemplate
+from pyllm.frontend.text.templates import ChatTemplate, no_chat_template
 from pyllm.frontend.text.tokenizer import Tokenizer
 
 # Options of a call that change nothing at these values.
@@ -207,7 +207,7 @@ class ModelTokenizer:
     def _template(self, source: str | None) -> ChatTemplate:
         if source is None:
             if self._chat_template is None:
-                raise RequestError("this model has no chat template: give chat_template", "chat_template")
+                raise RequestError(no_chat_template(), "chat_template")
             return self._chat_template
         try:
             return ChatTemplate.of_request(text("chat_template", source), self._chat_template)

@@ -12,7 +12,7 @@ from pyllm.client.prompt_tokens import PromptTokens, known_tokens
 from pyllm.client.submission import refuse_prompt
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.frontend.text.encoding_threads import EncodingCache, EncodingCounts, EncodingThreads
-from pyllm.frontend.text.templates import NO_CHAT_TEMPLATE, ChatTemplate, Message
+from pyllm.frontend.text.templates import ChatTemplate, Message, no_chat_template
 from pyllm.frontend.text.tokenizer import INLINE_CHARACTERS, Tokenizer
 from pyllm.wire.messages import ModelInfo
 
@@ -87,7 +87,7 @@ class PromptEncoder:
             RequestError: there are no messages or no template, or the template refuses the messages.
         """
         if template is None:
-            raise RequestError(NO_CHAT_TEMPLATE, "messages")
+            raise RequestError(no_chat_template(), "messages")
         if not messages:
             raise RequestError("messages is empty; give at least one message", "messages")
         options = (messages, add_generation_prompt, continue_final_message, variables)

@@ -24,11 +24,6 @@ from pyllm.errors import ConfigError, RequestError, TemplateRefusalError
 MAX_CHARACTERS = 16 << 20
 # Of a template that comes with a request: the longest that models have are below 40,000.
 MAX_SOURCE_CHARACTERS = 1 << 17
-# The error for messages to a model without a template.
-NO_CHAT_TEMPLATE = (
-    "this model has no chat template: give one by --chat-template FILE, or have a text continued instead, by "
-    "`pyllm complete`, /v1/completions or generate()"
-)
 # Templates of requests that are remembered.
 _MAX_TEMPLATES = 64
 
@@ -36,6 +31,14 @@ Message = Mapping[str, Any]
 
 _NO_VARIABLES: Mapping[str, Any] = {}
 _END_MARK = "\x00end of the last message\x00"
+
+
+def no_chat_template(model: str = "this model") -> str:
+    """The text for a model without a chat template, with the remedies."""
+    return (
+        f"{model} has no chat template, so requests with messages are refused: give one by --chat-template FILE, or "
+        "have a text continued instead, by `pyllm complete`, /v1/completions or generate()"
+    )
 
 
 class ChatTemplate:

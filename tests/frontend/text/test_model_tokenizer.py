@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import transformers
@@ -127,3 +128,11 @@ def test_numbers_of_numpy_are_ids(ours: ModelTokenizer) -> None:
 def test_what_it_cannot_do_is_refused(ours: ModelTokenizer, call: Any, text: str) -> None:
     with pytest.raises(RequestError, match=text):
         call(ours)
+
+
+def test_a_tokenizer_without_chat_template_names_the_remedies(folder: str) -> None:
+    files = msgspec.structs.replace(read_checkpoint(folder).tokenizer, chat_template=None)
+    tokenizer = ModelTokenizer(Tokenizer(files), files)
+    with pytest.raises(RequestError, match="this model has no chat template"):
+        tokenizer.apply_chat_template(CHAT)
+    assert tokenizer.apply_chat_template(CHAT, chat_template="given", tokenize=False) == "given"

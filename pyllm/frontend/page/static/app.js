@@ -29,7 +29,7 @@ async function server() {
     model: model.id,
     context: model.max_model_len,
     defaults: info.preferred_sampling_params || {},
-    canChat: info.has_chat_template !== false,
+    whyNoChat: info.chat_template_notice,
   };
 }
 

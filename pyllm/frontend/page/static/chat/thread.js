@@ -17,13 +17,13 @@ export class Thread {
   #follows = true;
 
   // `actions` are those of MessageView, and `send` for a suggestion.
-  constructor(actions, { model, canChat }) {
+  constructor(actions, { model, whyNoChat }) {
     this.actions = actions;
     this.list = element("div", { class: "messages" });
     this.welcome = element(
       "div",
       { class: "welcome" },
-      ...(canChat ? invitation(model, actions) : noChat(model)),
+      ...(whyNoChat ? noChat(whyNoChat) : invitation(model, actions)),
     );
     this.toEnd = element("button", {
       type: "button",
@@ -112,16 +112,13 @@ function invitation(model, actions) {
   ];
 }
 
-function noChat(model) {
+function noChat(reason) {
   return [
     element("h2", {}, "This model cannot chat"),
     element(
       "p",
       { class: "note" },
-      model,
-      " has no chat template. Start the server with ",
-      element("code", {}, "--chat-template FILE"),
-      ", or have a text continued: ",
+      `${reason}. `,
       element("a", { href: "#/api/post/v1/completions" }, "POST /v1/completions"),
       ".",
     ),
