@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
 from pyllm.batch.answer_file import AnswerFile
-from pyllm.batch.request_file import RequestFile
+from pyllm.batch.request_file import CHATS, BatchRequest, RequestFile
 from pyllm.batch.request_sender import RequestSender, UnreachableError, Usage
 from pyllm.errors import ConfigError
 from pyllm.wire.server_trust import ServerTrust, connection_advice
@@ -43,6 +43,10 @@ class _Model(msgspec.Struct):
     id: str
 
 
+class _ModelDescription(msgspec.Struct):
+    chat_template_notice: str = ""
+
+
 class _Models(msgspec.Struct):
     data: list[_Model]
 
@@ -55,14 +59,17 @@ async def run_batch(
     `transport` is an `httpx2` transport that replaces the network, for tests.
 
     Raises:
-        ConfigError: the server has none of the models that the requests name, or refuses the key.
+        ConfigError: the server has none of the models that the requests name, or refuses the key, or its model has no
+            chat template and every request with messages would fail.
         PyllmError: the server cannot be reached, or answers cannot be written; answers already written stay.
     """
-    pending = iter([request for request in requests.requests if request.custom_id not in answers.answered])
+    left = [request for request in requests.requests if request.custom_id not in answers.answered]
+    pending = iter(left)
     before = len(answers.answered)
     with _Bar(len(requests.requests), before, time.perf_counter) as bar:
         async with _client(server, transport) as http:
             await _check_models(http, requests)
+            await _check_template(http, left)
             sender = RequestSender(http)
 
             async def work() -> None:
@@ -71,7 +78,7 @@ async def run_batch(
                     answers.append(answer)
                     bar.add(usage)
 
-            count = min(server.max_concurrency, len(requests.requests) - before)
+            count = min(server.max_concurrency, len(left))
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(count):
@@ -122,6 +129,22 @@ async def _check_models(http: Any, requests: RequestFile) -> None:
             f"{requests.path} asks for the model {min(requests.models)!r}, and the server has {min(served)!r}: change "
             f"the requests, or serve it by that name (--served-model-name {min(requests.models)})"
         )
+
+
+async def _check_template(http: Any, requests: Sequence[BatchRequest]) -> None:
+    """Raise where the server says that its model takes no messages, and no request brings a chat template."""
+    import httpx2
+
+    chats = [request for request in requests if request.url in CHATS]
+    if not chats or not all(request.needs_template for request in chats):
+        return
+    try:
+        response = await http.get("/model_info", timeout=_SHORT_TIMEOUT)
+        notice = msgspec.json.decode(response.content, type=_ModelDescription).chat_template_notice
+    except (httpx2.TransportError, msgspec.DecodeError):
+        return  # Another server, or one that the first request will report.
+    if notice:
+        raise ConfigError(f"nothing was sent, as {len(chats)} of {len(requests)} requests have messages: {notice}")
 
 
 def _first(errors: BaseException) -> BaseException:

@@ -1,6 +1,6 @@
 """The requests of a batch, one JSON object a line in OpenAI's format. All are checked before the first is sent.
 
-Keeps only the position of each line in memory. Knows no server; of a body it reads only `model` and `stream`.
+Keeps only the position of each line in memory. Knows no server; of a body it reads few fields.
 """
 
 from pathlib import Path
@@ -11,7 +11,8 @@ import msgspec
 
 from pyllm.errors import ConfigError
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+CHATS = ("/v1/chat/completions", "/v1/responses")
+URLS = (*CHATS, "/v1/completions", "/v1/embeddings")
 
 _LONGEST_ID = 512  # characters, as in OpenAI's API
 
@@ -26,17 +27,22 @@ class WrongLinesError(ConfigError):
 
 
 class BatchRequest(msgspec.Struct, frozen=True, gc=False):
-    """One line: `offset` and `num_bytes` are its position and length in the file."""
+    """One line: `offset` and `num_bytes` are its position and length in the file.
+
+    `needs_template`: it has messages, and brings no chat template.
+    """
 
     custom_id: str
     url: str
     offset: int
     num_bytes: int
+    needs_template: bool = False
 
 
 class _Body(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
+    chat_template: msgspec.Raw | None = None
 
 
 class _Line(msgspec.Struct):
@@ -113,7 +119,8 @@ class RequestFile:
                 continue
             if line.body.model is not None:
                 self.models.add(line.body.model)
-            self.requests.append(BatchRequest(line.custom_id, line.url, begin, len(content)))
+            needs_template = line.url in CHATS and line.body.chat_template is None
+            self.requests.append(BatchRequest(line.custom_id, line.url, begin, len(content), needs_template))
         return problems
 
 

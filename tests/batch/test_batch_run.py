@@ -141,6 +141,47 @@ def test_a_model_that_the_server_has_not_is_said_before_anything_is_sent(tmp_pat
     assert answered(tmp_path) == []
 
 
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+OWN_TEMPLATE = ("/v1/chat/completions", {"chat_template": "{{ messages }}", "messages": []})
+RESPONSE = ("/v1/responses", {"input": "a"})
+COMPLETION = ("/v1/completions", {"prompt": "a"})
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_refused"),
+    [
+        ([CHAT, CHAT], True),
+        ([RESPONSE], True),
+        ([COMPLETION, CHAT], True),
+        ([CHAT, OWN_TEMPLATE], False),
+        ([COMPLETION], False),
+    ],
+)
+def test_chats_with_a_model_that_cannot_are_one_error_before_anything_is_sent(
+    tmp_path: Path, rows: list[tuple[str, dict[str, object]]], is_refused: bool
+) -> None:
+    lines = [
+        json.dumps({"custom_id": f"r{number}", "method": "POST", "url": url, "body": body})
+        for number, (url, body) in enumerate(rows)
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    sent = []
+
+    def base(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/model_info":
+            return httpx2.Response(200, json={"chat_template_notice": "m has no chat template: give one"})
+        sent.append(request.method)
+        return httpx2.Response(200, json={"data": []})
+
+    if is_refused:
+        with pytest.raises(ConfigError, match=f"of {len(rows)} requests have messages: m has no chat template: give"):
+            run(tmp_path, base)
+        assert sent == ["GET"]
+    else:
+        run(tmp_path, base)
+        assert sent.count("POST") == len(rows)
+
+
 def test_a_server_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     write_requests(tmp_path, ["a"])
 
