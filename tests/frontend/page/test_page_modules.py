@@ -3,10 +3,13 @@
 import json
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyllm.terminal_chat.answer_source import AnswerParameters
+from pyllm.terminal_chat.transcript import Transcript
 from tests.browser import Browser
 
 pytestmark = pytest.mark.services
@@ -207,9 +210,9 @@ def test_conversations_go_through_a_file(modules: Browser) -> None:
         const user = addMessage(one, null, { role: "user", content: "# **Hi** there" });
         addMessage(one, user.id, { role: "assistant", content: "a" });
         addMessage(one, user.id, { role: "assistant", content: "b" });
-        const [read] = conversationsOf(asFile([one]), { system: "", stop: "" });
+        const [read] = conversationsOf(asFile([one]), () => ({ system: "", stop: "" }));
         const request = { messages: [{ role: "system", content: "s" }, { role: "user", content: "x" }] };
-        const [saved] = conversationsOf(JSON.stringify(request), { system: "" });
+        const [saved] = conversationsOf(JSON.stringify(request), () => ({ system: "" }));
         return [
             read.id === one.id, read.title, read.settings, shownMessages(read).map(({ content }) => content),
             saved.settings.system, shownMessages(saved).map(({ content }) => content),
@@ -225,7 +228,7 @@ def test_a_file_brings_what_is_not_there_and_what_was_changed_under_another_id(m
         const all = [0, 1, 2].map(() => newConversation({}));
         all.forEach((each) => addMessage(each, null, { role: "user", content: "Hi" }));
         const known = new Map([[all[0].id, all[0].updated], [all[1].id, all[1].updated - 1]]);
-        const [changed, added, ...others] = conversationsOf(asFile(all), {}, known);
+        const [changed, added, ...others] = conversationsOf(asFile(all), () => ({}), known);
         return [changed.id === all[1].id, added.id === all[2].id, others.length];
     """)
     assert found == [False, True, 0]
@@ -255,7 +258,7 @@ def damaged(message: Mapping[str, object] | None = None, **fields: object) -> st
 
 
 def test_a_whole_conversation_is_taken(modules: Browser) -> None:
-    script = 'return (await import("/chat/conversation.js")).conversationsOf(arguments[0], {}).length;'
+    script = 'return (await import("/chat/conversation.js")).conversationsOf(arguments[0], () => ({})).length;'
     assert modules.run(script, damaged()) == 1
 
 
@@ -281,7 +284,7 @@ def test_a_whole_conversation_is_taken(modules: Browser) -> None:
 def test_a_file_that_has_no_conversations_is_refused(modules: Browser, text: str, reason: str) -> None:
     script = """
         const { conversationsOf } = await import("/chat/conversation.js");
-        try { conversationsOf(arguments[0], {}); return "taken"; } catch (error) { return error.message; }
+        try { conversationsOf(arguments[0], () => ({})); return "taken"; } catch (error) { return error.message; }
     """
     assert reason in modules.run(script, text)
 
@@ -401,6 +404,55 @@ BODY = """
 
 def body(modules: Browser, **settings: Any) -> dict[str, Any]:
     return dict(modules.run(BODY, SETTINGS | settings))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"parameters": dict.fromkeys(("top_p", "min_p", "max_tokens", "seed", "repetition_penalty"), 1)},
+        {"format": "json_object"},
+        {"format": "json_schema", "inputs": {"json_schema": '{\n  "type": "object"\n}'}},
+        {"format": "regex", "inputs": {"regex": "a+"}},
+        {"format": "choice", "inputs": {"choice": "yes\nno"}},
+        {"tools": '[\n  {\n    "type": "function"\n  }\n]', "toolChoice": "required"},
+        {"logprobs": True, "topLogprobs": 3},
+    ],
+)
+def test_an_imported_request_keeps_its_settings(modules: Browser, changes: dict[str, Any]) -> None:
+    settings = SETTINGS | {"stop": "A\nB"} | changes
+    found = modules.run(
+        """
+        const { conversationsOf } = await import("/chat/conversation.js");
+        const { settingsOf } = await import("/chat/request.js");
+        return conversationsOf(arguments[0], settingsOf)[0].settings;
+        """,
+        json.dumps(body(modules, **settings)),
+    )
+    assert found == settings
+
+
+def test_what_pyllm_chat_saved_keeps_its_parameters(modules: Browser, tmp_path: Path) -> None:
+    parameters = AnswerParameters(temperature=0.5, top_k=3, max_tokens=9, seed=7, stop=("A", "B"))
+    Transcript("Be brief.", parameters).save(tmp_path / "saved.json", "m")
+    found = modules.run(
+        """
+        const { conversationsOf } = await import("/chat/conversation.js");
+        const { settingsOf } = await import("/chat/request.js");
+        return conversationsOf(arguments[0], settingsOf)[0].settings;
+        """,
+        (tmp_path / "saved.json").read_text(),
+    )
+    assert (found["system"], found["stop"]) == ("Be brief.", "A\nB")
+    assert found["parameters"] == {"temperature": 0.5, "top_k": 3, "max_tokens": 9, "seed": 7}
+
+
+def test_a_stop_string_that_the_page_cannot_show_is_said(modules: Browser) -> None:
+    script = """
+        const { settingsOf } = await import("/chat/request.js");
+        try { settingsOf({ stop: ["a\\nb"] }); } catch (error) { return error.message; }
+    """
+    assert "a stop string has several lines" in modules.run(script)
 
 
 def test_settings_become_the_fields_of_a_request(modules: Browser) -> None:

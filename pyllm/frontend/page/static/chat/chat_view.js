@@ -16,7 +16,7 @@ import {
   shownMessages,
 } from "./conversation.js";
 import { ConversationList } from "./conversation_list.js";
-import { asCurl, asPython, CHAT_PATH, newSettings, requestBody } from "./request.js";
+import { asCurl, asPython, CHAT_PATH, newSettings, requestBody, settingsOf } from "./request.js";
 import { SettingsView } from "./settings_view.js";
 import { all, checkRoom, load, remove, save, search, summaries } from "./storage.js";
 import { Thread } from "./thread.js";
@@ -165,7 +165,7 @@ export class ChatView {
   async #takeIn(file) {
     try {
       const known = new Map((await summaries()).map(({ id, updated }) => [id, updated]));
-      const conversations = conversationsOf(await file.text(), newSettings(), known);
+      const conversations = conversationsOf(await file.text(), settingsOf, known);
       await checkRoom(conversations);
       for (const conversation of conversations) await save(conversation);
       announce(`${conversations.length} conversations imported`);

@@ -83,21 +83,21 @@ export function asFile(conversations) {
 }
 
 // The conversations of a file that are not kept yet: those of `asFile`, or the one of `pyllm chat`'s /save, which is a
-// request. `known` has the time of the last change of each kept conversation, by id; a conversation that was changed
+// request. `settingsOf` gives the settings of a request, and those without one. `known` has the time of the last change of each kept conversation, by id; a conversation that was changed
 // since gets another id, so that nothing is overwritten. Throws an Error that says what is wrong.
-export function conversationsOf(text, settings, known = new Map()) {
+export function conversationsOf(text, settingsOf, known = new Map()) {
   let file;
   try {
     file = JSON.parse(text);
   } catch {
     throw new Error("it is not JSON");
   }
-  if (Array.isArray(file?.messages)) return [ofMessages(file.messages, settings)];
+  if (Array.isArray(file?.messages)) return [ofRequest(file, settingsOf(file))];
   if (!Array.isArray(file?.conversations)) throw new Error("it has neither `conversations` nor `messages`");
   const conversations = file.conversations.map((each, index) => {
     if (!isConversation(each)) throw new Error(`its conversation ${index + 1} is damaged`);
     const { id, title, created, updated, messages, children, chosen } = each;
-    const own = { ...settings, ...each.settings };
+    const own = { ...settingsOf(), ...each.settings };
     return { id, title: String(title || ""), created, updated, settings: own, messages, children, chosen };
   });
   return conversations
@@ -105,8 +105,8 @@ export function conversationsOf(text, settings, known = new Map()) {
     .map((each) => (known.has(each.id) ? { ...each, id: newId() } : each));
 }
 
-function ofMessages(messages, settings) {
-  const conversation = newConversation({ ...settings });
+function ofRequest({ messages }, settings) {
+  const conversation = newConversation(settings);
   let parent = null;
   for (const { role, content } of messages) {
     if (typeof content !== "string") throw new Error("a message's content is no text");

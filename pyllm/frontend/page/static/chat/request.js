@@ -78,6 +78,35 @@ export function requestBody(messages, settings, model) {
   return body;
 }
 
+// The settings of a request, as far as the page has them; without a request, those of a new conversation.
+// Throws an Error for a stop string that the page cannot show.
+export function settingsOf(body = {}) {
+  const settings = newSettings();
+  for (const { name } of PARAMETERS) {
+    if (typeof body[name] === "number") settings.parameters[name] = body[name];
+  }
+  const stop = [body.stop ?? []].flat();
+  if (stop.some((text) => text.includes("\n"))) {
+    throw new Error("a stop string has several lines, and the page has one a line: take it out of `stop`");
+  }
+  settings.stop = stop.join("\n");
+  if (body.tools?.length) settings.tools = JSON.stringify(body.tools, null, 2);
+  if (typeof body.tool_choice === "string") settings.toolChoice = body.tool_choice;
+  if (body.logprobs) settings.logprobs = true;
+  if (body.top_logprobs) settings.topLogprobs = body.top_logprobs;
+  return Object.assign(settings, formatOf(body));
+}
+
+function formatOf({ response_format: form, structured_outputs: outputs }) {
+  if (form?.type === "json_object") return { format: "json_object" };
+  if (form?.type === "json_schema") {
+    return { format: "json_schema", inputs: { json_schema: JSON.stringify(form.json_schema?.schema, null, 2) } };
+  }
+  if (outputs?.regex) return { format: "regex", inputs: { regex: outputs.regex } };
+  if (outputs?.choice) return { format: "choice", inputs: { choice: outputs.choice.join("\n") } };
+  return {};
+}
+
 function constraint({ format, inputs }) {
   const input = inputs[format] || "";
   switch (format) {
