@@ -14,28 +14,11 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from pyllm.errors import RequestError, UnknownParameterError
-from pyllm.nearest_name import nearest_name
+from pyllm.nearest_name import NEAR_NAMES, PEER_NAMES, nearest_name
 
 Kind = TypeVar("Kind")
 
 MAX_SHOWN_BITS = 256
-# The parameters of pyllm for names in transformers, Ollama, llama.cpp and OpenAI.
-_OTHER_NAMES = {
-    **dict.fromkeys(
-        ("max_new_tokens", "max_length", "max_completion_tokens", "num_predict", "n_predict"), "max_tokens"
-    ),
-    **dict.fromkeys(("min_new_tokens", "min_length"), "min_tokens"),
-    **dict.fromkeys(("stop_strings", "stop_sequences"), "stop"),
-    "repeat_penalty": "repetition_penalty",
-    "do_sample": "temperature, where 0 is greedy",
-    "num_return_sequences": "n",
-    "num_beams": "beam_width",
-    "bad_words_ids": "bad_words_token_ids",
-    "eos_token_id": "stop_token_ids",
-    "top_logprobs": "logprobs",
-    "response_format": "structured_outputs",
-    "guided_json": "structured_outputs",
-}
 _UNEXPECTED = "Unexpected keyword argument "
 
 _NUMPY_BOOLS = {("numpy", "bool"), ("numpy", "bool_")}
@@ -188,8 +171,9 @@ def as_list(value: Any) -> Any:
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    if _OTHER_NAMES.get(name, "").partition(",")[0] in known:
-        return f": it is {_OTHER_NAMES[name]} here"
+    meant = PEER_NAMES.get(name) or NEAR_NAMES.get(name, "")
+    if meant.partition(",")[0] in known:
+        return f": it is {meant} here"
     near = nearest_name(name, known)
     return f": did you mean {near!r}?" if near else ""
 

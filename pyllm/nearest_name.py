@@ -1,7 +1,38 @@
-"""The known name closest to a misspelt one; each of its words must be close, because a wrong guess misleads."""
+"""The known name that another name means: the one of a peer's parameter, or the closest to a misspelt one.
+
+Each word of a close name must be close, because a wrong guess misleads. Knows neither requests nor commands.
+"""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+# Names in OpenAI, transformers, SGLang, llama.cpp, Ollama, LM Studio and TGI of parameters that mean the same here.
+PEER_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("max_completion_tokens", "max_new_tokens", "max_output_tokens", "n_predict", "num_predict"), "max_tokens"
+    ),
+    "min_new_tokens": "min_tokens",
+    **dict.fromkeys(("stop_sequences", "stop_strings"), "stop"),
+    "no_stop_trim": "include_stop_str_in_output",
+    "repeat_penalty": "repetition_penalty",
+    "sampling_seed": "seed",
+    **dict.fromkeys(("n_cmpl", "num_return_sequences"), "n"),
+    **dict.fromkeys(("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
+    "rid": "request_id",
+    "extra_args": "vllm_xargs",  # over HTTP
+}
+# Names of parameters that mean something else, and the parameter to use here.
+NEAR_NAMES: Mapping[str, str] = {
+    "max_length": "max_tokens",
+    "min_length": "min_tokens",
+    "do_sample": "temperature, where 0 is greedy",
+    "num_beams": "beam_width",
+    "bad_words_ids": "bad_words_token_ids",
+    "eos_token_id": "stop_token_ids",
+    "top_logprobs": "logprobs",
+    "response_format": "structured_outputs",
+    "guided_json": "structured_outputs",
+}
 
 # A word of at least this many letters may have two mistakes, a shorter one may have one: `tags` and `task` have two.
 _LONG_WORD = 8

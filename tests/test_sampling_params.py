@@ -47,6 +47,7 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> No
         ({"temprature": 1}, "SamplingParams has no 'temprature': did you mean 'temperature'?"),
         ({"max_new_tokens": 1, "zzz": 1}, "no 'max_new_tokens': it is max_tokens here; SamplingParams has no 'zzz'"),
         ({"num_predict": 1}, "it is max_tokens here"),
+        ({"sampling_seed": 1}, "it is seed here"),
         ({"do_sample": False}, "it is temperature, where 0 is greedy here"),
         ({"repeat_penalty": 1.1}, "it is repetition_penalty here"),
     ],

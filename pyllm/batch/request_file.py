@@ -5,7 +5,7 @@ Keeps only the position of each line in memory. Knows no server; of a body it re
 
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -42,7 +42,7 @@ class BatchRequest(msgspec.Struct, frozen=True, gc=False):
 class _Body(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
-    chat_template: msgspec.Raw | None = None
+    chat_template: Any = None
 
 
 class _Line(msgspec.Struct):

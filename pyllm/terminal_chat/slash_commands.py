@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from pyllm.errors import PyllmError
-from pyllm.nearest_name import nearest_name
+from pyllm.nearest_name import PEER_NAMES, nearest_name
 from pyllm.terminal_chat.chat_session import ChatSession
 from pyllm.terminal_chat.transcript import PARAMETER_NAMES, load_transcript
 
@@ -14,8 +14,7 @@ KEYS = """Enter sends. Alt-Enter, or a backslash at the end of the line, makes a
 Ctrl-C stops an answer; at an empty prompt twice, or Ctrl-D, it ends the chat."""
 
 
-# Ollama's names of parameters, and those that can be set only when a model starts.
-_OLLAMA_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+# Ollama's names of parameters that can be set only when a model starts.
 _AT_THE_START = {"num_ctx": "--max-model-len", "num_gpu": "--device", "num_thread": "--num-threads"}
 
 
@@ -103,7 +102,7 @@ async def _set(session: ChatSession, argument: str) -> None:
         await _system(session, text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text)
         return
     name, _, value = (value.strip() if what == "parameter" else argument).partition(" ")
-    name = _OLLAMA_NAMES.get(name, name)
+    name = PEER_NAMES.get(name, name)
     if name in _AT_THE_START:
         raise PyllmError(f"{name} cannot be changed in a chat: start it with {_AT_THE_START[name]}")
     if name not in PARAMETER_NAMES:

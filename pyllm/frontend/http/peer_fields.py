@@ -14,23 +14,27 @@ from pyllm.errors import RequestError
 from pyllm.frontend.http.field_descriptions import DESCRIPTIONS
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, is_unsupported, unsupported_field
+from pyllm.nearest_name import NEAR_NAMES, PEER_NAMES
 
 T = TypeVar("T")
 
 _SAME_AS = "same_as"
+# The names of one field on other routes.
+_OTHER_ROUTES = {"max_tokens": ("max_completion_tokens", "max_output_tokens")}
 
 
-def same_as(*names: str) -> Meta:
-    """The mark of an alias of one of our fields; with several names, of each that a body has and supports."""
-    bounds = dict(DESCRIPTIONS[names[0]].bounds)
+def same_as_ours(name: str) -> Meta:
+    """The mark of a peer's name of one of our fields; `max_tokens` has another name on other routes."""
+    own = PEER_NAMES[name]
+    names = (own, *_OTHER_ROUTES.get(own, ()))
     return Meta(
-        description=f"The same as {' or '.join(names)}.", extra={_SAME_AS: names}, extra_json_schema=bounds or None
+        description=f"The same as {' or '.join(names)}.",
+        extra={_SAME_AS: names},
+        extra_json_schema=dict(DESCRIPTIONS[own].bounds) or None,
     )
 
 
-MaxTokens = Annotated[int | None, same_as("max_tokens", "max_completion_tokens", "max_output_tokens")]
 UseLogprobs = Annotated[T | None, unsupported_field("logprobs")]
-UseMaxTokens = Annotated[T | None, unsupported_field("max_tokens")]
 UseReasoningEffort = Annotated[T | None, unsupported_field("reasoning_effort", True)]
 UseSeparateFields = Annotated[T | None, unsupported_field("the fields in it, outside of it", {})]
 UseStructuredOutputs = Annotated[T | None, unsupported_field("structured_outputs")]
@@ -38,10 +42,10 @@ UseSystemMessage = Annotated[T | None, unsupported_field("a message of the role 
 
 
 class PeerFields(Struct, kw_only=True):
-    """The table: each field is marked as `same_as` one of ours, a `Hint`, or unsupported but for neutral values."""
+    """The table: each field is marked as `same_as_ours`, a `Hint`, or unsupported but for neutral values."""
 
     # vLLM, of one route each.
-    extra_args: Annotated[dict[str, Any] | None, same_as("vllm_xargs")] = None
+    extra_args: Annotated[dict[str, Any] | None, same_as_ours("extra_args")] = None
     best_of: Unsupported[int] = 1
     echo: Unsupported[bool] = False
     use_beam_search: Unsupported[bool] = False
@@ -84,10 +88,10 @@ class PeerFields(Struct, kw_only=True):
     return_mm_kwargs: Hint = True
 
     # SGLang.
-    no_stop_trim: Annotated[bool | None, same_as("include_stop_str_in_output")] = None
-    min_new_tokens: Annotated[int | None, same_as("min_tokens")] = None
-    sampling_seed: Annotated[int | None, same_as("seed")] = None
-    rid: Annotated[str | None, same_as("request_id")] = None
+    no_stop_trim: Annotated[bool | None, same_as_ours("no_stop_trim")] = None
+    min_new_tokens: Annotated[int | None, same_as_ours("min_new_tokens")] = None
+    sampling_seed: Annotated[int | None, same_as_ours("sampling_seed")] = None
+    rid: Annotated[str | None, same_as_ours("rid")] = None
     regex: UseStructuredOutputs[str] = None
     ebnf: UseStructuredOutputs[str] = None
     stop_regex: Annotated[Any, unsupported_field("stop", [])] = None
@@ -124,10 +128,10 @@ class PeerFields(Struct, kw_only=True):
     use_audio_in_video: Hint = False
 
     # llama.cpp; Ollama and LM Studio have some of them, too.
-    repeat_penalty: Annotated[float | None, same_as("repetition_penalty")] = None
+    repeat_penalty: Annotated[float | None, same_as_ours("repeat_penalty")] = None
     repeat_last_n: Hint = -1  # `use_own_names` refuses it beside a penalty.
-    n_predict: MaxTokens = None
-    n_cmpl: Annotated[int | None, same_as("n")] = None
+    n_predict: Annotated[int | None, same_as_ours("n_predict")] = None
+    n_cmpl: Annotated[int | None, same_as_ours("n_cmpl")] = None
     grammar: UseStructuredOutputs[Any] = None
     grammar_lazy: UseStructuredOutputs[bool] = False
     grammar_triggers: Annotated[Any, unsupported_field("structured_outputs", [])] = None
@@ -148,9 +152,9 @@ class PeerFields(Struct, kw_only=True):
     image_data: Annotated[Any, unsupported_field(None, [])] = None
     reasoning_format: Annotated[str | None, unsupported_field(None, "auto", "deepseek", "parsed")] = None
     thinking_forced_open: Unsupported[bool] = False
-    thinking_budget_tokens: Annotated[int | None, same_as("thinking_token_budget")] = None
-    reasoning_budget: Annotated[int | None, same_as("thinking_token_budget")] = None
-    reasoning_budget_tokens: Annotated[int | None, same_as("thinking_token_budget")] = None
+    thinking_budget_tokens: Annotated[int | None, same_as_ours("thinking_budget_tokens")] = None
+    reasoning_budget: Annotated[int | None, same_as_ours("reasoning_budget")] = None
+    reasoning_budget_tokens: Annotated[int | None, same_as_ours("reasoning_budget_tokens")] = None
     reasoning_budget_message: Annotated[str | None, unsupported_field(None, "")] = None
     thinking_budget_message: Annotated[str | None, unsupported_field(None, "")] = None
     parse_tool_calls: Unsupported[bool] = True
@@ -189,7 +193,7 @@ class PeerFields(Struct, kw_only=True):
     verbose: Hint = False
 
     # Ollama, also of earlier versions.
-    num_predict: MaxTokens = None
+    num_predict: Annotated[int | None, same_as_ours("num_predict")] = None
     options: UseSeparateFields[Any] = None
     think: UseReasoningEffort[Any] = None
     reasoning: Hint = None
@@ -215,7 +219,7 @@ class PeerFields(Struct, kw_only=True):
     penalize_newline: Hint = None
 
     # LM Studio.
-    max_output_tokens: MaxTokens = None
+    max_output_tokens: Annotated[int | None, same_as_ours("max_output_tokens")] = None
     system_prompt: UseSystemMessage[Any] = None
     integrations: Annotated[Any, unsupported_field("tools", [])] = None
     ttl: Hint = None
@@ -223,10 +227,10 @@ class PeerFields(Struct, kw_only=True):
     context_length: Hint = None
 
     # TGI, transformers, and servers with their fields.
-    max_new_tokens: MaxTokens = None
-    max_length: UseMaxTokens[int] = None
-    min_length: Annotated[int | None, unsupported_field("min_tokens", 0)] = None
-    stop_sequences: Annotated[list[str] | None, same_as("stop")] = None
+    max_new_tokens: Annotated[int | None, same_as_ours("max_new_tokens")] = None
+    max_length: Annotated[int | None, unsupported_field(NEAR_NAMES["max_length"])] = None
+    min_length: Annotated[int | None, unsupported_field(NEAR_NAMES["min_length"], 0)] = None
+    stop_sequences: Annotated[list[str] | None, same_as_ours("stop_sequences")] = None
     parameters: UseSeparateFields[Any] = None
     inputs: Annotated[Any, unsupported_field("prompt or messages")] = None
     truncate: Annotated[Any, unsupported_field("truncate_prompt_tokens", False)] = None
