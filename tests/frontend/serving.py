@@ -27,6 +27,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|start|>{% endif %}"
 )
 
+# Fields of a chat's message that no model here fills: null, as in vLLM.
+UNFILLED = {"refusal": None, "annotations": None, "audio": None, "function_call": None}
 STRICT = ServerConfig(unknown_fields="refuse")
 
 

@@ -249,12 +249,15 @@ class Completion(Struct):
 class AssistantMessage(Struct):
     """The model's answer. `content` is null where it only called tools, or did not finish its reasoning.
 
-    `reasoning` is null where there is none, as in vLLM.
+    `reasoning` is null where there is none, as in vLLM, and so are OpenAI's fields that no model here fills.
     """
 
     role: str
     content: str | None
     refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
     reasoning: str | None = None
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from openai.types.chat import ChatCompletion
 
 from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.text.tokenizer import INLINE_CHARACTERS, Tokenizer
@@ -15,7 +16,7 @@ from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import Submit
 from tests.client.fake_core import MODEL, ScriptedCore
 from tests.frontend.ignoring import check_no_effect
-from tests.frontend.serving import Frontend, answering, events, in_process
+from tests.frontend.serving import UNFILLED, Frontend, answering, events, in_process
 
 TEXT = "Hello 🙂 world"
 USER = {"role": "user", "content": "Hi"}
@@ -65,7 +66,7 @@ async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
     assert answer["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": TEXT, "refusal": None, "reasoning": None},
+            "message": {"role": "assistant", "content": TEXT, **UNFILLED, "reasoning": None},
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
@@ -73,6 +74,8 @@ async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
         }
     ]
     assert (answer["prompt_logprobs"], answer["prompt_token_ids"]) == (None, None)
+    read = ChatCompletion.model_validate(answer)  # OpenAI's SDK checks nothing when it reads an answer.
+    assert (read.choices[0].message.content, read.choices[0].message.annotations) == (TEXT, None)
     assert re.fullmatch("fp_[0-9a-f]{12}", answer["system_fingerprint"])
     prompt = tokenizer.encode("<|start|>user: Hi<|end|><|start|>")
     assert array("i", frontend.core.sent(Submit)[0].prompt).tolist() == prompt

@@ -15,7 +15,7 @@ from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Submit
 from tests.client.fake_core import MODEL, ScriptedCore
 from tests.frontend.ignoring import check_no_effect
-from tests.frontend.serving import STRICT, TEMPLATE, Frontend, answering, events, in_process
+from tests.frontend.serving import STRICT, TEMPLATE, UNFILLED, Frontend, answering, events, in_process
 
 ROOMY = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)
 USER = {"role": "user", "content": "Hi"}
@@ -100,7 +100,7 @@ async def test_calls_have_openais_shape(tokenizer: Tokenizer) -> None:
         assert frontend.core.sent(Submit)[0].sampling.grammar == ""
     choice = answer["choices"][0]
     first, second = choice["message"].pop("tool_calls")
-    assert choice["message"] == {"role": "assistant", "content": "So:", "refusal": None, "reasoning": None}
+    assert choice["message"] == {"role": "assistant", "content": "So:", **UNFILLED, "reasoning": None}
     assert first["function"] == {"name": "weather", "arguments": '{"city": "Zürich"}'}
     assert second["function"] == {"name": "clock", "arguments": "{}"}
     assert first["type"] == second["type"] == "function"
@@ -129,7 +129,7 @@ async def test_without_tools_or_with_choice_none_text_is_text(tokenizer: Tokeniz
     async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
         for body in ({}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}, {"tool_choice": "auto"}):
             choice = (await chat(frontend, **body))["choices"][0]
-            assert choice["message"] == {"role": "assistant", "content": CALLS, "refusal": None, "reasoning": None}
+            assert choice["message"] == {"role": "assistant", "content": CALLS, **UNFILLED, "reasoning": None}
             assert choice["finish_reason"] == "stop"
         assert "<tool_call>" not in prompt_of(frontend, tokenizer)
 
@@ -289,7 +289,7 @@ async def test_tools_with_a_format_give_calls_or_content(
         async with in_process(saying(tokenizer, text), tokenizer, HERMES, server=server) as frontend:
             choice = (await chat(frontend, **body))["choices"][0]
         assert choice["finish_reason"] == "stop"
-        assert choice["message"] == {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
+        assert choice["message"] == {"role": "assistant", "content": text, **UNFILLED, "reasoning": None}
 
 
 @pytest.mark.parametrize(
@@ -481,11 +481,11 @@ async def test_reasoning_is_told_apart_and_counted(tokenizer: Tokenizer, templat
         response = await frontend.http.post("/v1/chat/completions", json=body)
         cut = await chat(frontend, max_tokens=12)
     message = answer["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Hello", "refusal": None, "reasoning": "Well, ü."}
+    assert message == {"role": "assistant", "content": "Hello", **UNFILLED, "reasoning": "Well, ü."}
     assert hidden["choices"][0]["message"] == {
         "role": "assistant",
         "content": "Hello",
-        "refusal": None,
+        **UNFILLED,
         "reasoning": None,
     }
     count = len(tokenizer.encode(text.partition("</think>")[0] + "</think>"))
