@@ -15,7 +15,7 @@ PEER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("stop_sequences", "stop_strings"), "stop"),
     "no_stop_trim": "include_stop_str_in_output",
     "repeat_penalty": "repetition_penalty",
-    "sampling_seed": "seed",
+    **dict.fromkeys(("random_seed", "sampling_seed"), "seed"),
     **dict.fromkeys(("n_cmpl", "num_return_sequences"), "n"),
     **dict.fromkeys(("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
     "rid": "request_id",

@@ -25,6 +25,7 @@ from pyllm.frontend.http.failure import describe
 from pyllm.frontend.http.openapi import openapi_document
 from pyllm.frontend.http.unknown_routes import explain_method, explain_unknown_route
 from pyllm.frontend.llama_cpp.routes import infill_route
+from pyllm.frontend.mistral.routes import fim_route
 from pyllm.frontend.observability import metrics
 from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.observability.metrics_history import Looks
@@ -89,6 +90,7 @@ def create_app(state: ServerState) -> ASGIApp:
             *by_field.values(),
             invocations_route(by_field),
             infill_route(state),
+            fim_route(state),
             models_routes(state),
             responses_routes(state),
             messages_route(state),

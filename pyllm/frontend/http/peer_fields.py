@@ -1,7 +1,7 @@
 """Fields of other servers: an alias of one of ours, without effect, or refused by name as it changes the answer.
 
-The table follows the documents of vLLM, SGLang, llama.cpp, Ollama, LM Studio, TGI and transformers. Knows no API: the
-struct of a body inherits the table, and a field that the struct declares itself has that API's meaning.
+The table follows the documents of vLLM, SGLang, llama.cpp, Ollama, Mistral, LM Studio, TGI and transformers. Knows no
+API: the struct of a body inherits the table, and a field that the struct declares itself has that API's meaning.
 """
 
 import functools
@@ -217,6 +217,9 @@ class PeerFields(Struct, kw_only=True):
     use_mmap: Hint = None
     use_mlock: Hint = None
     penalize_newline: Hint = None
+
+    # Mistral.
+    random_seed: Annotated[int | None, same_as_ours("random_seed")] = None
 
     # LM Studio.
     max_output_tokens: Annotated[int | None, same_as_ours("max_output_tokens")] = None

@@ -19,7 +19,7 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import output_limit, own_constraint, sample_params, scheduling_params
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import begin, generate
-from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, middle_stops
+from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, with_middle_stops
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.sampling_params import SamplingParams
 
@@ -82,10 +82,8 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
 def _sampling_params(state: ServerState, request: InfillRequest) -> SamplingParams:
     limit = output_limit(request.max_tokens, may_be_none=True)
     params = sample_params(request, state.sampling, limit, None, own_constraint(request.structured_outputs))
-    stops = [*(params.stop_token_ids or ()), *middle_stops(state.tokenizer)]
-    return msgspec.structs.replace(
-        params, n=1 if request.n is None else request.n, stop_token_ids=tuple(dict.fromkeys(stops))
-    )
+    params = with_middle_stops(params, state.tokenizer)
+    return msgspec.structs.replace(params, n=1 if request.n is None else request.n)
 
 
 def _settings(request: InfillRequest, params: SamplingParams, num_context: int) -> InfillSettings:

@@ -41,6 +41,7 @@ from pyllm.frontend.openai.protocol import (
     ChatDelta,
     ChatLogprobs,
     ChatRequest,
+    GenerationRequest,
     Usage,
 )
 from pyllm.frontend.requests.request_context import RequestContext
@@ -109,7 +110,7 @@ class ChatChunks:
     """Chat completions' JSON. `prompt` must be given before the first text if the answer has its tokens."""
 
     def __init__(
-        self, state: ServerState, context: RequestContext, request: ChatRequest, params: SamplingParams
+        self, state: ServerState, context: RequestContext, request: GenerationRequest, params: SamplingParams
     ) -> None:
         self.chunk = ChatChunk(
             id=f"chatcmpl-{context.request_id}",

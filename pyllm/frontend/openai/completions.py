@@ -36,7 +36,7 @@ from pyllm.frontend.openai.protocol import (
 from pyllm.frontend.requests.generation import num_choices
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import begin, generate
-from pyllm.frontend.text.fill_in_the_middle import middle_prompt, middle_stops
+from pyllm.frontend.text.fill_in_the_middle import middle_prompt, with_middle_stops
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.sampling_params import SamplingParams
@@ -68,8 +68,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         given = split_prompts(data.prompt, "prompt", MAX_PROMPTS)
         if data.suffix:
             given = [_between(state, data, prompt) for prompt in given]
-            stops = [*(params.stop_token_ids or ()), *middle_stops(state.tokenizer)]
-            params = msgspec.structs.replace(params, stop_token_ids=tuple(dict.fromkeys(stops)))
+            params = with_middle_stops(params, state.tokenizer)
 
         async def prepare() -> Prepared:
             resolved = state.chat.markers.resolve_plain(params)

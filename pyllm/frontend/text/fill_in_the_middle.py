@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from pyllm.errors import RequestError
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.sampling_params import SamplingParams
 
 
 class _MiddleTokens(NamedTuple):
@@ -79,6 +82,8 @@ def _first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str:
     return next((name for name in names if tokenizer.added_token_id(name) is not None), "")
 
 
-def middle_stops(tokenizer: Tokenizer) -> list[int]:
-    """The ids of the tokens that end the middle, beside the tokens that end the model's other texts."""
-    return [token for name in _STOPS if (token := tokenizer.added_token_id(name)) is not None]
+def with_middle_stops(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """The parameters with the tokens that end the middle, beside those that end the model's other texts."""
+    stops = [token for name in _STOPS if (token := tokenizer.added_token_id(name)) is not None]
+    ends = dict.fromkeys([*(params.stop_token_ids or ()), *stops])
+    return msgspec.structs.replace(params, stop_token_ids=tuple(ends))

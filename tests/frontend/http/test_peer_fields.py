@@ -13,6 +13,7 @@ from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.peer_fields import PeerFields, use_own_names
 from pyllm.frontend.http.unsupported import is_unsupported, refuse_unsupported
 from pyllm.frontend.llama_cpp.protocol import InfillRequest
+from pyllm.frontend.mistral.protocol import FimRequest
 from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest
 from pyllm.frontend.responses.protocol import ResponsesRequest
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ BODIES: dict[type[Struct], dict[str, Any]] = {
     ResponsesRequest: {"input": "x"},
     MessagesRequest: {"messages": USER, "max_tokens": 5},
     InfillRequest: {"input_prefix": "x"},
+    FimRequest: {"prompt": "x"},
 }
 ROUTES = {
     "/v1/completions": BODIES[CompletionRequest],
@@ -77,6 +79,7 @@ SAME = {
     "no_stop_trim": (True, "include_stop_str_in_output"),
     "min_new_tokens": (2, "min_tokens"),
     "sampling_seed": (7, "seed"),
+    "random_seed": (7, "seed"),
     "stop_sequences": (["e"], "stop"),
     "extra_args": ({"mine": {"x": 1}}, "vllm_xargs"),
     "rid": ("mine", "request_id"),

@@ -9,6 +9,7 @@ const EXAMPLES = {
   "/v1/chat/completions": { messages: [{ role: "user", content: "Hello!" }], max_tokens: 64, stream: true },
   "/v1/responses": { input: "Hello!", max_output_tokens: 64, stream: true },
   "/v1/embeddings": { input: "Hello!" },
+  "/v1/fim/completions": { prompt: "def add(a, b):\n    return ", suffix: "\n", max_tokens: 16 },
   "/infill": { input_prefix: "def add(a, b):\n    return ", input_suffix: "\n", n_predict: 16 },
   "/v1/messages": { messages: [{ role: "user", content: "Hello!" }], max_tokens: 64, stream: true },
   "/v1/messages/count_tokens": { messages: [{ role: "user", content: "Hello!" }] },

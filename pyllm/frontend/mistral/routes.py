@@ -1,0 +1,68 @@
+"""`POST /v1/fim/completions`: fills the gap between two texts, and answers as a chat does."""
+
+from typing import Any
+
+from litestar import Request, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+
+from pyllm.frontend.answers.answer import respond
+from pyllm.frontend.chat.conversation import Prepared
+from pyllm.frontend.http.pushed_response import PushedResponse
+from pyllm.frontend.mistral.protocol import FimRequest
+from pyllm.frontend.openai.chat_completions import ChatChunks
+from pyllm.frontend.openai.chunks import ChunkFormat
+from pyllm.frontend.openai.error_format import ERROR_RESPONSES
+from pyllm.frontend.openai.parameters import (
+    constraint_names,
+    format_field,
+    may_be_prompt_alone,
+    output_limit,
+    sampling_params,
+    scheduling_params,
+    with_defaults,
+)
+from pyllm.frontend.openai.protocol import ChatCompletion
+from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.requests.serving import begin, generate
+from pyllm.frontend.text.fill_in_the_middle import middle_prompt, with_middle_stops
+from pyllm.frontend.text.sampling_texts import resolve_texts_aside
+
+
+def fim_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+    tokenizer = state.tokenizer
+
+    @post(
+        "/v1/fim/completions",
+        status_code=200,
+        summary="Fill in what is between two texts, in Mistral's shape",
+        responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
+    )
+    async def create_fim_completion(request: Request[Any, Any, Any], data: JSONBody[FimRequest]) -> PushedResponse:
+        context = begin(state, request, data)
+        data = with_defaults(data, state.server)
+        context.name_tenant(data.user)
+        context.name_session(data.prompt_cache_key, data.user)
+        context.name_fields({"beam_width": "use_beam_search"} | constraint_names(format_field(data), has_tools=False))
+        limit = output_limit(data.max_tokens, may_be_none=may_be_prompt_alone(data, context))
+        params = sampling_params(data, state.sampling, limit)
+        scheduling = scheduling_params(data, context, state.client.model)
+        chunks = ChatChunks(state, context, data, params)
+        prompt = data.prompt
+        if data.suffix:
+            prompt = middle_prompt(tokenizer, data.prompt, data.suffix)
+            params = with_middle_stops(params, tokenizer)
+
+        async def prepare() -> Prepared:
+            resolved = state.chat.markers.resolve_plain(params)
+            resolved = await resolve_texts_aside(resolved, tokenizer, context.ignore)
+            return Prepared(await state.prompts.encode([prompt]), resolved)
+
+        prepared, generation = await generate(state, context, scheduling, params.n, prepare)
+        chunks.prompt = prepared.prompts[0]
+        # Mistral's streams have the usage in their last chunk, and its clients expect a choice in each.
+        return respond(generation, ChunkFormat(chunks, generation.counts_of), data.stream is True, context)
+
+    return create_fim_completion
