@@ -459,18 +459,18 @@ class Scheduler:
     def stats(self) -> dict[str, int]:
         """Gauges and counters. Running, waiting and held ones are sequences (samples), not requests.
 
-        Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`, `num_paused`
-        (beams that were preempted and wait for their siblings), `num_loading`; `num_blocks`, `num_free_blocks` (with
-        those that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`, `num_pinned_blocks`,
-        `num_saving_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`;
-        `num_speculative_tokens`. Counters: `num_preemptions` and of those `num_swapped` and `num_ended_preemptions` (of
-        requests that have ended), `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and of those
-        `host_prefix_hits` and `loaded_prefix_hits` (tokens, at first admission), `num_uncached_tokens` (likewise),
-        `num_computed_tokens`, `num_steps`, `num_drafts`, `num_accepted_drafts`, `num_failed_loads`, `num_saves` and
-        `num_dropped_saves` (blocks). Counters by bound: `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps
-        that computed at most so many tokens, and at least one; `accepted_drafts_le_0`... `_15`, `_inf`: rows with
-        drafts of which so many became output; `request_preemptions_le_1`... `_5`, `_10`, `_20`, `_inf`: requests that
-        have ended.
+        Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included) and of those
+        `num_swapped_out` (with their keys and values on the host), `num_held`, `num_paused` (beams that were preempted
+        and wait for their siblings), `num_loading`; `num_blocks`, `num_free_blocks` (with those that the prefix cache
+        still knows), `num_used_blocks`, `num_cached_blocks`, `num_pinned_blocks`, `num_saving_blocks`;
+        `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`; `num_speculative_tokens`. Counters:
+        `num_preemptions` and of those `num_swapped` and `num_ended_preemptions` (of requests that have ended),
+        `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and of those `host_prefix_hits` and
+        `loaded_prefix_hits` (tokens, at first admission), `num_uncached_tokens` (likewise), `num_computed_tokens`,
+        `num_steps`, `num_drafts`, `num_accepted_drafts`, `num_failed_loads`, `num_saves` and `num_dropped_saves`
+        (blocks). Counters by bound: `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps that computed at
+        most so many tokens, and at least one; `accepted_drafts_le_0`... `_15`, `_inf`: rows with drafts of which so
+        many became output; `request_preemptions_le_1`... `_5`, `_10`, `_20`, `_inf`: requests that have ended.
         """
     def num_uncomputed_tokens(self) -> int:
         """Known tokens of all sequences that are not computed yet. Takes time linear in the number of sequences."""

@@ -19,19 +19,19 @@ _SELECTOR = re.compile(r"(?:(?:vllm|pyllm):\w+|\bup\b)(?:\{[^}]*\})?")
 _VLLM_SERIES = """
     cache_config_info e2e_request_latency_seconds_bucket e2e_request_latency_seconds_count
     e2e_request_latency_seconds_sum engine_sleep_state external_prefix_cache_hits_total
-    external_prefix_cache_queries_total generation_tokens_total gpu_cache_usage_perc
-    inter_token_latency_seconds_bucket inter_token_latency_seconds_count inter_token_latency_seconds_sum
-    iteration_tokens_total_count kv_cache_usage_perc num_preemptions_total num_requests_running num_requests_waiting
-    num_requests_waiting_by_reason prefix_cache_hits_total prefix_cache_queries_total prompt_tokens_by_source_total
-    prompt_tokens_cached_by_source_total prompt_tokens_cached_total prompt_tokens_total
-    request_decode_time_seconds_sum request_generation_tokens_bucket request_generation_tokens_count
-    request_generation_tokens_sum request_max_num_generation_tokens_sum request_num_preemptions_bucket
-    request_params_max_tokens_bucket request_prefill_time_seconds_sum request_prompt_tokens_bucket
-    request_queue_time_seconds_sum request_success_total request_time_per_output_token_seconds_bucket
-    request_time_per_output_token_seconds_count request_time_per_output_token_seconds_sum
-    spec_decode_num_accepted_tokens_total spec_decode_num_draft_tokens_total spec_decode_num_drafts_total
-    time_per_output_token_seconds_bucket time_per_output_token_seconds_count time_per_output_token_seconds_sum
-    time_to_first_token_seconds_bucket time_to_first_token_seconds_count time_to_first_token_seconds_sum
+    external_prefix_cache_queries_total generation_tokens_total gpu_cache_usage_perc inter_token_latency_seconds_bucket
+    inter_token_latency_seconds_count inter_token_latency_seconds_sum iteration_tokens_total_count kv_cache_usage_perc
+    num_preemptions_total num_requests_running num_requests_swapped num_requests_waiting num_requests_waiting_by_reason
+    prefix_cache_hits_total prefix_cache_queries_total prompt_tokens_by_source_total
+    prompt_tokens_cached_by_source_total prompt_tokens_cached_total prompt_tokens_total request_decode_time_seconds_sum
+    request_generation_tokens_bucket request_generation_tokens_count request_generation_tokens_sum
+    request_max_num_generation_tokens_sum request_num_preemptions_bucket request_params_max_tokens_bucket
+    request_prefill_time_seconds_sum request_prompt_tokens_bucket request_queue_time_seconds_sum request_success_total
+    request_time_per_output_token_seconds_bucket request_time_per_output_token_seconds_count
+    request_time_per_output_token_seconds_sum spec_decode_num_accepted_tokens_total spec_decode_num_draft_tokens_total
+    spec_decode_num_drafts_total time_per_output_token_seconds_bucket time_per_output_token_seconds_count
+    time_per_output_token_seconds_sum time_to_first_token_seconds_bucket time_to_first_token_seconds_count
+    time_to_first_token_seconds_sum
 """
 VLLM_SERIES = {f"vllm:{name}" for name in _VLLM_SERIES.split()}
 # What Grafana and the adapter put in.

@@ -50,7 +50,8 @@ MODEL = ModelInfo(
 EPOCH = 7
 # The scheduler's figures, and the core's.
 STATS = (
-    *("num_requests", "num_running", "num_waiting", "num_held", "num_loading", "num_uncomputed_tokens"),
+    *("num_requests", "num_running", "num_waiting", "num_swapped_out", "num_held", "num_loading"),
+    "num_uncomputed_tokens",
     *("num_blocks", "num_free_blocks", "num_used_blocks", "num_cached_blocks", "num_pinned_blocks"),
     *("num_host_blocks", "num_free_host_blocks", "num_cached_host_blocks"),
     *("num_empty_slots", "num_free_runs", "longest_free_run"),

@@ -15,6 +15,7 @@ from pyllm.wire.messages import ModelInfo
 # Prefix, name, text, and the core's figure. `families_of_core` has the metrics that are made of several figures.
 GAUGES = (
     (VLLM, "num_requests_running", "Requests that are being computed.", "num_running"),
+    (VLLM, "num_requests_swapped", "Waiting requests with keys and values on the host.", "num_swapped_out"),
     (OURS, "num_requests_held", "Requests that are held back.", "num_held"),
     (OURS, "num_requests_loading", "Requests that wait for keys and values from outside.", "num_loading"),
     (OURS, "num_uncomputed_tokens", "Known tokens that are still to be computed.", "num_uncomputed_tokens"),

@@ -65,6 +65,7 @@ pub struct Scheduler {
     num_held: usize,
     isolated: Option<isolation::Isolated>,
     num_paused: usize,
+    num_swapped_out: usize, // in the queue, with their keys and values on the host
     cache: KvCache,
     free_slots: Vec<Slot>,
     slot_copies: Vec<(Slot, Slot)>, // (source, destination), for the next plan
@@ -147,6 +148,7 @@ impl Scheduler {
             num_held: 0,
             isolated: None,
             num_paused: 0,
+            num_swapped_out: 0,
             cache: KvCache::new(cache_limits(&config, &layout)),
             free_slots: all_slots(&config),
             slot_copies: Vec::new(),
@@ -372,6 +374,7 @@ impl Scheduler {
                 sequence.state = State::Preempted;
             }
         }
+        self.num_swapped_out = 0;
         for key in std::mem::take(&mut self.running) {
             self.enqueue(key, State::Preempted);
         }
@@ -462,6 +465,7 @@ impl Scheduler {
             self.pause(key);
         } else {
             sequence.state = state;
+            self.num_swapped_out += usize::from(state == State::Swapped);
             self.take_place(key);
         }
     }
@@ -477,6 +481,7 @@ impl Scheduler {
     /// Takes a sequence out of the queue; the caller changes its state.
     fn dequeue(&mut self, key: Key<Sequence>) {
         let sequence = &self.sequences[key];
+        self.num_swapped_out -= usize::from(sequence.state == State::Swapped);
         self.queue.remove(self.requests[sequence.request].lane, &sequence.queue_key);
     }
 

@@ -20,6 +20,7 @@ from tests.monitoring import VLLM_SERIES
 STATS = dict.fromkeys(NAMES, 0) | {
     "num_running": 3,
     "num_waiting": 4,
+    "num_swapped_out": 2,
     "num_held": 1,
     "num_loading": 2,
     "num_blocks": 32,
@@ -90,6 +91,7 @@ def test_the_cores_numbers_have_vllms_names() -> None:
     samples = exposed(Metrics("tiny", MODEL), STATS)
     expected = {
         "vllm:num_requests_running": 3,
+        "vllm:num_requests_swapped": 2,
         "vllm:num_requests_waiting": 7,
         "vllm:num_requests_waiting_by_reason{'reason': 'capacity'}": 4,
         "vllm:num_requests_waiting_by_reason{'reason': 'deferred'}": 3,

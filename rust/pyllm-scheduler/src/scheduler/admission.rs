@@ -151,6 +151,7 @@ impl Scheduler {
         let num_known = sequence.num_known();
         let lane = self.requests[sequence.request].lane;
         let queue_key = sequence.queue_key;
+        self.num_swapped_out -= usize::from(sequence.state == State::Swapped);
         match planning.turn {
             StepScope::Only(_) => self.queue.remove(lane, &queue_key), // not in the order of the others
             StepScope::Everyone | StepScope::AllBut(_) => self.queue.take_first(lane, &queue_key),

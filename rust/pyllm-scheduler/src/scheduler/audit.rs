@@ -116,11 +116,15 @@ impl Scheduler {
         let counted = (
             count(|state| matches!(state, State::Running(_))),
             count(State::is_queued),
+            count(|state| state == State::Swapped),
             count(|state| matches!(state, State::Held)),
             count(|state| matches!(state, State::Paused)),
         );
-        let expected = (self.running.len(), self.queue.len(), self.num_held, self.num_paused);
-        ensure(counted == expected, || format!("{counted:?} sequences run, wait, are held and pause, not {expected:?}"))
+        let (num_waiting, num_swapped_out) = (self.queue.len(), self.num_swapped_out);
+        let expected = (self.running.len(), num_waiting, num_swapped_out, self.num_held, self.num_paused);
+        ensure(counted == expected, || {
+            format!("{counted:?} sequences run, wait, do so on the host, are held and pause, not {expected:?}")
+        })
     }
 
     fn audit_requests(&self) -> Audit {

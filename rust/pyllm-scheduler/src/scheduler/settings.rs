@@ -194,6 +194,7 @@ impl Scheduler {
                 sequence.state = State::Preempted;
             }
         }
+        self.num_swapped_out = 0;
         for loading in self.loads.values_mut() {
             loading.is_stale = true;
         }

@@ -38,6 +38,8 @@ stats! {
     num_running,
     /// Sequences in the queue: waiting, preempted and swapped.
     num_waiting,
+    /// Those of them whose keys and values are on the host.
+    num_swapped_out,
     num_held,
     /// Preempted beams that wait for their siblings.
     num_paused,
@@ -103,6 +105,7 @@ impl Scheduler {
             num_requests: self.requests.len() as u64,
             num_running: self.running.len() as u64,
             num_waiting: self.queue.len() as u64,
+            num_swapped_out: self.num_swapped_out as u64,
             num_held: self.num_held as u64,
             num_paused: self.num_paused as u64,
             num_loading: self.num_loading as u64,

@@ -12,12 +12,15 @@ fn a_token_that_fills_a_block_of_a_swapped_sequence_is_taken() -> Result<(), Err
     let first = plan(&mut scheduler);
     let second = plan(&mut scheduler); // computes the fourth token, whose id is not known yet
     scheduler.hold(CLIENT, RequestId(1), "test")?;
-    assert_eq!(scheduler.stats().num_swapped, 1);
+    let stats = scheduler.stats();
+    assert_eq!((stats.num_swapped, stats.num_swapped_out), (1, 0)); // it is held, and does not wait
     commit(&mut scheduler, &first, 7);
     commit(&mut scheduler, &second, 8);
     scheduler.release(CLIENT, RequestId(1), "test")?;
+    assert_eq!(scheduler.stats().num_swapped_out, 1);
     let third = plan(&mut scheduler);
     assert_eq!(Sections::new(&third).ints("tokens"), [8]);
+    assert_eq!(scheduler.stats().num_swapped_out, 0);
     commit(&mut scheduler, &third, 9);
     assert_eq!(run_to_the_end(&mut scheduler, 0).tokens, [7, 8, 9]);
     Ok(())
