@@ -83,8 +83,9 @@ export function asFile(conversations) {
 }
 
 // The conversations of a file that are not kept yet: those of `asFile`, or the one of `pyllm chat`'s /save, which is a
-// request. `settingsOf` gives the settings of a request, and those without one. `known` has the time of the last change of each kept conversation, by id; a conversation that was changed
-// since gets another id, so that nothing is overwritten. Throws an Error that says what is wrong.
+// request. `settingsOf` gives the settings of a request, and those without one. `known` has the time of the last change
+// of each kept conversation, by id; a conversation that was changed since gets another id, so that nothing is
+// overwritten. Throws an Error that says what is wrong.
 export function conversationsOf(text, settingsOf, known = new Map()) {
   let file;
   try {
