@@ -127,7 +127,7 @@ def read_dummy(
 
 
 class _Mapped(NamedTuple):
-    """What a model computes, and from which tensors; without `has_head` it only embeds."""
+    """The spec of a model and the tensors that it takes; without `has_head` it only embeds."""
 
     spec: ModelSpec
     tensors: tuple[TensorEntry, ...]

@@ -38,7 +38,7 @@ stats! {
     num_running,
     /// Sequences in the queue: waiting, preempted and swapped.
     num_waiting,
-    /// Those of them whose keys and values are on the host.
+    /// Waiting sequences whose keys and values are on the host.
     num_swapped_out,
     num_held,
     /// Preempted beams that wait for their siblings.
