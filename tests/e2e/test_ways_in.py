@@ -159,6 +159,8 @@ def test_llm_refuses_what_cannot_run_and_goes_on() -> None:
 def test_a_second_engine_leaves_the_path_of_kv_events_to_the_first(tmp_path: Path) -> None:
     options: dict[str, Any] = {"enable_kv_cache_events": True, "kv_events_endpoint": f"ipc://{tmp_path}/events"}
     with LLM(**options) as first:
+        core_of_ours().kill()  # Its successor has the path.
+        assert first.generate(FRANCE, GREEDY)[0].outputs[0].text
         with pytest.raises(ConfigError, match=f"cannot listen on {tmp_path}/events: another pyllm"):
             LLM(**options)
         assert first.generate(FRANCE, GREEDY)[0].outputs[0].text
