@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, middle_stops
+from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, with_middle_stops
+from pyllm.sampling_params import SamplingParams
 from tests.frontend.text import tiny_tokenizers
 
 
@@ -23,7 +24,9 @@ def test_the_prompt_is_in_the_words_of_the_family(tmp_path: Path, tokens: list[s
     made.add_special_tokens([*tokens, "<|fim_pad|>"])
     tokenizer = tiny_tokenizers.load(made, tmp_path)
     assert middle_prompt(tokenizer, "a", "b") == prompt
-    assert middle_stops(tokenizer) == [made.token_to_id("<|fim_pad|>")]
+    pad = made.token_to_id("<|fim_pad|>")
+    for given, stops in ((), (pad,)), ((5,), (5, pad)), ((pad, 5), (pad, 5)):
+        assert with_middle_stops(SamplingParams(stop_token_ids=given), tokenizer).stop_token_ids == stops
 
 
 @pytest.mark.parametrize(
