@@ -285,9 +285,13 @@ def use_own_names(body: Struct, default_penalty: float | None = None) -> dict[st
 
 
 def _check_window(body: Struct, default_penalty: float | None) -> None:
-    window, penalty = getattr(body, "repeat_last_n", None), getattr(body, "repetition_penalty", None)
-    penalty = default_penalty if penalty is None else penalty
-    if window not in (None, -1) and penalty not in (None, 1.0):
+    window = getattr(body, "repeat_last_n", None)
+    if window in (None, -1):
+        return
+    repetition = getattr(body, "repetition_penalty", None)
+    penalties = [getattr(body, name, None) or 0.0 for name in ("frequency_penalty", "presence_penalty")]
+    repetition = default_penalty if repetition is None else repetition
+    if penalty := next(filter(None, [*penalties, None if repetition == 1.0 else repetition]), None):
         text = f"beside a penalty, here {penalty:g}, which looks at the whole text; got {window!r:.80}"
         raise RequestError(f"repeat_last_n can only be -1 {text}", "repeat_last_n")
 

@@ -180,6 +180,10 @@ def test_a_window_of_penalties_is_refused_where_there_is_a_penalty() -> None:
     use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.0), 1.05)
     with pytest.raises(RequestError, match=r"repeat_last_n can only be -1 beside a penalty, here 1\.1,.* got 64"):
         use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.1))
+    for name in ("frequency_penalty", "presence_penalty"):
+        use_own_names(decode(ChatRequest, repeat_last_n=64, **{name: 0.0}))
+        with pytest.raises(RequestError, match=r"repeat_last_n can only be -1 beside a penalty, here -0\.5,.* got 0"):
+            use_own_names(decode(ChatRequest, repeat_last_n=0, **{name: -0.5}))
 
 
 @pytest.mark.parametrize("route", ROUTES)
