@@ -29,7 +29,6 @@ _FIELDS = {
     "rope.freq_base_swa": "rope_local_base_freq",
 }
 _ROPE_FIELDS = {
-    "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
@@ -101,16 +100,23 @@ def _check(own: Mapping[str, Any], config: dict[str, Any], architecture: str, kn
 
 
 def _rope(own: Mapping[str, Any], factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """The parameters of RoPE scaling; empty without scaling."""
-    kind = own.get("rope.scaling.type", "none")
+    """The parameters of RoPE scaling; empty without scaling.
+
+    As in llama.cpp, a factor without a type is linear, a factor of 0 is none, and the older `rope.scale_linear` is the
+    factor only where `rope.scaling.factor` is missing, whatever the type.
+    """
+    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
+    kind = own.get("rope.scaling.type", "linear" if factor else "none")
     known: Collection[str] = ("none", "linear", "yarn", "longrope")
     if kind not in known:
         raise ConfigError(f"rope.scaling.type {kind!r:.80} is not supported, only {', '.join(known)}")
     parameters = {
         name: own[f"rope.scaling.{key}"] for key, name in _ROPE_FIELDS.items() if f"rope.scaling.{key}" in own
     }
-    if "rope.scale_linear" in own:
-        kind, parameters["factor"] = "linear", own["rope.scale_linear"]
+    if factor:
+        parameters["factor"] = factor
+    elif kind == "linear":
+        kind = "none"
     if multiplier := own.get("rope.scaling.yarn_log_multiplier"):
         parameters |= {"mscale": multiplier, "mscale_all_dim": multiplier}
     parameters |= {ROPE_FACTORS[tensor]: list(values) for tensor, values in factors.items()}

@@ -17,6 +17,8 @@ from pyllm.families.tensors import TensorEntry
 from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import END, START, write_tiny_model
 
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
@@ -189,6 +191,28 @@ def test_a_tensor_with_divisors_of_frequencies_is_part_of_the_configuration(tmp_
     write_tiny_gguf(source, path, extra_tensors=("rope_freqs.weight",), fields={"llama.rope.dimension_count": 12})
     with pytest.raises(ConfigError, match=r"factors is .*; it must be a list of 6 numbers"):
         read_gguf(path, "")
+
+
+@pytest.mark.parametrize(
+    ("own", "scaling"),
+    [
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 2.0, "rope.scaling.type": "none"}, {}),
+        ({"rope.scale_linear": 0.0}, {}),
+        ({"rope.scaling.type": "linear"}, {}),
+        ({"rope.scale_linear": 1.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, YARN),
+        ({"rope.scale_linear": 4.0, "rope.scaling.type": "yarn"}, YARN),
+    ],
+)
+def test_rope_is_scaled_as_in_llama_cpp(
+    tmp_path: Path, source: str, own: dict[str, Any], scaling: dict[str, Any]
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, fields={f"llama.{name}": value for name, value in own.items()})
+    expected = read_checkpoint(write_tiny_model(tmp_path / "scaled", rope_scaling=scaling)).spec.ropes
+    assert read_gguf(path, "")[0].spec.ropes == expected
 
 
 def test_a_type_that_cannot_be_dequantised_is_refused(tmp_path: Path, source: str) -> None:
