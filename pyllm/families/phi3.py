@@ -12,7 +12,7 @@ from pyllm.families.family import (
     read_model,
     read_norm,
 )
-from pyllm.families.rope import read_rope
+from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.tensors import GATE_UP, GGUF_NAMES, TensorNames
 
@@ -35,11 +35,9 @@ def read(config: Config) -> ModelSpec:
 
 
 def _with_original(config: Config) -> Config:
-    """Move the original context into the RoPE section; as in transformers, the top-level field wins."""
+    """A copy with the original context of transformers, where the file has none."""
     name = "original_max_position_embeddings"
-    if (original := config.optional_integer(name)) is None:
-        return config.with_defaults(**{name: _ORIGINAL})
-    return config.with_section("rope_parameters" if "rope_parameters" in config else "rope_scaling", **{name: original})
+    return config if name in rope_parameters(config) else config.with_defaults(**{name: _ORIGINAL})
 
 
 _ORIGINAL = 4096  # the default of transformers, and the value of all models with shorter contexts

@@ -60,8 +60,15 @@ def read_rope(
 
 
 def rope_parameters(config: Config) -> Config:
-    """The RoPE section of a configuration; empty if there is none."""
-    return config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    """The RoPE section of a configuration; empty if there is none.
+
+    An `original_max_position_embeddings` beside the section wins over the one in it, as in transformers and vLLM.
+    """
+    section = config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    original = config.optional_integer("original_max_position_embeddings")
+    if original is None or not len(section) or _kind(section) == "dynamic":
+        return section
+    return section.replaced(original_max_position_embeddings=original)
 
 
 def longest_context(config: Config) -> int:

@@ -78,6 +78,17 @@ def test_the_original_context_of_phi3_stands_beside_its_parameters(
     assert rope.attention_factor == pytest.approx(attention_factor)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "parameters"), [("llama3", LLAMA3), ("yarn", {"factor": 4.0})])
+def test_an_original_context_beside_the_parameters_wins(kind: str, parameters: dict[str, Any]) -> None:
+    within = parameters | {"original_max_position_embeddings": 1024}
+    config = fields(kind, 1e4, within) | {"original_max_position_embeddings": 128}
+    theirs = LlamaConfig(**msgspec.json.decode(msgspec.json.encode(config)))
+    expected, _ = ROPE_INIT_FUNCTIONS[kind](theirs, torch.device("cpu"))
+    rope = rope_of(llama.read(Config(config | {"architectures": ["LlamaForCausalLM"]})), 100)
+    torch.testing.assert_close(torch.tensor(rope.inverse_frequencies), expected, rtol=1e-6, atol=0)
+
+
 def test_without_parameters_the_rotation_is_the_plain_one() -> None:
     rope = read_rope(Config({"max_position_embeddings": 64}), HEAD)
     expected = 1.0 / 1e4 ** (torch.arange(0, HEAD, 2, dtype=torch.float32) / HEAD)
