@@ -7,11 +7,13 @@ import math
 import numbers
 import reprlib
 from array import array
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
-from typing import Any, NoReturn, TypeVar
+from types import UnionType
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 from pyllm.errors import RequestError, UnknownParameterError
 from pyllm.nearest_name import NEAR_NAMES, PEER_NAMES, nearest_name
@@ -21,6 +23,7 @@ Kind = TypeVar("Kind")
 MAX_SHOWN_BITS = 256
 _UNEXPECTED = "Unexpected keyword argument "
 
+_ALLOWED = "allowed"
 _NUMPY_BOOLS = {("numpy", "bool"), ("numpy", "bool_")}
 
 
@@ -64,6 +67,62 @@ def check(name: str, value: object, holds: bool, allowed: str) -> None:
     """
     if not holds:
         raise RequestError(f"{name} must be {allowed}, got {value if isinstance(value, str) else shown(value)}", name)
+
+
+def declared(
+    text: str, allowed: str = "", *, ge: float | None = None, gt: float | None = None, le: float | None = None
+) -> Meta:
+    """The declaration of a parameter: its text, and its bounds by msgspec's names.
+
+    `allowed` describes the range in errors, where its numbers do not say all.
+    """
+    extra = {_ALLOWED: allowed} if allowed else None
+    if gt is not None:
+        return Meta(description=text, extra=extra, gt=gt, le=le)
+    return Meta(description=text, extra=extra, ge=ge, le=le)
+
+
+def declaration_of(annotation: Any) -> Meta | None:
+    """The declaration in the type of a field, if it has bounds."""
+    return next((mark for mark in _marks(annotation) if not mark.ge is mark.gt is mark.le is None), None)
+
+
+def check_range(name: str, value: Any, declaration: Meta) -> None:
+    """Refuse a number outside of its declared range; NaN is outside of each.
+
+    Raises:
+        RequestError: with the range.
+    """
+    least, above, most = declaration.ge, declaration.gt, declaration.le
+    holds = (least is None or value >= least) and (above is None or value > above) and (most is None or value <= most)
+    check(name, value, holds, (declaration.extra or {}).get(_ALLOWED) or _range(least, above, most))
+
+
+class RangeChecks:
+    """Checks the numbers of structs that have fields with the names of those of `kind`, by the ranges declared there.
+
+    msgspec checks all of them in one call, as each request has them checked several times.
+    """
+
+    def __init__(self, kind: type[msgspec.Struct], names: Iterable[str] | None = None) -> None:
+        fields = [field for field in msgspec.structs.fields(kind) if names is None or field.name in names]
+        found = [(field.name, field.type, mark) for field in fields if (mark := declaration_of(field.type)) is not None]
+        self._declarations = {name: mark for name, _, mark in found}
+        self._kind = msgspec.defstruct("Numbers", [(name, kind) for name, kind, _ in found], gc=False)
+
+    def check(self, params: msgspec.Struct) -> None:
+        """Refuse the first number outside of its range.
+
+        Raises:
+            RequestError: with the parameter's name and the range.
+        """
+        try:
+            msgspec.convert(params, self._kind, from_attributes=True)
+        except msgspec.ValidationError:
+            for name, declaration in self._declarations.items():
+                if (value := getattr(params, name)) is not None:
+                    check_range(name, value, declaration)
+            raise
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:
@@ -176,6 +235,25 @@ def _meant(name: str, known: Sequence[str]) -> str:
         return f": it is {meant} here"
     near = nearest_name(name, known)
     return f": did you mean {near!r}?" if near else ""
+
+
+def _marks(annotation: Any) -> Iterator[Meta]:
+    """The marks of a field's type, also of the types that it is a union of."""
+    if get_origin(annotation) is Annotated:
+        yield from (mark for mark in annotation.__metadata__ if isinstance(mark, Meta))
+        yield from _marks(annotation.__origin__)
+    elif get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from _marks(each)
+
+
+def _range(least: float | None, above: float | None, most: float | None) -> str:
+    low, high, over = (f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (least, most, above))
+    if least is not None and most is not None:
+        return f"from {low} to {high}"
+    start = f"at least {low}" if least is not None else f"above {over}" if above is not None else ""
+    end = "" if most is None else f"at most {high}"
+    return " and ".join(filter(None, (start, end)))
 
 
 def _parameter(name: str) -> str:

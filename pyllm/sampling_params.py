@@ -4,15 +4,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from operator import attrgetter, is_
 from types import NoneType
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from pyllm import vllm_parameters
 from pyllm.arguments import (
     NamedParameters,
+    RangeChecks,
     as_list,
     check,
+    declared,
     flag,
     instance,
     integer,
@@ -39,32 +42,106 @@ MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0  # OpenAI's; what is beyond is taken for it
 MAX_EXTRA_ARGS_BYTES = 1 << 16  # They travel with every start of the request, preemptions included.
 
-# Workers have float32: these go into it, and what comes of them there is still finite and above 0.
-REPETITION_PENALTIES = (0.01, 100.0)
-LEAST_POSITIVE = 1e-30  # A positive temperature or top_p below it is taken for it, which changes no choice.
+# A positive temperature or top_p below it is taken for it, which changes no choice: workers have float32.
+LEAST_POSITIVE = 1e-30
 
-MAX_LENGTH_PENALTY = 10.0  # Either way; the scheduler has float64, which holds the power of any length.
+AT_LEAST_ONE_OR_ALL = "at least 1, or -1 for no limit"
+_INT32 = 2**31
+_DEFAULT = "; default: the model's own"
 
-_NUMBERS = (
-    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    "length_penalty",
-)
-_INTEGERS = ("n", "top_k", "min_tokens", "beam_width")
-_OPTIONAL_INTEGERS = (
-    *("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "stream_interval"),
-    "thinking_token_budget",
-)
-_SEQUENCES = ("bad_words_token_ids", "reasoning_start_token_ids", "reasoning_end_token_ids")
-_FLAGS = (
-    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
-    *("detokenize", "skip_clone"),
-)
+# The parameters: the type, range and text of each. The structs of the APIs use them, too, as does the OpenAPI document.
+N = Annotated[int, declared("Answers for each prompt; at most --max-num-seqs.", ge=1, le=MAX_SAMPLES)]
+Temperature = Annotated[
+    float, declared(f"0 takes the likeliest token, higher ones are more random{_DEFAULT}.", ge=0.0, le=100.0)
+]
+TopP = Annotated[
+    float, declared(f"Draw from the likeliest tokens that have this probability together{_DEFAULT}.", gt=0.0, le=1.0)
+]
+TopK = Annotated[
+    int,
+    declared(
+        f"Draw from so many of the likeliest tokens; 0 and -1: all{_DEFAULT}.",
+        "-1 or 0 (off), or positive and below 2**31",
+        ge=-1,
+        le=_INT32 - 1,
+    ),
+]
+MinP = Annotated[
+    float, declared(f"Draw from tokens with this share of the likeliest one's probability{_DEFAULT}.", ge=0.0, le=1.0)
+]
+PresencePenalty = Annotated[float, declared("Taken from the logits of tokens that the answer has.", ge=-2.0, le=2.0)]
+FrequencyPenalty = Annotated[
+    float, declared("Taken from a token's logit for each time that the answer has it.", ge=-2.0, le=2.0)
+]
+# Workers have float32: what comes of it there is still finite and above 0.
+RepetitionPenalty = Annotated[
+    float, declared(f"Divides logits of tokens that prompt or answer have; 1: none{_DEFAULT}.", ge=0.01, le=100.0)
+]
+# Either way; the scheduler has float64, which holds the power of any length.
+LengthPenalty = Annotated[
+    float,
+    declared("Of beam search: the power of the length that divides a beam's log-probability.", ge=-10.0, le=10.0),
+]
+BeamWidth = Annotated[int, declared("The number of beams.", "0 (no beam search) or more", ge=0)]
+# msgspec's bounds are of 64 bits with a sign, so `validate` has this one's.
+Seed = Annotated[
+    int,
+    Meta(
+        description="Repeats a random answer; -1: a random one.",
+        extra_json_schema={"minimum": -(2**63), "maximum": 2**64 - 1},
+    ),
+]
+LogitBias = Annotated[
+    dict[int, float],
+    Meta(
+        description=f"What is added to the logits of tokens, by their ids; beyond {MAX_LOGIT_BIAS:g} it counts as that."
+    ),
+]
+AllowedTokenIds = Annotated[list[int], Meta(description="Only these tokens can be chosen.")]
+BadWords = Annotated[list[str], Meta(description=f"Texts that the answer does not have; at most {MAX_BAD_WORDS}.")]
+# Of the HTTP APIs; in `SamplingParams` no limit is None.
+MaxTokens = Annotated[
+    int,
+    declared(
+        "Most tokens of the answer; without it, or with -1, as many as the context has room for.",
+        AT_LEAST_ONE_OR_ALL,
+        ge=-1,
+    ),
+]
+MinTokens = Annotated[int, declared("Least tokens before the answer may end.", ge=0, le=_INT32 - 1)]
+StopTokenIds = Annotated[list[int], Meta(description="Tokens that end the answer.")]
+IgnoreEos = Annotated[bool, Meta(description="Go on behind the model's end-of-sequence tokens.")]
+IncludeStopStr = Annotated[bool, Meta(description="Leave the stop text in the answer.")]
+SkipSpecialTokens = Annotated[bool, Meta(description="Leave special tokens out of the text; the default.")]
+_LOGPROBS = "0 or more, -1 for the whole vocabulary, or left out"
+Logprobs = Annotated[
+    int, declared("So many of the likeliest tokens, with log-probabilities; -1: all.", _LOGPROBS, ge=-1)
+]
+PromptLogprobs = Annotated[
+    int,
+    declared("So many of the likeliest tokens at each token of the prompt; -1: all; not streamed.", _LOGPROBS, ge=-1),
+]
+LogprobTokenIds = Annotated[
+    list[int],
+    Meta(description=f"With logprobs: tokens that come in place of the likeliest; at most {MAX_LOGPROB_TOKEN_IDS}."),
+]
+ThinkingTokenBudget = Annotated[
+    int,
+    declared(
+        "Most tokens of reasoning, whose end is forced then; -1 is no limit.",
+        "0 or more, or -1 for no limit",
+        ge=-1,
+        le=_INT32 - 1,
+    ),
+]
+TruncatePromptTokens = Annotated[
+    int,
+    declared("Cut a prompt to so many tokens; -1: to what the context has room for.", "at least 1, or -1", ge=-1),
+]
+StreamInterval = Annotated[int, declared("Tokens between two outputs.", ge=1)]
 
 _FIXED = vllm_parameters.SAMPLING
-_FIXED_OF, _FIXED_DEFAULTS = attrgetter(*_FIXED), tuple(parameter.values[0] for parameter in _FIXED.values())
-_NUMBERS_OF, _INTEGERS_OF = attrgetter(*_NUMBERS), attrgetter(*_INTEGERS)
-_OPTIONAL_INTEGERS_OF, _FLAGS_OF = attrgetter(*_OPTIONAL_INTEGERS), attrgetter(*_FLAGS)
-
+_SEQUENCES = ("bad_words_token_ids", "reasoning_start_token_ids", "reasoning_end_token_ids")
 # Parameters that beam search excludes: its candidates are the model's likeliest tokens.
 _NOT_WITH_BEAMS = (
     "top_p",
@@ -138,38 +215,38 @@ class SamplingParams(
         RequestError: a value is out of its range; the text has the value and the range.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    n: N = 1
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = ()
     bad_words_token_ids: Sequence[Sequence[int]] = ()
-    seed: int | None = None
+    seed: Seed | None = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS
-    min_tokens: int = 0
+    min_tokens: MinTokens = 0
     stop: str | Sequence[str] | None = ()
     stop_token_ids: Sequence[int] | None = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     structured_outputs: StructuredOutputsParams | None = None
     extra_args: dict[str, Any] | None = None
-    beam_width: int = 0
-    length_penalty: float = 1.0
-    thinking_token_budget: int | None = None
+    beam_width: BeamWidth = 0
+    length_penalty: LengthPenalty = 1.0
+    thinking_token_budget: ThinkingTokenBudget | None = None
     reasoning_start_token_ids: Sequence[Sequence[int]] = ()
     reasoning_end_token_ids: Sequence[Sequence[int]] = ()
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: TruncatePromptTokens | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    stream_interval: int | None = None
+    stream_interval: StreamInterval | None = None
     detokenize: bool = True
     spaces_between_special_tokens: bool = True
     skip_clone: bool = False
@@ -193,21 +270,13 @@ class SamplingParams(
     def validate(self) -> None:
         """Check all values, and read numbers of numpy as Python's; raises as the constructor does."""
         self._read_types()
-        check("n", self.n, 1 <= self.n <= MAX_SAMPLES, f"from 1 to {MAX_SAMPLES}")
-        check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "from 0 to 100")
-        check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
-        check("top_k", self.top_k, -1 <= self.top_k < 2**31, "-1 or 0 (off), or positive and below 2**31")
-        check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "from 0 to 1")
+        _RANGES.check(self)
         if self.seed == -1:
             self.seed = None
         if self.seed is not None:
             check("seed", self.seed, -(2**63) <= self.seed < 2**64, "a 64-bit integer")
         self._check_logits_changes()
         self._check_ends()
-        for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            if count is not None:
-                check(name, count, count >= -1, "0 or more, -1 for the whole vocabulary, or left out")
         self._check_logprob_tokens()
         if self.structured_outputs is not None:
             self._exclude("structured_outputs", ("ignore_eos", "min_tokens"))
@@ -268,18 +337,12 @@ class SamplingParams(
             }
 
     def _check_outputs(self) -> None:
-        for name, least in (("stream_interval", 1), ("truncate_prompt_tokens", -1)):
-            if (value := getattr(self, name)) is not None:
-                check(name, value, value >= least and value != 0, "at least 1" + ", or -1" * (least < 0))
+        if (kept := self.truncate_prompt_tokens) is not None:
+            check("truncate_prompt_tokens", kept, kept != 0, "at least 1, or -1")
         if not self.detokenize and self.stop:
             raise RequestError("stop strings are found in text: leave detokenize out, or stop", "stop")
 
     def _check_logits_changes(self) -> None:
-        for name in ("presence_penalty", "frequency_penalty"):
-            check(name, getattr(self, name), -2.0 <= getattr(self, name) <= 2.0, "from -2 to 2")
-        least, most = REPETITION_PENALTIES
-        repetition = self.repetition_penalty
-        check("repetition_penalty", repetition, least <= repetition <= most, f"from {least:g} to {most:g}")
         num_biases = len(self.logit_bias or {})
         check("logit_bias", num_biases, num_biases <= MAX_LOGIT_BIASES, f"at most {MAX_LOGIT_BIASES} tokens")
         _check_tokens("logit_bias", self.logit_bias or ())
@@ -297,9 +360,9 @@ class SamplingParams(
         for name in _SEQUENCES:
             for tokens in getattr(self, name):
                 _check_tokens(name, tokens)
-        budget = self.thinking_token_budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
-        if budget is not None:
-            check("thinking_token_budget", budget, 0 <= budget < 2**31, "0 or more, or -1 for no limit")
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
+        if self.thinking_token_budget is not None:
             self._exclude("thinking_token_budget", ("allowed_token_ids", "extra_args"))
 
     def _check_logprob_tokens(self) -> None:
@@ -316,7 +379,6 @@ class SamplingParams(
         if self.max_tokens is not None:
             least = 1 if self.beam_width else 0
             check("max_tokens", self.max_tokens, self.max_tokens >= least, f"at least {least}")
-        check("min_tokens", self.min_tokens, 0 <= self.min_tokens < 2**31, "0 or more")
         if self.max_tokens is not None:
             allowed = f"at most max_tokens, {self.max_tokens}"
             check("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, allowed)
@@ -336,8 +398,6 @@ class SamplingParams(
         check("stop", total, total <= MAX_STOP_CHARACTERS, f"at most {MAX_STOP_CHARACTERS} characters together")
 
     def _check_beams(self) -> None:
-        check("beam_width", self.beam_width, self.beam_width >= 0, "0 (no beam search) or more")
-        check_length_penalty(self.length_penalty)
         if self.beam_width:
             check("n", self.n, self.n == self.beam_width, f"the beam_width, {self.beam_width}, as many as come out")
             self._exclude("beam_width", _NOT_WITH_BEAMS)
@@ -355,14 +415,10 @@ class SamplingParams(
                 raise RequestError(f"{field.name} and {name} exclude one another; leave one of them out", field.name)
 
 
-def check_length_penalty(penalty: float) -> None:
-    """Refuse a length penalty that would make scores infinite.
-
-    Raises:
-        RequestError: the penalty is out of its range.
-    """
-    is_allowed = abs(penalty) <= MAX_LENGTH_PENALTY
-    check("length_penalty", penalty, is_allowed, f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}")
+def _names(*kinds: Any) -> tuple[str, ...]:
+    """The parameters of these types, without those that have one value."""
+    types = get_type_hints(SamplingParams)
+    return tuple(name for name in SamplingParams.__struct_fields__ if types[name] in kinds and name not in _FIXED)
 
 
 def arguments_by_plugin(arguments: Mapping[str, Any], plugins: Collection[str]) -> dict[str, Any]:
@@ -397,3 +453,10 @@ def _count(name: str, value: object) -> int | None:
 def _check_tokens(name: str, tokens: Iterable[int]) -> None:
     for token in tokens:
         check(name, token, 0 <= token < 2**31, "token ids, 0 or more")
+
+
+_NUMBERS, _INTEGERS, _OPTIONAL_INTEGERS, _FLAGS = _names(float), _names(int), _names(int | None), _names(bool)
+_NUMBERS_OF, _INTEGERS_OF = attrgetter(*_NUMBERS), attrgetter(*_INTEGERS)
+_OPTIONAL_INTEGERS_OF, _FLAGS_OF = attrgetter(*_OPTIONAL_INTEGERS), attrgetter(*_FLAGS)
+_FIXED_OF, _FIXED_DEFAULTS = attrgetter(*_FIXED), tuple(parameter.values[0] for parameter in _FIXED.values())
+_RANGES = RangeChecks(SamplingParams)

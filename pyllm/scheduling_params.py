@@ -1,16 +1,29 @@
 """`SchedulingParams`: a request's priority, tenant and deadlines, checked. Knows neither the wire nor the policies."""
 
 import math
-from typing import get_args
+from typing import Annotated, get_args
 
 import msgspec
+from msgspec import Meta
 
-from pyllm.arguments import NamedParameters, check, instance, integer, is_unicode, number, text
+from pyllm.arguments import NamedParameters, RangeChecks, check, declared, instance, integer, is_unicode, number, text
 from pyllm.errors import RequestError
 from pyllm.kv_transfer.stores.store import Retention
 
 MAX_CACHE_SALT_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 256
+
+# The parameters: the type, range and text of each, as in `sampling_params.py`.
+Priority = Annotated[
+    int, declared("Lower ones run earlier, by --scheduling-policy priority.", ge=-(2**31), le=2**31 - 1)
+]
+_SECONDS = "a finite number of seconds above 0"
+Timeout = Annotated[float, declared("Seconds after which the request ends.", _SECONDS, gt=0.0)]
+TtftTarget = Annotated[float, declared("Seconds to the first token that the policy aims at.", _SECONDS, gt=0.0)]
+TpotTarget = Annotated[float, declared("Seconds a token that the policy aims at.", _SECONDS, gt=0.0)]
+CacheSalt = Annotated[str, Meta(description="Requests with other salts share no cached blocks.")]
+CoreIndex = Annotated[int, declared("The core that is to have the request.", "the index of a core, from 0", ge=0)]
+
 _RETENTIONS: tuple[str, ...] = get_args(Retention)
 _NOT_IN_SALTS = frozenset("@/\\\0")  # vLLM's
 
@@ -35,20 +48,20 @@ class SchedulingParams(
         RequestError: a value is out of its range; the text has the value and the range.
     """
 
-    priority: int = 0
+    priority: Priority = 0
     tenant: str = ""
-    timeout: float | None = None
-    ttft_target: float | None = None
-    tpot_target: float | None = None
+    timeout: Timeout | None = None
+    ttft_target: TtftTarget | None = None
+    tpot_target: TpotTarget | None = None
     cache_salt: str = ""
     name: str = ""
     session: str = ""
-    data_parallel_rank: int | None = None
+    data_parallel_rank: CoreIndex | None = None
     kv_cache_retention: Retention = "default"
 
     def __post_init__(self) -> None:
         self._read_types()
-        check("priority", self.priority, -(2**31) <= self.priority < 2**31, "from -2**31 to 2**31 - 1")
+        _RANGES.check(self)
         allowed = f"at most {MAX_CACHE_SALT_CHARACTERS} characters, none of them @, /, \\ or NUL"
         is_allowed = len(self.cache_salt) <= MAX_CACHE_SALT_CHARACTERS and not _NOT_IN_SALTS & set(self.cache_salt)
         check("cache_salt", "another text", is_allowed, allowed)  # It is a secret, so the error does not have it.
@@ -57,12 +70,8 @@ class SchedulingParams(
         for name in ("name", "session"):
             size = len(getattr(self, name))
             check(name, size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
-        if (rank := self.data_parallel_rank) is not None:
-            check("data_parallel_rank", rank, rank >= 0, "the index of a core, from 0")
         for name in ("timeout", "ttft_target", "tpot_target"):
-            seconds = getattr(self, name)
-            if seconds is not None:
-                check(name, seconds, 0.0 < seconds < math.inf, "a finite number of seconds above 0")
+            check(name, math.inf, getattr(self, name) != math.inf, _SECONDS)
 
     def _read_types(self) -> None:
         # Servers make these several times for each request, so values of the right types must be cheap.
@@ -83,6 +92,7 @@ class SchedulingParams(
                 msgspec.structs.force_setattr(self, name, number(name, seconds))
 
 
+_RANGES = RangeChecks(SchedulingParams)
 DEFAULT_SCHEDULING = SchedulingParams()
 
 

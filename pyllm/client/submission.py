@@ -3,6 +3,7 @@
 import secrets
 from array import array
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -31,6 +32,14 @@ _OF_TEXT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("output_kind", (RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA), "outputs are deltas, so leave it out"),
     ("stream_interval", (None, 1), "deltas come with each step, so leave it out"),
 )
+# The numbers that workers get as they are, but for those that are off or too small for float32.
+_DEFAULTS = SamplingParams()
+SAMPLING_NUMBERS = tuple(
+    name
+    for name in Sampling.__struct_fields__
+    if name != "min_tokens" and type(getattr(_DEFAULTS, name, None)) in (int, float)
+)
+_NUMBERS_OF = attrgetter(*SAMPLING_NUMBERS)
 
 
 def random_seed() -> int:
@@ -237,14 +246,12 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
     if has_budget and not params.reasoning_end_token_ids:
         text = "thinking_token_budget needs reasoning_end_token_ids here, where there is no tokenizer to find them"
         raise RequestError(text, "thinking_token_budget")
+    numbers = dict(zip(SAMPLING_NUMBERS, _NUMBERS_OF(params), strict=True))
+    numbers["temperature"] = max(params.temperature, LEAST_POSITIVE) if params.temperature else 0.0
+    numbers["top_p"] = max(params.top_p, LEAST_POSITIVE)
+    numbers["top_k"] = max(params.top_k, 0)
     return Sampling(
-        temperature=max(params.temperature, LEAST_POSITIVE) if params.temperature else 0.0,
-        top_k=max(params.top_k, 0),
-        top_p=max(params.top_p, LEAST_POSITIVE),
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
+        **numbers,
         logit_bias=_logit_bias(params.logit_bias or {}, model),
         allowed_token_ids=_pack(sorted(set(params.allowed_token_ids or ())), "allowed_token_ids", model),
         bad_words=_pack_each("bad_words_token_ids", params, model),

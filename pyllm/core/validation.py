@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.arguments import check
+from pyllm.arguments import RangeChecks, check
 from pyllm.errors import RequestError
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
@@ -20,7 +20,6 @@ from pyllm.sampling_params import (
     MAX_LOGPROB_TOKEN_IDS,
     SamplingParams,
     arguments_by_plugin,
-    check_length_penalty,
 )
 from pyllm.scheduling_params import MAX_NAME_CHARACTERS
 from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
@@ -28,6 +27,9 @@ from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
 MAX_AGE = 1e9  # seconds that a request may have waited already
 MAX_EXTRA_ARGS_DEPTH = 32  # A worker must be able to decode them, at any depth of its call stack.
+# Here `logprobs` is None or a number below the model's own limit.
+_SAMPLING_RANGES = RangeChecks(SamplingParams, {*Sampling.__struct_fields__} - {"logprobs", "prompt_logprobs"})
+_SUBMIT_RANGES = RangeChecks(SamplingParams, Submit.__struct_fields__)
 
 
 def check_submit(submit: Submit, model: ModelInfo, sampling_plugins: Collection[str]) -> None:
@@ -42,7 +44,7 @@ def check_submit(submit: Submit, model: ModelInfo, sampling_plugins: Collection[
     size = len(submit.name)
     check("name", size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
     check_adapter(submit.adapter)
-    check_length_penalty(submit.length_penalty)
+    _SUBMIT_RANGES.check(submit)
     sampling = submit.sampling
     if sampling.pooling and sampling != POOLING.get(sampling.pooling):
         kinds = " or ".join(POOLING)
@@ -77,21 +79,13 @@ def check_adapter(adapter: str) -> None:
 
 
 def _check_numbers(sampling: Sampling, max_tokens: int, model: ModelInfo) -> None:
-    SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-    )
+    _SAMPLING_RANGES.check(sampling)
     for name in ("temperature", "top_p"):
         number = getattr(sampling, name)
         check(name, number, number == 0.0 or number >= LEAST_POSITIVE, f"at least {LEAST_POSITIVE:g} where it is not 0")
     check("thinking_budget", sampling.thinking_budget, 0 <= sampling.thinking_budget < 2**31, "0 or more, below 2**31")
     least = sampling.min_tokens
-    check("min_tokens", least, 0 <= least <= max_tokens, f"from 0 to max_tokens, {max_tokens}")
+    check("min_tokens", least, least <= max_tokens, f"from 0 to max_tokens, {max_tokens}")
     for name in ("logprobs", "prompt_logprobs"):
         number = getattr(sampling, name)
         if number is not None:

@@ -8,18 +8,13 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
 from pyllm import __version__
+from pyllm.client.submission import SAMPLING_NUMBERS
 from pyllm.errors import EngineDeadError
 from pyllm.frontend.http.event_ids import model_hash
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.templates import no_chat_template
 from pyllm.sampling_params import SamplingParams
-
-# The parameters with a number for a default, which a reader may want to know.
-SHOWN_PARAMETERS = (
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
 
 
 class ServerInfo(Struct, kw_only=True):
@@ -143,7 +138,7 @@ def _model_info(state: ServerState) -> ModelDescription:
 
 def _sampling_defaults(state: ServerState) -> dict[str, float]:
     neutral = SamplingParams()
-    return {name: getattr(neutral, name) for name in SHOWN_PARAMETERS} | state.sampling.given()
+    return {name: getattr(neutral, name) for name in SAMPLING_NUMBERS} | state.sampling.given()
 
 
 async def _load(state: ServerState) -> ServerLoad:

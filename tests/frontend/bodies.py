@@ -28,7 +28,7 @@ _PLAIN = {
     Any: JSON,
     str: st.text(max_size=3),
     int: st.integers(1, 9),
-    float: st.floats(0, 1),
+    float: st.floats(0.5, 1),  # in the range of each parameter
     bool: st.booleans(),
     type(None): st.none(),
 }

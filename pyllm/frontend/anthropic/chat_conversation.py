@@ -4,7 +4,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pyllm.errors import RequestError
-from pyllm.frontend.anthropic.protocol import Block, CountTokensRequest, InputMessage, ThinkingParam, ToolChoiceParam
+from pyllm.frontend.anthropic.protocol import (
+    Block,
+    CountTokensRequest,
+    InputMessage,
+    MessagesRequest,
+    ThinkingParam,
+    ToolChoiceParam,
+)
 from pyllm.frontend.chat.conversation import Conversation, NamedTool, Tool, ToolChoice, call_arguments
 from pyllm.frontend.chat.history_parts import document_text, part_text, result_text
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
@@ -21,7 +28,7 @@ _READABLE = frozenset({"search_result", "compaction"})
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def conversation_of(request: CountTokensRequest, ignore: Ignore) -> Conversation:
+def conversation_of(request: CountTokensRequest | MessagesRequest, ignore: Ignore) -> Conversation:
     """The conversation of a request. The answer continues a last message of the assistant.
 
     Raises:
@@ -190,7 +197,7 @@ def _system(content: str | list[Block], ignore: Ignore) -> str:
     return "\n".join(_users_text(block, f"system.{index}") for index, block in enumerate(content))
 
 
-def _tools(request: CountTokensRequest, ignore: Ignore) -> Iterator[Tool]:
+def _tools(request: CountTokensRequest | MessagesRequest, ignore: Ignore) -> Iterator[Tool]:
     for index, tool in enumerate(request.tools or []):
         if tool.type not in (None, "custom"):
             ignore_server_tool(tool.type, f"tools.{index}", ignore)

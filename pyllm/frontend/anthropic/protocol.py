@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from pyllm.arguments import declared
 from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.peer_fields import PeerFields
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
+from pyllm.frontend.openai.common_fields import SampledRequest
 
 UseLastMessage = unsupported_field("a last message of the role assistant, which the answer goes on with")
 
@@ -117,37 +119,21 @@ class CountTokensRequest(PeerFields, kw_only=True):
     speed: Hint = "standard"
 
 
-class MessagesRequest(CountTokensRequest, kw_only=True):
-    """`POST /v1/messages`. Fields from `min_p` to `vllm_xargs` are as in the other APIs."""
+class MessagesRequest(SampledRequest, kw_only=True):
+    """`POST /v1/messages`. The prompt's fields are those of `CountTokensRequest`: structs have one base."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    messages: Annotated[list[InputMessage], Meta(min_length=1)]
+    system: str | list[Block] | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_tokens: Annotated[int, declared("Most tokens of the answer.", ge=1)]
     stop_sequences: list[str] | None = None
-    stream: bool | None = False
     metadata: Metadata | None = None
     thread: Any = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    timeout: float | None = None
-    ttft_target: float | None = None
-    tpot_target: float | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    vllm_xargs: dict[str, Any] | None = None
 
     # Fields of the other APIs here.
     n: Unsupported[int] = 1
@@ -166,6 +152,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     structured_outputs: Annotated[Any, unsupported_field("output_config.format")] = None
 
     service_tier: NoEffect = None
+    cache_control: NoEffect = None
+    context_management: Hint = None
+    mcp_servers: Hint = msgspec.field(default_factory=list)
+    speed: Hint = "standard"
     container: Hint = None
     diagnostics: Hint = None
     inference_geo: Hint = None

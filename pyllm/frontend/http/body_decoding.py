@@ -1,4 +1,4 @@
-"""Decodes a body strictly, except that 150.0 is also an integer, as in JSON Schema.
+"""Decodes a body strictly, except that 150.0 is also an integer, as in JSON Schema. Checks the ranges of numbers.
 
 A body without such numbers is decoded once, as by msgspec alone.
 """
@@ -9,16 +9,20 @@ from typing import Any
 
 import msgspec
 
+from pyllm.arguments import check_range, declaration_of
+
 _FLOAT_FOR_INTEGER = re.compile(r"Expected `(?:.*[| ])?int(?: \|.*)?`, got `float`(?: - at `\$(.*)`)?")
 # A field, or an index of a list or a key of a dict, which stands for all of them.
 _KEYS = re.compile(r"\.([^.\[]+)|\[(?:[0-9]+|\.\.\.)\]")
 _ANY_KEY = ""
+_OUT_OF_RANGE = re.compile(r"Expected `(?:int|float)` [<>]=? \S+ - at `\$\.(\w+)`")
 
 
 def decode_body(body: bytes, kind: Any) -> Any:
     """The body as this type.
 
     Raises:
+        RequestError: a parameter is outside of its range.
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is no JSON, or of another type.
     """
     try:
@@ -40,6 +44,9 @@ def _decode_again(body: bytes, kind: Any, error: msgspec.ValidationError) -> Any
             return msgspec.convert(values, kind, str_keys=True)
         except msgspec.ValidationError as next_error:
             error = next_error
+    if (match := _OUT_OF_RANGE.fullmatch(str(error))) is not None and match[1] in (known := _declarations(kind)):
+        values = msgspec.json.decode(body) if values is None else values
+        check_range(match[1], values[match[1]], known[match[1]])
     raise error
 
 
@@ -64,6 +71,13 @@ def _matching(place: Any, key: str) -> Any:
     if isinstance(place, dict):
         return list(place) if key == _ANY_KEY else (key,) if key in place else ()
     return ()
+
+
+@cache
+def _declarations(kind: Any) -> dict[str, msgspec.Meta]:
+    """The fields of a body that have a range."""
+    fields = msgspec.structs.fields(kind) if hasattr(kind, "__struct_fields__") else ()
+    return {field.name: mark for field in fields if (mark := declaration_of(field.type)) is not None}
 
 
 @cache

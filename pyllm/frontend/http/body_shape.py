@@ -40,7 +40,7 @@ class _ValueShape(Struct, frozen=True):
 
 
 def find_ignored(body: bytes, kind: type[Struct], fields: RequestFields) -> None:
-    """Note every field of a body that its struct does not know, or marks as a hint. The body decodes as `kind`.
+    """Note every field of a body that its struct does not know, or marks as a hint. Values may be of other types.
 
     Raises:
         RequestError: the server is strict, and there is such a field.

@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pyllm.errors import RequestError
-from pyllm.frontend.http.field_descriptions import DESCRIPTIONS
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, is_unsupported, unsupported_field
 from pyllm.nearest_name import NEAR_NAMES, PEER_NAMES
+from pyllm.sampling_params import MaxTokens, MinTokens, N, RepetitionPenalty, Seed, ThinkingTokenBudget
 
 T = TypeVar("T")
 
@@ -27,11 +27,7 @@ def same_as_ours(name: str) -> Meta:
     """The mark of a peer's name of one of our fields; `max_tokens` has another name on other routes."""
     own = PEER_NAMES[name]
     names = (own, *_OTHER_ROUTES.get(own, ()))
-    return Meta(
-        description=f"The same as {' or '.join(names)}.",
-        extra={_SAME_AS: names},
-        extra_json_schema=dict(DESCRIPTIONS[own].bounds) or None,
-    )
+    return Meta(description=f"The same as {' or '.join(names)}.", extra={_SAME_AS: names})
 
 
 UseLogprobs = Annotated[T | None, unsupported_field("logprobs")]
@@ -89,8 +85,8 @@ class PeerFields(Struct, kw_only=True):
 
     # SGLang.
     no_stop_trim: Annotated[bool | None, same_as_ours("no_stop_trim")] = None
-    min_new_tokens: Annotated[int | None, same_as_ours("min_new_tokens")] = None
-    sampling_seed: Annotated[int | None, same_as_ours("sampling_seed")] = None
+    min_new_tokens: Annotated[MinTokens | None, same_as_ours("min_new_tokens")] = None
+    sampling_seed: Annotated[Seed | None, same_as_ours("sampling_seed")] = None
     rid: Annotated[str | None, same_as_ours("rid")] = None
     regex: UseStructuredOutputs[str] = None
     ebnf: UseStructuredOutputs[str] = None
@@ -128,10 +124,10 @@ class PeerFields(Struct, kw_only=True):
     use_audio_in_video: Hint = False
 
     # llama.cpp; Ollama and LM Studio have some of them, too.
-    repeat_penalty: Annotated[float | None, same_as_ours("repeat_penalty")] = None
+    repeat_penalty: Annotated[RepetitionPenalty | None, same_as_ours("repeat_penalty")] = None
     repeat_last_n: Hint = -1  # `use_own_names` refuses it beside a penalty.
-    n_predict: Annotated[int | None, same_as_ours("n_predict")] = None
-    n_cmpl: Annotated[int | None, same_as_ours("n_cmpl")] = None
+    n_predict: Annotated[MaxTokens | None, same_as_ours("n_predict")] = None
+    n_cmpl: Annotated[N | None, same_as_ours("n_cmpl")] = None
     grammar: UseStructuredOutputs[Any] = None
     grammar_lazy: UseStructuredOutputs[bool] = False
     grammar_triggers: Annotated[Any, unsupported_field("structured_outputs", [])] = None
@@ -152,9 +148,9 @@ class PeerFields(Struct, kw_only=True):
     image_data: Annotated[Any, unsupported_field(None, [])] = None
     reasoning_format: Annotated[str | None, unsupported_field(None, "auto", "deepseek", "parsed")] = None
     thinking_forced_open: Unsupported[bool] = False
-    thinking_budget_tokens: Annotated[int | None, same_as_ours("thinking_budget_tokens")] = None
-    reasoning_budget: Annotated[int | None, same_as_ours("reasoning_budget")] = None
-    reasoning_budget_tokens: Annotated[int | None, same_as_ours("reasoning_budget_tokens")] = None
+    thinking_budget_tokens: Annotated[ThinkingTokenBudget | None, same_as_ours("thinking_budget_tokens")] = None
+    reasoning_budget: Annotated[ThinkingTokenBudget | None, same_as_ours("reasoning_budget")] = None
+    reasoning_budget_tokens: Annotated[ThinkingTokenBudget | None, same_as_ours("reasoning_budget_tokens")] = None
     reasoning_budget_message: Annotated[str | None, unsupported_field(None, "")] = None
     thinking_budget_message: Annotated[str | None, unsupported_field(None, "")] = None
     parse_tool_calls: Unsupported[bool] = True
@@ -193,7 +189,7 @@ class PeerFields(Struct, kw_only=True):
     verbose: Hint = False
 
     # Ollama, also of earlier versions.
-    num_predict: Annotated[int | None, same_as_ours("num_predict")] = None
+    num_predict: Annotated[MaxTokens | None, same_as_ours("num_predict")] = None
     options: UseSeparateFields[Any] = None
     think: UseReasoningEffort[Any] = None
     reasoning: Hint = None
@@ -219,10 +215,10 @@ class PeerFields(Struct, kw_only=True):
     penalize_newline: Hint = None
 
     # Mistral.
-    random_seed: Annotated[int | None, same_as_ours("random_seed")] = None
+    random_seed: Annotated[Seed | None, same_as_ours("random_seed")] = None
 
     # LM Studio.
-    max_output_tokens: Annotated[int | None, same_as_ours("max_output_tokens")] = None
+    max_output_tokens: Annotated[MaxTokens | None, same_as_ours("max_output_tokens")] = None
     system_prompt: UseSystemMessage[Any] = None
     integrations: Annotated[Any, unsupported_field("tools", [])] = None
     ttl: Hint = None
@@ -230,7 +226,7 @@ class PeerFields(Struct, kw_only=True):
     context_length: Hint = None
 
     # TGI, transformers, and servers with their fields.
-    max_new_tokens: Annotated[int | None, same_as_ours("max_new_tokens")] = None
+    max_new_tokens: Annotated[MaxTokens | None, same_as_ours("max_new_tokens")] = None
     max_length: Annotated[int | None, unsupported_field(NEAR_NAMES["max_length"])] = None
     min_length: Annotated[int | None, unsupported_field(NEAR_NAMES["min_length"], 0)] = None
     stop_sequences: Annotated[list[str] | None, same_as_ours("stop_sequences")] = None

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from pyllm.frontend.http.ignored_fields import NoEffect
 from pyllm.frontend.openai.common_fields import EngineRequest
+from pyllm.sampling_params import MaxTokens, N
 
 
 class InfillFile(Struct, kw_only=True):
@@ -28,8 +29,8 @@ class InfillRequest(EngineRequest, kw_only=True):
     input_suffix: str | None = None
     input_extra: list[InfillFile] | None = None
     prompt: str | None = None
-    n: int | None = None
-    max_tokens: int | None = None
+    n: N | None = None
+    max_tokens: MaxTokens | None = None
     n_indent: int | None = 0
     t_max_predict_ms: float | None = 0
     return_tokens: bool | None = False

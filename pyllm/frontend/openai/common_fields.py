@@ -10,6 +10,26 @@ from msgspec import Struct
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.peer_fields import PeerFields
 from pyllm.frontend.http.unsupported import Unsupported
+from pyllm.sampling_params import (
+    AllowedTokenIds,
+    BadWords,
+    FrequencyPenalty,
+    IgnoreEos,
+    IncludeStopStr,
+    LogitBias,
+    MinP,
+    MinTokens,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    SkipSpecialTokens,
+    StopTokenIds,
+    Temperature,
+    ThinkingTokenBudget,
+    TopK,
+    TopP,
+)
+from pyllm.scheduling_params import CacheSalt, Priority, Timeout, TpotTarget, TtftTarget
 
 
 class StructuredOutputs(Struct, kw_only=True):
@@ -28,37 +48,42 @@ class StructuredOutputs(Struct, kw_only=True):
     disable_fallback: Hint = False
 
 
-class EngineRequest(PeerFields, kw_only=True):
-    """The fields that all generation routes share: the sampling of one sample, and the scheduling of the request."""
+class SampledRequest(PeerFields, kw_only=True):
+    """The fields that all generation routes share, Anthropic's included: sampling of a sample, and scheduling."""
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
-    thinking_token_budget: int | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: PresencePenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: BadWords | None = None
+    seed: Seed | None = None
+    min_tokens: MinTokens | None = None
+    stop_token_ids: StopTokenIds | None = None
+    ignore_eos: IgnoreEos | None = None
+    include_stop_str_in_output: IncludeStopStr | None = None
+    skip_special_tokens: SkipSpecialTokens | None = None
     vllm_xargs: dict[str, Any] | None = None
     stream: bool | None = False
-    priority: int | None = None
-    timeout: float | None = None
-    ttft_target: float | None = None
-    tpot_target: float | None = None
-    cache_salt: str | None = None
+    priority: Priority | None = None
+    timeout: Timeout | None = None
+    ttft_target: TtftTarget | None = None
+    tpot_target: TpotTarget | None = None
+    cache_salt: CacheSalt | None = None
     request_id: str | None = None
+
+
+class EngineRequest(SampledRequest, kw_only=True):
+    """The fields that OpenAI's routes share with llama.cpp's."""
+
+    stop: str | list[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: ThinkingTokenBudget | None = None
 
     user: str | None = None  # Names the tenant where nothing else does.
     prompt_cache_key: str | None = None  # Names the session where the header does not.

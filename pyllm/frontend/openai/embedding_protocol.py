@@ -4,11 +4,15 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Struct
 
+from pyllm.arguments import declared
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
+from pyllm.sampling_params import TruncatePromptTokens
+from pyllm.scheduling_params import Priority, Timeout
 
 T = TypeVar("T")
 UseInput = Annotated[T | None, unsupported_field("input, a text as the chat template would write it")]
+Dimensions = Annotated[int, declared("Keep so many numbers, scaled to length 1; for models trained so.", ge=1)]
 UseDimensions = Annotated[int | None, unsupported_field("dimensions")]
 
 MAX_INPUTS = 2048  # OpenAI's
@@ -24,12 +28,12 @@ class EmbeddingRequest(Struct, kw_only=True):
     input: str | list[str | int | list[int]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-    truncate_prompt_tokens: int | None = None
+    dimensions: Dimensions | None = None
+    truncate_prompt_tokens: TruncatePromptTokens | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = True
-    priority: int | None = None
-    timeout: float | None = None
+    priority: Priority | None = None
+    timeout: Timeout | None = None
 
     user: str | None = None  # Names the tenant where nothing else does.
 

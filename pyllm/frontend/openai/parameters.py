@@ -11,34 +11,25 @@ from pyllm.client.submission import num_logprobs
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import RequestError
 from pyllm.frontend.http.unsupported import refuse_unsupported
-from pyllm.frontend.openai.common_fields import EngineRequest, StructuredOutputs
+from pyllm.frontend.openai.common_fields import EngineRequest, SampledRequest, StructuredOutputs
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest, StreamOptions
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.kv_transfer.stores.store import Retention
-from pyllm.sampling_params import SamplingParams
+from pyllm.sampling_params import AT_LEAST_ONE_OR_ALL, SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams
 from pyllm.wire.messages import ModelInfo
 
 Request = TypeVar("Request", bound=GenerationRequest)
 
-SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "seed",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-    "thinking_token_budget",
+# Fields of requests that are parameters by the same name; `_ends` reads some of them, and a constraint has several.
+SAMPLING_FIELDS = tuple(
+    name
+    for name in EngineRequest.__struct_fields__
+    if name in SampledRequest.__annotations__ | EngineRequest.__annotations__
+    and name in SamplingParams.__struct_fields__
+    and name not in ("stop", "stop_token_ids", "include_stop_str_in_output", "structured_outputs")
 )
 # Older versions of OpenAI's package spell it in-memory.
 _OPENAI_RETENTIONS: dict[str, Retention] = {"in_memory": "none", "in-memory": "none", "24h": "long"}
@@ -87,7 +78,7 @@ def output_limit(max_tokens: int | None, *, may_be_none: bool = False) -> int | 
     """
     if max_tokens in (None, -1):
         return None
-    check("max_tokens", max_tokens, max_tokens >= 1 - may_be_none, "at least 1, or -1 for no limit")
+    check("max_tokens", max_tokens, max_tokens >= 1 - may_be_none, AT_LEAST_ONE_OR_ALL)
     return max_tokens
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from pyllm.arguments import declared
 from pyllm.client.logprobs import LogprobEntries
 from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint
@@ -24,10 +25,23 @@ from pyllm.frontend.openai.tool_protocol import (
     ToolDefinition,
 )
 from pyllm.frontend.requests.generation import TokenCounts
+from pyllm.sampling_params import (
+    LengthPenalty,
+    Logprobs,
+    LogprobTokenIds,
+    MaxTokens,
+    N,
+    PromptLogprobs,
+    TruncatePromptTokens,
+)
 
 T = TypeVar("T")
 UseTools = Annotated[T | None, unsupported_field("tools")]
 UseToolChoice = Annotated[T | None, unsupported_field("tool_choice")]
+TopLogprobs = Annotated[
+    int,
+    declared("So many of the likeliest tokens for each, with logprobs; -1: all.", "0 or more, or -1 for all", ge=-1),
+]
 
 MAX_PROMPTS = 1024
 
@@ -60,16 +74,16 @@ class ResponseFormat(Struct, kw_only=True):
 class GenerationRequest(EngineRequest, kw_only=True):
     """The fields that completions and chat share."""
 
-    n: int | None = None
-    max_tokens: int | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
+    n: N | None = None
+    max_tokens: MaxTokens | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    logprob_token_ids: LogprobTokenIds | None = None
     response_format: ResponseFormat | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None  # Ollama's
     use_beam_search: bool | None = None
-    length_penalty: float | None = None
+    length_penalty: LengthPenalty | None = None
     stream_options: StreamOptions | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: TruncatePromptTokens | None = None
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
@@ -89,7 +103,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     add_special_tokens: bool | None = True
-    logprobs: int | None = None
+    logprobs: Logprobs | None = None
     echo: bool | None = False
     suffix: str | None = None
 
@@ -148,12 +162,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: MaxTokens | None = None
     add_special_tokens: bool | None = False
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     logprobs: bool | None = False
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = True

@@ -53,7 +53,6 @@ def body_type(handler: BaseRouteHandler) -> Any:
 
 
 def _decoded(body: bytes, kind: Any, fields: RequestFields) -> Any:
-    data = decode_body(body, kind)
     if fields.policy != "ignore" and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         find_ignored(body, kind, fields)
-    return data
+    return decode_body(body, kind)

@@ -13,7 +13,8 @@ from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 from pyllm.frontend.openai.common_fields import EngineRequest
-from pyllm.frontend.openai.protocol import ChatLogprob
+from pyllm.frontend.openai.protocol import ChatLogprob, TopLogprobs
+from pyllm.sampling_params import MaxTokens
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -133,14 +134,14 @@ class ResponsesRequest(EngineRequest, kw_only=True):
     input: str | list[Item]
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: MaxTokens | None = None
     tools: list[ToolParam] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = True
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     background: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
     store: bool | None = None

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from pyllm.errors import RequestError
 from pyllm.frontend.anthropic.protocol import MessagesRequest
 from pyllm.frontend.http.body_decoding import decode_body
 from pyllm.frontend.openai.embedding_protocol import EmbeddingRequest
@@ -73,3 +74,18 @@ def test_any_body_decodes_with_floats_as_with_integers(case: tuple[type[Struct],
     text = msgspec.json.encode(body)
     assert decode_body(text, kind) == msgspec.json.decode(text, type=kind)
     decode_body(msgspec.json.encode(with_floats(body)), kind)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "name"),
+    [
+        ({"temperature": 1e3}, "temperature must be from 0 to 100, got 1000.0", "temperature"),
+        ({"top_p": 0}, "top_p must be above 0 and at most 1, got 0", "top_p"),
+        ({"min_tokens": -1.0}, "min_tokens must be from 0 to 2147483647, got -1", "min_tokens"),
+        ({"repeat_penalty": 0}, "repeat_penalty must be from 0.01 to 100, got 0", "repeat_penalty"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_with_the_range(fields: dict[str, float], text: str, name: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        decode_body(msgspec.json.encode({"prompt": "x"} | fields), CompletionRequest)
+    assert (str(refused.value), refused.value.parameter) == (text, name)

@@ -216,7 +216,7 @@ async def test_the_engine_gets_what_a_peers_name_says(tokenizer: Tokenizer, rout
         (submit,) = frontend.core.sent(Submit)
     assert answer.status_code == 200, answer.text
     assert (submit.sampling.repetition_penalty, submit.max_tokens) == (1.5, 3)
-    assert wrong.json()["error"]["message"] == "repeat_penalty must be from 0.01 to 100, got 1000.0"
+    assert wrong.json()["error"]["message"] == "repeat_penalty must be from 0.01 to 100, got 1000"
     assert wrong.json()["error"]["param"] == "repeat_penalty"
     assert none.json()["error"]["message"] == "num_predict must be at least 1, or -1 for no limit, got -7"
 
