@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origi
 import msgspec
 from msgspec import Meta
 
-from pyllm.errors import RequestError, UnknownParameterError
+from pyllm.errors import Field, RequestError, UnknownParameterError, root_of
 from pyllm.nearest_name import NEAR_NAMES, PEER_NAMES, nearest_name
 
 Kind = TypeVar("Kind")
@@ -59,14 +59,18 @@ class NamedParameters(msgspec.StructMeta):
         raise UnknownParameterError("; ".join(texts), unknown[0])
 
 
-def check(name: str, value: object, holds: bool, allowed: str) -> None:
+def check(name: str, value: object, holds: bool, allowed: str | tuple[str, ...]) -> None:
     """Refuse a value of a request by its name unless the condition `holds`; `allowed` describes the allowed values.
+
+    It may be in parts, as the message of a `RequestError`.
 
     Raises:
         RequestError: the condition does not hold.
     """
     if not holds:
-        raise RequestError(f"{name} must be {allowed}, got {value if isinstance(value, str) else shown(value)}", name)
+        allowed = (allowed,) if isinstance(allowed, str) else allowed
+        got = value if isinstance(value, str) else shown(value)
+        raise RequestError((Field(name), " must be ", *allowed, f", got {got}"), name)
 
 
 def declared(
@@ -130,7 +134,7 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
 
     `name` may be a path into the argument, such as `messages[0].content`.
     """
-    raise RequestError(f"{name} must be {expected}, got {shown(value)}", _parameter(name))
+    raise RequestError(f"{name} must be {expected}, got {shown(value)}", root_of(name))
 
 
 def shown(value: object) -> str:
@@ -208,7 +212,7 @@ def token_ids(name: str, value: object) -> Sequence[int]:
         if all(issubclass(kind, numbers.Integral) and not issubclass(kind, bool) for kind in kinds):
             return list(map(int, value))
         odd = next(each for each in value if not isinstance(each, numbers.Integral) or isinstance(each, bool))
-        raise RequestError(f"{name} must be a list of token ids, got one with {shown(odd)}", _parameter(name))
+        raise RequestError(f"{name} must be a list of token ids, got one with {shown(odd)}", root_of(name))
     refuse(name, value, "a list of token ids")
 
 
@@ -254,8 +258,3 @@ def _range(least: float | None, above: float | None, most: float | None) -> str:
     start = f"at least {low}" if least is not None else f"above {over}" if above is not None else ""
     end = "" if most is None else f"at most {high}"
     return " and ".join(filter(None, (start, end)))
-
-
-def _parameter(name: str) -> str:
-    """The argument that the path `name` begins with."""
-    return name.partition(".")[0].partition("[")[0]

@@ -16,7 +16,7 @@ PyllmError
     └── GivenUpError       it died more often than it may be started anew
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -38,12 +38,28 @@ class ConfigError(PyllmError, ValueError):
     """A setting is wrong, or two settings do not work together."""
 
 
-class RequestError(PyllmError, ValueError):
-    """A request is wrong. `parameter` names the field at fault, in the caller's spelling, if there is one."""
+class Field(str):
+    """A field's name as a part of an error's message; the caller may know the field by another name."""
 
-    def __init__(self, message: str, parameter: str | None = None) -> None:
-        super().__init__(message)
+    __slots__ = ()
+
+
+class RequestError(PyllmError, ValueError):
+    """A request is wrong. `parameter` names the field at fault, in the caller's spelling, if there is one.
+
+    A message of several parts has each name of a field as a `Field`. A text may begin with the parameter's.
+    """
+
+    def __init__(self, message: str | tuple[str, ...], parameter: str | None = None) -> None:
+        self.parts = _split(message, parameter or "") if isinstance(message, str) else message
+        super().__init__("".join(self.parts))
         self.parameter = parameter
+
+    def name_fields(self, names: Mapping[str, str]) -> None:
+        """Call fields by the caller's `names`, in the message and as the parameter; a second call changes nothing."""
+        self.parts = tuple(renamed(part, names) if isinstance(part, Field) else part for part in self.parts)
+        self.args = ("".join(self.parts),)
+        self.parameter = self.parameter and renamed(self.parameter, names)
 
     @classmethod
     @contextmanager
@@ -57,7 +73,8 @@ class RequestError(PyllmError, ValueError):
         except cls as error:
             where = name or error.parameter if error.parameter in _PROMPTS else params
             if number > 1 and where:
-                error.args = (f"{where}[{index}]: {error}",)
+                error.parts = (Field(where), f"[{index}]: ", *error.parts)
+                error.args = ("".join(error.parts),)
             raise
 
 
@@ -73,7 +90,11 @@ class RequestTooLargeError(RequestError):
     """
 
     def __init__(
-        self, message: str, parameter: str | None = None, num_tokens: int | None = None, limit: int | None = None
+        self,
+        message: str | tuple[str, ...],
+        parameter: str | None = None,
+        num_tokens: int | None = None,
+        limit: int | None = None,
     ) -> None:
         super().__init__(message, parameter)
         self.num_tokens = num_tokens
@@ -121,6 +142,26 @@ class GivenUpError(EngineDeadError):
     """A process is not restarted: it died more often than `max_restarts` allows, or for good; the message says why."""
 
 
+def root_of(path: str) -> str:
+    """The field that a path such as `messages[0].content` begins with."""
+    return path.partition(".")[0].partition("[")[0]
+
+
+def renamed(path: str, names: Mapping[str, str]) -> str:
+    """The caller's path of a field, where `names` has the caller's names of paths and of their beginnings."""
+    root = root_of(path)
+    return names.get(path) or f"{names.get(root, root)}{path.removeprefix(root)}"
+
+
 def blame(process: str, num_times: int, num_alone: int) -> str:
     """The error for a request that crashed its process `num_times` times, the last `num_alone` while it ran alone."""
     return f"this request ended the {process} that computed it {num_times} times, the last {num_alone} alone"
+
+
+def _split(message: str, parameter: str) -> tuple[str, ...]:
+    """The parts of a message, of which the first is its field if the message begins with it."""
+    for field in (parameter, root_of(parameter)):
+        rest = message.removeprefix(field)
+        if field and rest != message and not (rest[:1].isalnum() or rest[:1] == "_"):
+            return Field(field), rest
+    return (message,)

@@ -26,7 +26,7 @@ from pyllm.arguments import (
     texts,
     token_ids,
 )
-from pyllm.errors import RequestError
+from pyllm.errors import Field, RequestError
 from pyllm.structured_outputs_params import StructuredOutputsParams
 
 MAX_SAMPLES = 16_384
@@ -379,8 +379,7 @@ class SamplingParams(
         if self.max_tokens is not None:
             least = 1 if self.beam_width else 0
             check("max_tokens", self.max_tokens, self.max_tokens >= least, f"at least {least}")
-        if self.max_tokens is not None:
-            allowed = f"at most max_tokens, {self.max_tokens}"
+            allowed = ("at most ", Field("max_tokens"), f", {self.max_tokens}")
             check("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, allowed)
         self._check_stop_strings()
         _check_tokens("stop_token_ids", self.stop_token_ids or ())
@@ -402,7 +401,8 @@ class SamplingParams(
             check("n", self.n, self.n == self.beam_width, f"the beam_width, {self.beam_width}, as many as come out")
             self._exclude("beam_width", _NOT_WITH_BEAMS)
         elif self.length_penalty != 1.0:
-            raise RequestError("length_penalty is for beam search: set beam_width, or leave it out", "length_penalty")
+            text = ("length_penalty is for beam search: set ", Field("beam_width"), ", or leave it out")
+            raise RequestError(text, "length_penalty")
 
     def _exclude(self, name: str, others: Collection[str]) -> None:
         """Refuse each of `others` that has an effect, as it excludes the parameter `name`."""
@@ -412,7 +412,8 @@ class SamplingParams(
             value = getattr(self, field.name)
             is_neutral = value == field.default or (field.name == "top_k" and value == -1) or value in ([], {})
             if not is_neutral:
-                raise RequestError(f"{field.name} and {name} exclude one another; leave one of them out", field.name)
+                text = (Field(field.name), " and ", Field(name), " exclude one another; leave one of them out")
+                raise RequestError(text, field.name)
 
 
 def _names(*kinds: Any) -> tuple[str, ...]:

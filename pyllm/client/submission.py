@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pyllm.client.prompt_tokens import Prompt, known_tokens
-from pyllm.errors import RequestError, RequestTooLargeError
+from pyllm.errors import Field, RequestError, RequestTooLargeError
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
     MAX_EXTRA_ARGS_BYTES,
@@ -333,9 +333,12 @@ def _max_tokens(num_prompt_tokens: int, wanted: int | None, model: ModelInfo) ->
     max_tokens = min(room, max(cache_room - 1, 1)) if wanted is None else min(room, wanted)
     if max_tokens > cache_room:
         raise RequestTooLargeError(
-            f"The KV cache holds {model.kv_cache_tokens} tokens. However, your prompt has {num_prompt_tokens} tokens "
-            f"and {max_tokens} were asked for. Please shorten the prompt, lower max_tokens, or start the engine with "
-            "a larger --kv-cache-memory-bytes.",
+            (
+                f"The KV cache holds {model.kv_cache_tokens} tokens. However, your prompt has {num_prompt_tokens} "
+                f"tokens and {max_tokens} were asked for. Please shorten the prompt, lower ",
+                Field("max_tokens"),
+                ", or start the engine with a larger --kv-cache-memory-bytes.",
+            ),
             "prompt" if cache_room < 1 else "max_tokens",
         )
     return max_tokens

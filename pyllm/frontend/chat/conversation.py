@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from pyllm.errors import RequestError
+from pyllm.errors import Field, RequestError
 from pyllm.frontend.chat.history_parts import compact_json
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.json_schemas import json_type
@@ -202,7 +202,7 @@ def check_tools(conversation: Conversation) -> None:
     if isinstance(choice, NamedTool) and choice.name not in names:
         raise RequestError(f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
     if choice == "required" and not names:
-        raise RequestError("tool_choice required needs tools", "tool_choice")
+        raise RequestError((Field("tool_choice required"), " needs tools"), "tool_choice")
 
 
 def _described(description: str | None, input_format: InputFormat) -> str | None:

@@ -192,7 +192,8 @@ def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams
         return msgspec.structs.replace(params, structured_outputs=constraint)
     except RequestError as error:
         field = "tool_choice" if error.parameter == "structured_outputs" else error.parameter
-        raise RequestError(f"{error} (calls that must follow a schema use structured outputs)", field) from None
+        text = (*error.parts, " (calls that must follow a schema use structured outputs)")
+        raise RequestError(text, field) from None
 
 
 def _variables(conversation: Conversation, known: Set[str], has_reasoning: bool, ignore: Ignore) -> dict[str, Any]:

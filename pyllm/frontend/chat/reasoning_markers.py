@@ -5,7 +5,7 @@ from typing import Self
 
 import msgspec
 
-from pyllm.errors import RequestError
+from pyllm.errors import Field, RequestError
 from pyllm.frontend.chat.parsers.parser_selection import reasoning_form, shown_reasoning_parser
 from pyllm.frontend.chat.parsers.reasoning_forms import ReasoningForm
 from pyllm.frontend.text.sampling_texts import token_forms
@@ -62,8 +62,9 @@ class ReasoningMarkers:
         """
         resolved = self.resolve(params)
         if resolved is not params and params.structured_outputs is not None:
-            text = "structured_outputs leave no room for reasoning in a plain prompt: leave thinking_token_budget out"
-            raise RequestError(text, "thinking_token_budget")
+            budget, constraint = Field("thinking_token_budget"), Field("structured_outputs")
+            text = (constraint, " leave no room for reasoning in a plain prompt: leave ", budget, " out")
+            raise RequestError(text, budget)
         return resolved
 
     @cached_property

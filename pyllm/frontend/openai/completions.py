@@ -10,7 +10,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
 from pyllm.client.submission import refuse_prompt
-from pyllm.errors import RequestError
+from pyllm.errors import Field, RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
 from pyllm.frontend.http.pushed_response import PushedResponse
@@ -108,8 +108,9 @@ def _sampling_params(state: ServerState, request: CompletionRequest, limit: int 
     if request.stream:
         raise RequestError("echo with logprobs cannot be streamed; set stream to false", "echo")
     if request.logprob_token_ids and limit == 0:
-        text = "logprob_token_ids are of the answer's tokens, and max_tokens 0 leaves none; leave one of them out"
-        raise RequestError(text, "logprob_token_ids")
+        text = "logprob_token_ids are of the answer's tokens, and "
+        rest = (Field("max_tokens"), " 0 leaves none; leave one of them out")
+        raise RequestError((text, *rest), "logprob_token_ids")
     if request.prompt_logprobs not in (None, request.logprobs):
         text = "with echo, prompt_logprobs must equal logprobs or be left out"
         raise RequestError(text, "prompt_logprobs")

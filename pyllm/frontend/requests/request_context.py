@@ -14,7 +14,7 @@ from litestar import Request
 from litestar.types import Scope
 
 from pyllm.config.api_keys import Allowance, Role
-from pyllm.errors import RequestError
+from pyllm.errors import RequestError, renamed
 from pyllm.frontend.http.event_ids import Position
 from pyllm.frontend.http.ignored_fields import RequestFields
 from pyllm.frontend.observability.trace_context import TraceContext
@@ -79,9 +79,9 @@ class RequestContext(msgspec.Struct):
         Raises:
             RequestError: the server is strict; `refusal` is the text.
         """
-        field, dot, key = name.partition(".")
-        theirs = self.field_names.get(name) or f"{self.field_names.get(field, field)}{dot}{key}"
-        self.fields.ignore(theirs, refusal)
+        error = RequestError(refusal, name)
+        error.name_fields(self.field_names)
+        self.fields.ignore(renamed(name, self.field_names), str(error))
 
     def name_fields(self, names: Mapping[str, str]) -> None:
         """Make errors call these fields by the values of `names`, or by the caller's names of those."""
@@ -90,15 +90,8 @@ class RequestContext(msgspec.Struct):
 
     def say_field(self, error: Exception) -> None:
         """Replace field names in an error by the caller's; a second call changes nothing."""
-        if not isinstance(error, RequestError) or not self.field_names:
-            return
-        text = str(error)
-        for name, theirs in self.field_names.items():
-            # A name of one word may be an ordinary word in the text, unless the text begins with it.
-            start = "" if "_" in name else "^"
-            text = re.sub(rf"{start}(?<!\w){re.escape(name)}(?!\w)", theirs, text)
-        error.args = (text,)
-        error.parameter = self.field_names.get(error.parameter or "", error.parameter)
+        if isinstance(error, RequestError):
+            error.name_fields(self.field_names)
 
     def name_tenant(self, user: str | None, field: str = "user") -> None:
         """Take the tenant from the body, where neither a key nor a header has named it.
