@@ -40,6 +40,8 @@ SAMPLING_NUMBERS = tuple(
     if name != "min_tokens" and type(getattr(_DEFAULTS, name, None)) in (int, float)
 )
 _NUMBERS_OF = attrgetter(*SAMPLING_NUMBERS)
+_SCHEDULING = tuple(name for name in SchedulingParams.__struct_fields__ if name in Submit.__struct_fields__)
+_SCHEDULING_OF = attrgetter(*_SCHEDULING)
 
 
 def random_seed() -> int:
@@ -218,17 +220,7 @@ def refuse_prompt(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> R
 
 def _scheduled(submit: Submit, scheduling: SchedulingParams) -> Submit:
     """The request with its scheduling parameters, which every kind of request has."""
-    return msgspec.structs.replace(
-        submit,
-        tenant=scheduling.tenant,
-        cache_salt=scheduling.cache_salt,
-        priority=scheduling.priority,
-        timeout=scheduling.timeout,
-        ttft_target=scheduling.ttft_target,
-        tpot_target=scheduling.tpot_target,
-        name=scheduling.name,
-        kv_cache_retention=scheduling.kv_cache_retention,
-    )
+    return msgspec.structs.replace(submit, **dict(zip(_SCHEDULING, _SCHEDULING_OF(scheduling), strict=True)))
 
 
 def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, model: ModelInfo) -> Sampling:

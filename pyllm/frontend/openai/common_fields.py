@@ -7,29 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from pyllm import sampling_params, scheduling_params
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.peer_fields import PeerFields
 from pyllm.frontend.http.unsupported import Unsupported
-from pyllm.sampling_params import (
-    AllowedTokenIds,
-    BadWords,
-    FrequencyPenalty,
-    IgnoreEos,
-    IncludeStopStr,
-    LogitBias,
-    MinP,
-    MinTokens,
-    PresencePenalty,
-    RepetitionPenalty,
-    Seed,
-    SkipSpecialTokens,
-    StopTokenIds,
-    Temperature,
-    ThinkingTokenBudget,
-    TopK,
-    TopP,
-)
-from pyllm.scheduling_params import CacheSalt, Priority, Timeout, TpotTarget, TtftTarget
 
 
 class StructuredOutputs(Struct, kw_only=True):
@@ -52,29 +33,29 @@ class SampledRequest(PeerFields, kw_only=True):
     """The fields that all generation routes share, Anthropic's included: sampling of a sample, and scheduling."""
 
     model: str | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: PresencePenalty | None = None
-    frequency_penalty: FrequencyPenalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: LogitBias | None = None
-    allowed_token_ids: AllowedTokenIds | None = None
-    bad_words: BadWords | None = None
-    seed: Seed | None = None
-    min_tokens: MinTokens | None = None
-    stop_token_ids: StopTokenIds | None = None
-    ignore_eos: IgnoreEos | None = None
-    include_stop_str_in_output: IncludeStopStr | None = None
-    skip_special_tokens: SkipSpecialTokens | None = None
+    temperature: sampling_params.Temperature | None = None
+    top_p: sampling_params.TopP | None = None
+    top_k: sampling_params.TopK | None = None
+    min_p: sampling_params.MinP | None = None
+    presence_penalty: sampling_params.PresencePenalty | None = None
+    frequency_penalty: sampling_params.FrequencyPenalty | None = None
+    repetition_penalty: sampling_params.RepetitionPenalty | None = None
+    logit_bias: sampling_params.LogitBias | None = None
+    allowed_token_ids: sampling_params.AllowedTokenIds | None = None
+    bad_words: sampling_params.BadWords | None = None
+    seed: sampling_params.Seed | None = None
+    min_tokens: sampling_params.MinTokens | None = None
+    stop_token_ids: sampling_params.StopTokenIds | None = None
+    ignore_eos: sampling_params.IgnoreEos | None = None
+    include_stop_str_in_output: sampling_params.IncludeStopStr | None = None
+    skip_special_tokens: sampling_params.SkipSpecialTokens | None = None
     vllm_xargs: dict[str, Any] | None = None
     stream: bool | None = False
-    priority: Priority | None = None
-    timeout: Timeout | None = None
-    ttft_target: TtftTarget | None = None
-    tpot_target: TpotTarget | None = None
-    cache_salt: CacheSalt | None = None
+    priority: scheduling_params.Priority | None = None
+    timeout: scheduling_params.Timeout | None = None
+    ttft_target: scheduling_params.TtftTarget | None = None
+    tpot_target: scheduling_params.TpotTarget | None = None
+    cache_salt: scheduling_params.CacheSalt | None = None
     request_id: str | None = None
 
 
@@ -83,7 +64,7 @@ class EngineRequest(SampledRequest, kw_only=True):
 
     stop: str | list[str] | None = None
     structured_outputs: StructuredOutputs | None = None
-    thinking_token_budget: ThinkingTokenBudget | None = None
+    thinking_token_budget: sampling_params.ThinkingTokenBudget | None = None
 
     user: str | None = None  # Names the tenant where nothing else does.
     prompt_cache_key: str | None = None  # Names the session where the header does not.
