@@ -3,7 +3,6 @@
 import secrets
 from array import array
 from collections.abc import Callable, Iterable
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -32,16 +31,14 @@ _OF_TEXT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("output_kind", (RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA), "outputs are deltas, so leave it out"),
     ("stream_interval", (None, 1), "deltas come with each step, so leave it out"),
 )
-# The numbers that workers get as they are, but for those that are off or too small for float32.
+# The numbers that workers get, most of them as they are.
 _DEFAULTS = SamplingParams()
 SAMPLING_NUMBERS = tuple(
     name
     for name in Sampling.__struct_fields__
     if name != "min_tokens" and type(getattr(_DEFAULTS, name, None)) in (int, float)
 )
-_NUMBERS_OF = attrgetter(*SAMPLING_NUMBERS)
-_SCHEDULING = tuple(name for name in SchedulingParams.__struct_fields__ if name in Submit.__struct_fields__)
-_SCHEDULING_OF = attrgetter(*_SCHEDULING)
+_PLAIN_NUMBERS = tuple(name for name in SAMPLING_NUMBERS if name not in ("temperature", "top_k", "top_p"))
 
 
 def random_seed() -> int:
@@ -220,7 +217,17 @@ def refuse_prompt(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> R
 
 def _scheduled(submit: Submit, scheduling: SchedulingParams) -> Submit:
     """The request with its scheduling parameters, which every kind of request has."""
-    return msgspec.structs.replace(submit, **dict(zip(_SCHEDULING, _SCHEDULING_OF(scheduling), strict=True)))
+    return msgspec.structs.replace(
+        submit,
+        tenant=scheduling.tenant,
+        cache_salt=scheduling.cache_salt,
+        priority=scheduling.priority,
+        timeout=scheduling.timeout,
+        ttft_target=scheduling.ttft_target,
+        tpot_target=scheduling.tpot_target,
+        name=scheduling.name,
+        kv_cache_retention=scheduling.kv_cache_retention,
+    )
 
 
 def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, model: ModelInfo) -> Sampling:
@@ -238,12 +245,11 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
     if has_budget and not params.reasoning_end_token_ids:
         text = "thinking_token_budget needs reasoning_end_token_ids here, where there is no tokenizer to find them"
         raise RequestError(text, "thinking_token_budget")
-    numbers = dict(zip(SAMPLING_NUMBERS, _NUMBERS_OF(params), strict=True))
-    numbers["temperature"] = max(params.temperature, LEAST_POSITIVE) if params.temperature else 0.0
-    numbers["top_p"] = max(params.top_p, LEAST_POSITIVE)
-    numbers["top_k"] = max(params.top_k, 0)
     return Sampling(
-        **numbers,
+        temperature=max(params.temperature, LEAST_POSITIVE) if params.temperature else 0.0,
+        top_k=max(params.top_k, 0),
+        top_p=max(params.top_p, LEAST_POSITIVE),
+        **{name: getattr(params, name) for name in _PLAIN_NUMBERS},
         logit_bias=_logit_bias(params.logit_bias or {}, model),
         allowed_token_ids=_pack(sorted(set(params.allowed_token_ids or ())), "allowed_token_ids", model),
         bad_words=_pack_each("bad_words_token_ids", params, model),
