@@ -19,7 +19,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test full test-services lint types rust-test python-test proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
+.PHONY: setup serve test full test-services lint types rust-test python-test properties proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
 
 setup: $(VENV)/.extension
 
@@ -70,15 +70,19 @@ python-test: setup
 	$(PYTEST) -m "not full and not oracle and not services"
 
 # The corners that `make test` leaves out, as each has one like it there: kill matrices, replicas, shared stores, more ranks.
-full: setup
+full: setup properties
 	$(PYTEST) -m "full and not oracle and not services"
+
+# All cases of Python's properties, of which `make test` has a quarter.
+properties: setup
+	$(PYTEST) -m "hypothesis and not oracle and not services" --hypothesis-profile all
 
 # What needs programs of Debian's: apt-get install $(python3 tests/services.py)
 test-services: setup
 	$(PYTEST) -m services
 
-# Every property of the scheduler, over many more cases than in `make test`.
-proofs:
+# Every property, over many more cases than in `make test`.
+proofs: properties
 	PROPTEST_CASES=$(or $(CASES),10000) cargo test --quiet --locked --release --package pyllm-scheduler
 
 # Every family and the whole matrix of prompts, caches, chunks and ranks against transformers, Gemma 3 270M (0.25 GB),

@@ -13,14 +13,17 @@ import pytest
 from hypothesis import settings
 
 from tests.services import Marked
+from tests.tiers import ALL
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # OpenMP reads this when it is loaded.
 
 # Below nohup it is ignored, and so it would be in the servers that tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# `make test` has a quarter of the cases of each property, `make properties` all of them.
+settings.register_profile("all", deadline=None, max_examples=ALL)
+settings.register_profile("quarter", deadline=None, max_examples=ALL // 4)
+settings.load_profile("quarter")
 
 gc.disable()  # Imports leave almost no garbage; to look for it takes a fifth of the time of a collection of all tests.
 

@@ -1,6 +1,6 @@
 """Every family through the whole engine: greedy tokens equal transformers', whatever happens to the sequences.
 
-Some of it is in `make test`; `make oracle` has every family on one rank and on two.
+Some of it is in `make test`, more in `make full`; `make oracle` has every family on one rank and on two.
 """
 
 import functools
@@ -17,6 +17,7 @@ from pyllm.families.kv_layout import kv_groups, layers_of_group
 from pyllm.families.stage_layout import split_into_stages
 from tests.e2e.titles import WORKER, find
 from tests.families.tiny_families import FAMILIES, oracle, write_tiny_family
+from tests.tiers import full
 from tests.tiny_gguf import write_gpt_oss_gguf
 
 NEW_TOKENS = 24
@@ -92,27 +93,27 @@ def check(
     assert (stats["num_swapped"] > 0) == bool(kv_offloading_size)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "olmo2-one-kv-head", "glm4", "mixtral", "gpt-oss"])
+@pytest.mark.parametrize("family", [full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"])
 def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
 
-@pytest.mark.parametrize("family", ["gpt-oss", "cohere2"])
+@pytest.mark.parametrize("family", ["gpt-oss", full("cohere2")])
 def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
 
-@pytest.mark.parametrize("family", ["cohere2", "mistral"])
+@pytest.mark.parametrize("family", ["cohere2", full("mistral")])
 def test_windows_that_are_swapped_out_and_in(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, kv_offloading_size="8MiB")
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss-clamped"])
+@pytest.mark.parametrize("family", [full("qwen3-moe"), "gpt-oss-clamped"])
 def test_experts_whole_on_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2, enable_expert_parallel=True)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [full(1), 2])
 def test_merged_experts_of_a_gguf_file(tmp_path: Path, ranks: int) -> None:
     source = write_tiny_family(tmp_path / "tiny", "gpt-oss")
     check(write_gpt_oss_gguf(source, tmp_path / "tiny.gguf"), "gpt-oss", ranks)

@@ -21,6 +21,7 @@ from tests.client.fake_core import MODEL, ScriptedCore
 from tests.frontend import hostile
 from tests.frontend.hostile import Case
 from tests.frontend.serving import Frontend, behind_uvicorn
+from tests.tiers import cases
 
 INTERVAL = 0.002  # seconds between two steps of the core
 LONG = msgspec.structs.replace(MODEL, max_model_len=1 << 20, kv_cache_tokens=1 << 20)
@@ -110,25 +111,25 @@ def served(tokenizer: Tokenizer) -> Iterator[Served]:
     assert served.frontend.client.num_requests == 0
 
 
-@settings(SETTINGS, max_examples=150)
+@settings(SETTINGS, max_examples=cases(150))
 @given(hostile.mutated_json())
 def test_mutated_json_is_answered(served: Served, case: Case) -> None:
     hostile.check(case, hostile.exchange(served.frontend.address, case))
 
 
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=cases(60))
 @given(hostile.mutated_bytes())
 def test_mutated_bytes_are_answered(served: Served, case: Case) -> None:
     hostile.check(case, hostile.exchange(served.frontend.address, case))
 
 
-@settings(SETTINGS, max_examples=120)
+@settings(SETTINGS, max_examples=cases(120))
 @given(hostile.broken_http())
 def test_broken_http_ends_its_own_connection_only(served: Served, case: Case) -> None:
     hostile.check(case, hostile.exchange(served.frontend.address, case))
 
 
-@settings(SETTINGS, max_examples=20)
+@settings(SETTINGS, max_examples=cases(20))
 @given(st.lists(hostile.CASES, min_size=2, max_size=8))
 def test_clients_that_leave_are_forgotten(served: Served, cases: list[Case]) -> None:
     connections = [hostile.begin(served.frontend.address, case) for case in cases]

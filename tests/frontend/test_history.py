@@ -16,6 +16,7 @@ from tests.frontend.chat.conversations import spellings
 from tests.frontend.chat.parsers import family_texts, texts
 from tests.frontend.chat.small_templates import SMALL_TEMPLATES
 from tests.frontend.serving import Frontend, answering, in_process
+from tests.tiers import cases
 
 ROOMY = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)
 FORMS = {"hermes": texts.HERMES, "llama3_json": texts.LLAMA, "mistral": texts.MISTRAL, **family_texts.FAMILIES}
@@ -31,7 +32,7 @@ def answers(draw: st.DrawFn) -> tuple[str, str]:
     return kind, text[: draw(st.integers(0, len(text)))]
 
 
-@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(120), suppress_health_check=list(HealthCheck))
 @given(answers(), st.sampled_from(sorted(SMALL_TEMPLATES)), st.booleans())
 async def test_an_answer_is_history(tokenizer: Tokenizer, answer: tuple[str, str], template: str, ends: bool) -> None:
     kind, text = answer

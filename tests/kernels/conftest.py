@@ -1,12 +1,37 @@
-"""Every kernel test runs the reference and Triton: compiled for CUDA where there is a device, else interpreted."""
+"""Every kernel test runs the reference and Triton: compiled for CUDA where there is a device, else interpreted.
+
+The interpreter is slow: of its cases `make test` has each shape, format and dtype, but not all of them together.
+"""
+
+from pathlib import Path
 
 import pytest
 import torch
 from pyllm_kernels import Kernels, select
 
+from tests.tiers import leave_products_to_full
 from tests.triton_interpreter import interpret
 
 interpret()
+
+# Where there is a card, kernels are compiled for it.
+collect_ignore = ["test_interpreter.py"] if torch.cuda.is_available() else []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        leave_products_to_full(item for item in items if _is_interpreted(item))
+
+
+def _is_interpreted(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function) or not item.path.is_relative_to(Path(__file__).parent):
+        return False
+    if not hasattr(item, "callspec") or item.get_closest_marker("gpu"):
+        return False
+    return "triton" in item.fixturenames or "triton" in (
+        item.callspec.params.get(name) for name in ("kernels", "backend")
+    )
 
 
 @pytest.fixture(scope="session")

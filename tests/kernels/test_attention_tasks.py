@@ -13,6 +13,7 @@ from pyllm_kernels.decode_shares import count_shares, cut_rows
 from torch import Tensor
 
 from tests.kernels.paged import Shape, paged_batch
+from tests.tiers import cases
 
 SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=16, dtype=torch.float32)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -40,7 +41,7 @@ def used(tasks: Tensor) -> list[tuple[int, int]]:
     return [(row, number) for row, number in tasks.tolist() if row >= 0]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(25), suppress_health_check=[HealthCheck.too_slow])
 @given(rows=ROWS, batch_invariant=st.booleans(), window=st.none() | st.integers(1, 700))
 def test_tiles_cover_each_query_and_shares_are_as_specified(
     rows: list[tuple[int, int]], batch_invariant: bool, window: int | None

@@ -21,6 +21,7 @@ from pyllm_kernels import (
 from torch import Tensor
 
 from tests.kernels.paged import PagedBatch, Shape, paged_batch
+from tests.tiers import cases
 
 KINDS = ["mean", "bounds"]
 BUDGET = BlockBudget(num_sink_blocks=1, top_k=3, num_recent_blocks=2)
@@ -137,7 +138,7 @@ def test_attention_is_that_of_the_positions_left(kernels: Kernels, device: torch
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     contexts=st.lists(st.integers(0, 900), min_size=1, max_size=5),
     kind=st.sampled_from(KINDS),

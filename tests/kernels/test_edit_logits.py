@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyllm_kernels import LogitsEdits, cpu, edit_logits, reference
 
 from tests.kernels.logits_cases import edits_of, masks_of
+from tests.tiers import cases
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,7 +33,7 @@ def naive(logits: np.ndarray, edits: dict[int, tuple[float, float, float]], allo
     return edited
 
 
-@settings(max_examples=100)
+@settings(max_examples=cases(100))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("edit", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 @given(data=st.data())

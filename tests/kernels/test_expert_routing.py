@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from pyllm_kernels import Router
 from torch import Tensor
 
+from tests.tiers import cases
+
 NUMPY_WARNS = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # As the interpreter computes NaNs.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -79,7 +81,7 @@ def choices(draw: st.DrawFn) -> tuple[Tensor, Router, int]:
     return experts, Router(num_experts, active, True, first, count), draw(st.sampled_from([16, 32, 64]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(choices())
 def test_every_pair_is_in_one_block_of_its_expert(case: tuple[Tensor, Router, int]) -> None:
     from pyllm_kernels.gpu.expert_routing import align_block_size

@@ -5,8 +5,6 @@ import torch
 import triton
 from triton import language as tl
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled for a card")
-
 
 @triton.jit
 def _product(a, b, c, out, m: tl.constexpr, n: tl.constexpr, k: tl.constexpr):  # type: ignore[no-untyped-def]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pyllm_kernels import LogitsEdits, LogitsStates, cpu, reference
 
 from tests.kernels.logits_cases import floats, ints
+from tests.tiers import cases
 
 VOCABULARY = 40
 NOT_SAMPLED, READY, STALE = 0, 1, 2
@@ -130,7 +131,7 @@ def test_drafts_count_only_at_their_position() -> None:
 tokens = st.lists(st.integers(0, 7), max_size=12)
 
 
-@settings(max_examples=200)
+@settings(max_examples=cases(200))
 @given(
     prompt=tokens,
     output=tokens,

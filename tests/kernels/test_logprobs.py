@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyllm_kernels import cpu, logprobs, reference
 
+from tests.tiers import cases
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -21,7 +23,7 @@ def int32(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tell", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 @given(

@@ -16,6 +16,7 @@ from tests.distribution import (
     is_spread_as,
     known_logits,
 )
+from tests.tiers import cases
 from tests.workers.sampling.test_sampler import naive, rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -55,7 +56,7 @@ parameters = st.tuples(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(40), suppress_health_check=[HealthCheck.too_slow])
 @given(
     chosen=st.lists(parameters, min_size=1, max_size=4),
     seed=st.integers(0, 2**32 - 1),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyllm.workers.cuda_graphs import Bucket
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup
+from tests.tiers import cases
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=16, dtype=torch.float32)
@@ -54,7 +55,7 @@ def used(tasks: Tensor | None) -> list[tuple[int, int]]:
     return [] if tasks is None else [(row, number) for row, number in tasks.tolist() if row >= 0]
 
 
-@settings(max_examples=20)
+@settings(max_examples=cases(20))
 @given(
     bucket=st.sampled_from(BUCKETS),
     batches=st.lists(QUERIES, min_size=1, max_size=3),

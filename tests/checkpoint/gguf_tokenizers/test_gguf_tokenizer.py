@@ -19,6 +19,7 @@ from pyllm.checkpoint.gguf_tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
 from pyllm.checkpoint.gguf_tokenizers.gguf_tokenizer import tokenizer_json
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.errors import ConfigError
+from tests.tiers import cases
 
 RECORDED = json.loads(Path(__file__).with_name("gguf_tokenizer_cases.json").read_text())
 VARIANTS = [(variant, case["ids"]) for case in RECORDED["cases"] for variant in case["variants"]]
@@ -123,7 +124,7 @@ def test_cased_words_keep_their_marks(pre: str) -> None:
 
 
 @pytest.mark.parametrize("pre", [pre for pre, kind in PRE_TOKENIZERS.items() if not kind.normalizer])
-@settings(max_examples=20)
+@settings(max_examples=cases(20))
 @given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x01\x02\x03\x04")))
 def test_bytes_decode_to_the_text(pre: str, text: str) -> None:
     tokenizer = _recorded_once(pre)
@@ -131,7 +132,7 @@ def test_bytes_decode_to_the_text(pre: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("space_prefix", [True, False])
-@settings(max_examples=100)
+@settings(max_examples=cases(100))
 @given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="▁")))
 def test_pieces_decode_to_the_text(space_prefix: bool, text: str) -> None:
     assume(not any(special in text for special in ("<unk>", "<s>", "</s>")))  # decoding leaves these out
@@ -183,7 +184,7 @@ def test_it_equals_that_of_transformers(ours: Tokenizer, theirs: PreTrainedToken
 _WITHOUT_TOKEN = "\x04\x06\x13\x14\x16\x1d"
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases(300))
 @given(
     st.text(
         st.characters(

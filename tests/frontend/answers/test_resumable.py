@@ -20,6 +20,7 @@ from tests.client.fake_core import ScriptedCore
 from tests.client.ragged_core import RaggedCore
 from tests.frontend.openai.test_tools import CALLS, CLOCK, HERMES, ROOMY, WEATHER
 from tests.frontend.serving import Frontend, answering, in_process
+from tests.tiers import cases
 
 THOUGHT = "<think>\nIs it warm?\n</think>\n"
 TEXT = "Hello 🙂 world, how is the s🙂a? STOP it, world."
@@ -99,7 +100,7 @@ async def ask(
     return blocks_of(response.text)
 
 
-@settings(max_examples=25)
+@settings(max_examples=cases(25))
 @given(data=st.data(), n=st.integers(1, 3), chat=st.booleans(), logprobs=st.booleans(), stop=st.booleans())
 def test_what_follows_any_event_is_exactly_the_rest(
     tokenizer: Tokenizer, data: st.DataObject, n: int, chat: bool, logprobs: bool, stop: bool
@@ -135,7 +136,7 @@ def test_what_follows_any_event_is_exactly_the_rest(
     asyncio.run(check())
 
 
-@settings(max_examples=25)
+@settings(max_examples=cases(25))
 @given(first=pieces, second=pieces, cut=st.integers(1, 1000), n=st.integers(1, 2))
 def test_tool_calls_and_reasoning_go_on_in_the_middle(
     tokenizer: Tokenizer, first: list[int], second: list[int], cut: int, n: int

@@ -11,6 +11,7 @@ from pyllm.frontend.chat.custom_tool_grammar import input_grammar, input_regex_g
 from pyllm.frontend.chat.custom_tool_regex import json_escaped
 from pyllm.frontend.text.ascii_classes import with_ascii_classes
 from tests.frontend.chat.regexes import ALPHABET, REGEXES, TEXTS, accepts
+from tests.tiers import cases
 
 PATCH = r"""
 start: begin_patch hunk+ end_patch
@@ -46,7 +47,7 @@ def accepts_in_call(definition: str, text: str) -> bool:
     return accepts(f"start: {input_grammar(definition)}", f'{{"input": "{written}"}}')
 
 
-@settings(max_examples=100)
+@settings(max_examples=cases(100))
 @given(REGEXES, TEXTS)
 def test_a_regex_matches_the_json_form_of_what_it_matches(regex: str, text: str) -> None:
     assert accepts_in_call(f"start: /{regex}/", text) == accepts(f"start: /{regex}/", text)
@@ -57,7 +58,7 @@ def regex_accepts_in_call(regex: str, text: str) -> bool:
     return accepts(f"start: {input_regex_grammar(regex)}", f'{{"input": "{written}"}}')
 
 
-@settings(max_examples=100)
+@settings(max_examples=cases(100))
 @given(REGEXES, TEXTS)
 def test_a_whole_input_may_follow_a_regex(regex: str, text: str) -> None:
     assume("/" not in regex)
@@ -86,7 +87,7 @@ def test_what_a_regex_means_for_an_input(regex: str, text: str, holds: bool) -> 
     assert regex_accepts_in_call(regex, text) == holds
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(st.text(st.sampled_from(ALPHABET), min_size=1, max_size=4), TEXTS, st.booleans())
 def test_a_literal_is_itself(literal: str, text: str, ignores_case: bool) -> None:
     definition = f"start: {json.dumps(literal).replace(chr(127), 'u007f')}{'i' if ignores_case else ''}"
@@ -95,7 +96,7 @@ def test_a_literal_is_itself(literal: str, text: str, ignores_case: bool) -> Non
     assert accepts_in_call(definition, text) == (text == literal)
 
 
-@settings(max_examples=200)
+@settings(max_examples=cases(200))
 @given(st.lists(st.sampled_from(LINES), max_size=4), st.booleans())
 def test_a_patch_is_accepted_in_a_call_if_it_is_one(lines: list[str], ends: bool) -> None:
     text = "\n".join(["*** Begin Patch", *lines, "*** End Patch"]) + "\n" * ends
@@ -159,7 +160,7 @@ def test_what_cannot_be_written_so_is_refused_by_name(definition: str, what: str
     assert error.value.parameter == "tools"
 
 
-@settings(max_examples=200)
+@settings(max_examples=cases(200))
 @given(st.text(st.sampled_from('a"/\\[]^-(?:){},.*+|&~@<>%$ \n=idsuxpP01'), max_size=20))
 def test_any_text_is_written_or_refused(definition: str) -> None:
     parameter = None

@@ -10,6 +10,7 @@ from pyllm.errors import RequestError
 from pyllm.frontend.chat.custom_tool_regex import check_rewritten, escaped_regex, json_escaped
 from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 from tests.frontend.chat.regexes import REGEXES, TEXTS, accepts
+from tests.tiers import cases
 
 
 def written(text: str) -> str:
@@ -21,7 +22,7 @@ def test_escaped_characters_are_a_json_string(text: str) -> None:
     assert json.loads(f'"{written(text)}"') == text
 
 
-@settings(max_examples=400)
+@settings(max_examples=cases(400))
 @given(REGEXES, TEXTS, st.sampled_from(["", "i", "s", "is"]))
 def test_the_json_form_of_a_text_matches_if_the_text_does(regex: str, text: str, flags: str) -> None:
     rewritten = f"start: /{escaped_regex(regex, flags)}/{flags}"
@@ -56,7 +57,7 @@ def test_a_regex_that_cannot_be_rewritten_is_refused(regex: str, flags: str, wha
     assert error.value.parameter == "tools"
 
 
-@settings(max_examples=200)
+@settings(max_examples=cases(200))
 @given(st.text(st.sampled_from('a"/\\[]^-(?:){},.*+|&~<>$ \n=isuxpP01'), max_size=20))
 def test_any_text_is_rewritten_or_refused(regex: str) -> None:
     parameter = None

@@ -16,6 +16,7 @@ from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.text.structured_outputs import grammar_text
 from pyllm.structured_outputs_params import StructuredOutputsParams
+from tests.tiers import cases
 
 BYTES = LLTokenizer("byte")
 CITY = {
@@ -64,7 +65,7 @@ def parsed(form: ToolConstraint, text: str) -> ParsedText:
     return folded([*parser.feed(text), *parser.finish()])
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases(300))
 @given(SCHEMAS)
 def test_content_never_begins_as_a_call_that_needs_no_marker(schema: dict[str, Any]) -> None:
     content = StructuredOutputsParams(json=schema)

@@ -17,6 +17,7 @@ from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest
 from pyllm.frontend.openai.tokenization import TokenizeRequest
 from pyllm.frontend.responses.protocol import ResponsesRequest
 from tests.frontend.bodies import JSON, REQUESTS, annotations, bodies, is_struct, options, reachable
+from tests.tiers import cases
 
 STRANGE = {"name": "x", "messages": [{"nope": 1}], "type": "of no struct", "": {"a": [{"b": 1}]}}
 # Keys that structs have elsewhere, and keys that none has.
@@ -212,7 +213,7 @@ def test_every_field_that_may_be_left_out_may_be_null(kind: type[Struct]) -> Non
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(data=st.data())
 def test_exactly_what_no_struct_knows_is_found_and_changes_nothing(kind: type[Struct], data: st.DataObject) -> None:
     body = data.draw(bodies(kind, UNKNOWN))

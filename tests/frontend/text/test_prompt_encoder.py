@@ -19,6 +19,7 @@ from pyllm.frontend.text.tokenizer import INLINE_CHARACTERS, Tokenizer
 from tests.client.fake_core import MODEL
 from tests.frontend.serving import TEMPLATE
 from tests.frontend.text import tiny_tokenizers
+from tests.tiers import cases
 
 LONG = msgspec.structs.replace(MODEL, max_model_len=10_000)
 USER = {"role": "user", "content": "Hi"}
@@ -159,7 +160,7 @@ PIECES = st.one_of(st.sampled_from([*tiny_tokenizers.SPECIAL, "the world ", "na√
 
 
 @pytest.mark.parametrize("make", ["byte_level", "with_bos", "byte_fallback"])
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.lists(st.tuples(PIECES, st.integers(1, 200)), max_size=12), min_size=1, max_size=4),
     data=st.data(),

@@ -15,6 +15,7 @@ from pyllm.frontend.text.prompt_segments import MIN_PART, PromptSegments
 from pyllm.launch.resolve import resolve_config
 from tests.frontend.text import tiny_tokenizers
 from tests.frontend.text.tiny_tokenizers import SPECIAL
+from tests.tiers import cases
 
 TEMPLATE = "{{ '<|start|>' + message.content + '<|end|>' }}"
 CUT_TOKENS = [*SPECIAL, "<|im_start|>", "<|im_end|>"]
@@ -60,7 +61,7 @@ def ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-@settings(max_examples=150)
+@settings(max_examples=cases(150))
 @given(text=TEXTS, data=st.data())
 def test_parts_give_the_ids_of_the_whole(
     cut_tokenizer: tuple[tokenizers.Tokenizer, PromptSegments], text: str, data: st.DataObject
@@ -81,7 +82,7 @@ def test_every_kind_can_be_cut(cut_tokenizer: tuple[tokenizers.Tokenizer, Prompt
     assert len(cut_tokenizer[1].tokens) == 2
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(texts=st.lists(st.tuples(st.text("ab ", max_size=3 * MIN_PART), st.sampled_from(SPECIAL)), max_size=8))
 def test_parts_are_the_text_and_those_of_what_it_continues(texts: list[tuple[str, str]]) -> None:
     segments = PromptSegments(SPECIAL)

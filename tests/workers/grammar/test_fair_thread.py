@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm.workers.grammar.fair_thread import FairThread, Share
+from tests.tiers import cases
 
 PATIENT = 60.0
 
@@ -121,7 +122,7 @@ def test_new_parties_wait_behind_those_that_are_known_to_ask_for_little() -> Non
 
 
 @given(costs=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6))
-@settings(max_examples=40)
+@settings(max_examples=cases(40))
 def test_those_who_always_ask_for_more_get_the_same(costs: list[float]) -> None:
     bench = Bench()
     had = [0.0] * len(costs)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyllm.workers.sampling import sampler
 from pyllm.workers.sampling.sampler import SamplingRows
 from tests.distribution import CASES, NAMES, Parameters, exact, ignoring, is_drawn_from, known_logits, uniforms
+from tests.tiers import cases
 
 Sample = Callable[..., torch.Tensor]
 
@@ -62,7 +63,7 @@ parameters = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @pytest.mark.parametrize("sample", SAMPLERS.values(), ids=SAMPLERS)
 @given(st.lists(parameters, min_size=1, max_size=9), st.integers(0, 2**32 - 1), st.sampled_from([0.01, 1.0, 4.0]))
 def test_it_chooses_as_a_naive_loop_does(sample: Sample, chosen: list[Parameters], seed: int, spread: float) -> None:

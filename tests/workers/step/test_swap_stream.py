@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyllm.workers.step.batch import IntArray
 from pyllm.workers.step.swap_stream import SwapStream, staged_blocks, staging_bytes
+from tests.tiers import cases
 from tests.workers.fake_capture import FakeCapture
 from tests.workers.step.fake_streams import FakeStreams, NotQueuedError, Work
 
@@ -97,7 +98,7 @@ def are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(steps=STEPS, order=st.lists(st.integers(0, 5), min_size=1, max_size=30), num_staged=st.integers(1, 3))
 def test_any_order_that_the_events_allow_gives_the_same_bytes(
     steps: list[Step], order: list[int], num_staged: int

@@ -6,6 +6,7 @@ from safetensors.torch import load_file, save_file
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.workers.transformers_backend.probe import probe
+from tests.tiers import full
 from tests.tiny_model import write_tiny_model, write_tokenizer
 from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
 from tests.workers.transformers_backend.table import answers, prompts, reference, try_model
@@ -16,17 +17,17 @@ from tests.workers.transformers_backend.tiny_configs import causal_models, tiny_
     "name",
     [
         "GPT2LMHeadModel",  # positions that are learned, matrices with a column an output
-        "OPTForCausalLM",
+        full("OPTForCausalLM"),
         "BartForCausalLM",  # which counts positions itself
-        "RobertaForCausalLM",  # whose positions begin behind the padding
+        full("RobertaForCausalLM"),  # whose positions begin behind the padding
         "Gemma2ForCausalLM",  # windows, soft caps, an embedding of its own kind
         "DeepseekV3ForCausalLM",  # keys and values of different sizes
-        "MixtralForCausalLM",  # experts, which transformers stacks
+        full("MixtralForCausalLM"),  # experts, which transformers stacks
         "DbrxForCausalLM",  # experts in a loop over those that are chosen
         "GptOssForCausalLM",  # sinks
         "DiffLlamaForCausalLM",  # layers that attend twice
-        "CohereForCausalLM",  # logits that are scaled
-        "GPTNeoXForCausalLM",
+        full("CohereForCausalLM"),  # logits that are scaled
+        full("GPTNeoXForCausalLM"),
         "FalconForCausalLM",  # attention of its own
     ],
 )
@@ -47,7 +48,9 @@ def test_what_transformers_gives_logits_for_can_generate(tmp_path: Path, name: s
     assert not checkpoint.embedding.is_only_use
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq in act-order", "int8", "fp8 of blocks", "packed asymmetric"])
+@pytest.mark.parametrize(
+    "name", [full("awq"), "gptq in act-order", full("int8"), "fp8 of blocks", full("packed asymmetric")]
+)
 def test_quantised_matrices_stay_so(tmp_path: Path, name: str) -> None:
     """The tokens are those of our own family on the same folder, whose linear layers are the same."""
     variant, _ = VARIANTS[name]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pyllm.frontend.chat.parsers.custom_input import CustomInputs, InputDecoder
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser, Piece, ToolArguments, ToolCallBegin, folded
 from pyllm.frontend.chat.parsers.parser_selection import tool_call_parser
+from tests.tiers import cases
 
 # Escapes of every kind, and pairs of surrogates, are likely.
 INPUTS = st.text(st.sampled_from('a"\\/\n\t\x00\x1f\x7fü🙂\u2028'), max_size=12) | st.text(max_size=12)
@@ -37,7 +38,7 @@ def run(parts: Iterable[str]) -> list[Piece]:
     return pieces + machine.finish()
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases(300))
 @given(INPUTS, st.booleans(), CUTS)
 def test_an_input_comes_back_and_every_cut_gives_the_same(text: str, ascii_only: bool, sizes: list[int]) -> None:
     written = json.dumps({"input": text}, ensure_ascii=ascii_only)
@@ -52,7 +53,7 @@ def test_an_input_comes_back_and_every_cut_gives_the_same(text: str, ascii_only:
     assert decoder.finish() == ""
 
 
-@settings(max_examples=100)
+@settings(max_examples=cases(100))
 @given(st.lists(INPUTS, min_size=1, max_size=3), st.booleans(), CUTS)
 def test_calls_of_custom_tools_have_their_input_and_others_their_arguments(
     inputs: list[str], ascii_only: bool, sizes: list[int]

@@ -25,6 +25,7 @@ from pyllm.frontend.chat.parsers.parsed_pieces import (
 from pyllm.frontend.chat.parsers.parser_selection import call_list_parser, calls_or_content_parser, tool_call_parser
 from pyllm.frontend.chat.parsers.think import RawReasoning, ThinkParser
 from tests.frontend.chat.parsers import texts
+from tests.tiers import cases
 
 MakeParser = Callable[[], Parser]
 
@@ -158,7 +159,7 @@ def test_no_cut_changes_anything(make_parser: MakeParser, case: texts.Case) -> N
         assert after.items() <= one_by_one.items(), parts
 
 
-@settings(max_examples=400)
+@settings(max_examples=cases(400))
 @given(st.sampled_from(MACHINES), st.lists(st.lists(FRAGMENTS, max_size=6).map("".join), max_size=12))
 def test_no_cuts_of_any_text_change_anything(make_parser: MakeParser, parts: list[str]) -> None:
     parts = [part for part in parts if part]
@@ -167,7 +168,7 @@ def test_no_cuts_of_any_text_change_anything(make_parser: MakeParser, parts: lis
     assert folded(run(make_parser, parts)) == folded(run(make_parser, text)) == folded(run(make_parser, [text]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=cases(200))
 @given(st.sampled_from([hermes, llama, mistral]), st.lists(FRAGMENTS, max_size=40).map("".join))
 def test_what_holds_no_call_is_content_to_the_last_character(make_parser: MakeParser, text: str) -> None:
     whole = folded(run(make_parser, [text]))
@@ -175,7 +176,7 @@ def test_what_holds_no_call_is_content_to_the_last_character(make_parser: MakePa
         assert whole.content == text
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(st.lists(st.sampled_from(["x", " ", "\n", "{", '"']), max_size=4).map("".join), st.data())
 def test_any_call_comes_back_byte_for_byte(before: str, data: st.DataObject) -> None:
     values = st.recursive(

@@ -10,6 +10,7 @@ from pyllm.frontend.text.stop_strings import StopStrings
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.wire.messages import FinishCode
+from tests.tiers import cases
 
 REASONING = "<think>It is ü 🙂 the capital.</think>"
 
@@ -34,7 +35,7 @@ def run(tokenizer: Tokenizer, parts: list[TextDelta], opened: bool) -> tuple[Par
     return folded(pieces), parser.num_reasoning_tokens
 
 
-@settings(max_examples=50)
+@settings(max_examples=cases(50))
 @given(st.lists(st.integers(0, 20), max_size=6), st.sampled_from(["\n\nParis", "", REASONING]))
 def test_the_count_is_up_to_the_closing(tokenizer: Tokenizer, sizes: list[int], rest: str) -> None:
     parsed, count = run(tokenizer, deltas(tokenizer, REASONING + rest, sizes), opened=False)

@@ -21,6 +21,7 @@ from pyllm.frontend.chat.parsers.think import ThinkParser
 from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
 from tests.frontend.chat.parsers import family_texts, texts
 from tests.frontend.chat.parsers.test_parsers import given_after_each, run
+from tests.tiers import cases
 
 CASES = [(name, case) for name, cases in family_texts.FAMILIES.items() for case in cases]
 FRAGMENTS = st.sampled_from([*family_texts.FRAGMENTS, *'{}[]()",:; \n\\<>|=a1-'])
@@ -51,7 +52,7 @@ def test_a_text_is_what_it_is_made_of_and_no_cut_changes_it(name: str, case: tex
         assert given_after_each(machine, parts).items() <= one_by_one.items(), parts
 
 
-@settings(max_examples=600)
+@settings(max_examples=cases(600))
 @given(
     st.sampled_from(sorted(family_texts.FAMILIES)),
     st.lists(st.lists(FRAGMENTS, max_size=6).map("".join), max_size=12),
@@ -144,7 +145,7 @@ WRITTEN: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-@settings(max_examples=400)
+@settings(max_examples=cases(400))
 @given(st.sampled_from(sorted(WRITTEN)), ARGUMENTS)
 def test_any_arguments_come_back(name: str, arguments: dict[str, Any]) -> None:
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
@@ -188,7 +189,7 @@ IN_JSON: dict[str, Callable[[str], str]] = {
 }
 
 
-@settings(max_examples=400)
+@settings(max_examples=cases(400))
 @given(st.sampled_from(sorted(IN_JSON)), ARGUMENTS, st.sampled_from(["", ",", " ,\n"]), st.booleans())
 def test_arguments_that_can_be_mended_are_json(name: str, arguments: dict[str, Any], comma: str, in_text: bool) -> None:
     written = carelessly(arguments, comma)
@@ -200,7 +201,7 @@ def test_arguments_that_can_be_mended_are_json(name: str, arguments: dict[str, A
     assert json.loads(call.arguments) == arguments
 
 
-@settings(max_examples=400)
+@settings(max_examples=cases(400))
 @given(st.sampled_from(sorted(IN_JSON)), st.lists(st.sampled_from('xyz {}[]",:\\\n<'), max_size=30).map("".join))
 def test_nothing_after_the_beginning_of_a_call_is_lost(name: str, broken: str) -> None:
     whole = folded(run(partial(make, name), IN_JSON[name]('{"a": "' + broken)))

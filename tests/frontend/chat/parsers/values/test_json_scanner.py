@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
+from tests.tiers import cases
 
 VALUES = [
     '{"a": [1, {}, [], "x", null]}',
@@ -93,7 +94,7 @@ def test_what_can_be_mended_is_json(text: str, mended: str) -> None:
 PARTS = st.lists(st.sampled_from([*'{}[],:"\\ -+.0159eEtfnu\n\x01', "true", '"a"', "null", "1,", '"a":']), max_size=12)
 
 
-@settings(max_examples=600)
+@settings(max_examples=cases(600))
 @given(PARTS)
 def test_it_reads_what_python_accepts_unchanged_and_mends_the_rest_or_breaks(parts: list[str]) -> None:
     text = "".join(parts) + " "  # The blank ends a number.
