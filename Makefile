@@ -19,7 +19,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test full test-services lint types rust-test python-test properties proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
+.PHONY: setup serve check test full test-services lint types rust-test python-test properties proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
 
 setup: $(VENV)/.extension
 
@@ -44,6 +44,13 @@ $(VENV)/.extension: $(VENV)/.dependencies $(RUST_SOURCES)
 
 serve: setup
 	@$(BIN)/pyllm serve $(ARGS)
+
+# For the loop of editing: what imports no torch.
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(PYTEST) -m "not full and not oracle and not services" tests/client tests/config tests/flags tests/frontend tests/wire
 
 test: lint types rust-test python-test
 	$(if $(filter full,$(MAKECMDGOALS)),,@echo "Not run: the rest of the matrices. They are \`make full\`.")

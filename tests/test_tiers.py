@@ -1,0 +1,53 @@
+"""Which cases are left to `make full`: of two parameters each value stays, of two properties the share of the profile."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import settings
+
+from tests.tiers import ALL, cases, leave_products_to_full
+
+
+class Case:
+    """As much of pytest's function as is looked at."""
+
+    path, cls = Path("test_it.py"), None
+
+    def __init__(self, test: str, **indices: int) -> None:
+        self.originalname, self.callspec = test, SimpleNamespace(indices=indices)
+        self.marks: list[str] = []
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append(name)
+
+
+def kept(*items: Case) -> list[Case]:
+    leave_products_to_full(cast(Any, items))
+    return [item for item in items if not item.marks]
+
+
+def test_each_value_of_each_parameter_is_in_a_case_that_stays() -> None:
+    items = [Case("test_a", size=size, dtype=dtype) for size in range(4) for dtype in range(3)]
+    stay = kept(*items)
+    assert len(stay) == 4
+    assert {item.callspec.indices["size"] for item in stay} == {0, 1, 2, 3}
+    assert {item.callspec.indices["dtype"] for item in stay} == {0, 1, 2}
+    assert {name for item in items for name in item.marks} == {"full"}
+
+
+def test_tests_are_looked_at_apart_and_those_with_one_parameter_stay_whole() -> None:
+    items = [Case(name, size=size) for name in ("test_a", "test_b") for size in range(3)]
+    assert kept(*items) == items
+
+
+@pytest.mark.parametrize(("share", "number"), [(ALL, 60), (ALL // 4, 15)])
+def test_a_property_has_the_share_of_the_profile(share: int, number: int) -> None:
+    before = settings.get_current_profile_name()
+    settings.register_profile("of this test", max_examples=share)
+    settings.load_profile("of this test")
+    try:
+        assert cases(60) == number
+    finally:
+        settings.load_profile(before)
