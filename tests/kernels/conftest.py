@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_interpreted(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or not item.path.is_relative_to(Path(__file__).parent):
         return False
-    if not hasattr(item, "callspec") or item.get_closest_marker("gpu"):
+    if not hasattr(item, "callspec") or item.get_closest_marker("gpu") or item.get_closest_marker("full"):
         return False
     return "triton" in item.fixturenames or "triton" in (
         item.callspec.params.get(name) for name in ("kernels", "backend")
