@@ -95,7 +95,7 @@ class WholeAnswer:
 
     def end(self) -> None:
         """Abort the generation if it still runs."""
-        self._generation.abort()
+        self._generation.close()
 
     def delta(self, index: int, delta: TextDelta) -> None:
         """Add new text; after the last, send everything."""
