@@ -33,7 +33,7 @@ def respond(
 def _answer(generation: Generation, answer_format: AnswerFormat, streamed: bool, context: RequestContext) -> Answer:
     position = context.position
     if streamed and position is not None and generation.num_choices <= MAX_CHOICES:
-        return ResumableAnswer(generation, answer_format, position)
+        return ResumableAnswer.from_position(generation, answer_format, position)
     if position is not None:
         if position.choices:
             text = f"the header {LAST_EVENT_ID} resumes streams of at most {MAX_CHOICES} choices; leave it out"

@@ -64,8 +64,8 @@ class Generation:
         self.num_choices = num_choices(len(prompts), params)
         room = room_for_output(max(map(len, prompts)), state.client.model)
         _check_logprobs(prompts, params, room, state.client.model.vocab_size)
-        if params.max_tokens is not None and 0 < room < params.max_tokens:
-            context.max_tokens = room
+        # The number of tokens that the context has room for, where that is fewer than the request asks for.
+        self.reduced_limit = room if params.max_tokens is not None and 0 < room < params.max_tokens else None
         self._state = state
         self._prompts = prompts
         self._params = params
