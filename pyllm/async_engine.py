@@ -437,7 +437,9 @@ class AsyncEngine:
         submitted = Request(truncated, params, msgspec.structs.replace(prompt.scheduling, name=name))
         assert self._metrics is not None, "it is there from the connection on"
         sink = MeasuredSink(fold, self._metrics.request(len(truncated), params), self._recent)
-        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, submitted, sink)
+        processor = RequestProcessor(client, self.tokenizer, submitted, sink)
+        processor.start()
+        self._processors[name] = processor
         try:
             yield fold, changed
         finally:

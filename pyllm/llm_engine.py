@@ -137,6 +137,7 @@ class LLMEngine:
         fold = OutputFold(request_id, read.text, truncated, params, lambda: changed.add(request_id))
         request = Request(truncated, params, msgspec.structs.replace(read.scheduling, name=request_id))
         processor = RequestProcessor(self._client, self.tokenizer, request, fold)
+        processor.start()
         self._requests[request_id] = processor, fold
         if fold.failure is not None:
             del self._requests[request_id]

@@ -33,7 +33,7 @@ def respond(
 def _answer(generation: Generation, answer_format: AnswerFormat, streamed: bool, context: RequestContext) -> Answer:
     position = context.position
     if streamed and position is not None and generation.num_choices <= MAX_CHOICES:
-        return ResumableAnswer(generation, answer_format, position)
+        return ResumableAnswer.from_position(generation, answer_format, position)
     if position is not None:
         if position.choices:
             text = f"the header {LAST_EVENT_ID} resumes streams of at most {MAX_CHOICES} choices; leave it out"
@@ -95,7 +95,7 @@ class WholeAnswer:
 
     def end(self) -> None:
         """Abort the generation if it still runs."""
-        self._generation.abort()
+        self._generation.close()
 
     def delta(self, index: int, delta: TextDelta) -> None:
         """Add new text; after the last, send everything."""

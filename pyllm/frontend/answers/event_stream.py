@@ -47,7 +47,7 @@ class EventStream(ABC):
         """Abort the generation if it still runs."""
         self._over = True
         self._generation.keep_alive.remove(self)
-        self._generation.abort()
+        self._generation.close()
 
     def tick(self) -> bool:
         """Whether nothing was sent for so long that the reader is to get a comment."""

@@ -229,11 +229,8 @@ class Idempotency:
         )
         scope = {**exchange.scope, CONTEXT: context}
         scope.pop(CONNECTION, None)
-        try:
+        with context:
             await self._app(cast("Scope", scope), _replayed(exchange.body, receive), send)
-        finally:
-            if context.ticket is not None:
-                context.ticket.release()
 
 
 async def _read_body(receive: Receive) -> bytes | None:

@@ -4,6 +4,8 @@ It generates the answer again from the same seed, and hides the part that was se
 sent that part: this one, another one, or one of another server with the same model.
 """
 
+from typing import Self
+
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer_format import AnswerFormat
 from pyllm.frontend.answers.event_stream import EventStream
@@ -13,17 +15,26 @@ from pyllm.frontend.text.detokenizer import TextDelta
 
 
 class ResumableAnswer(EventStream):
-    """Server-sent events from a position on, each with an id.
-
-    Raises:
-        ResumeConflictError: the position is in a stream of another model, prompt or parameters.
-        RequestError: the position is of another number of choices, or of another seed.
-    """
+    """Server-sent events, each with an id; `start` is the position of the first one, with every choice's."""
 
     __slots__ = ("_events", "_ids", "_repeats")
 
-    def __init__(self, generation: Generation, answer_format: AnswerFormat, position: Position) -> None:
+    def __init__(self, generation: Generation, answer_format: AnswerFormat, start: Position) -> None:
         super().__init__(generation, answer_format)
+        self._ids = EventIds(start)
+        self._repeats: dict[int, _Repeat] = {
+            choice: _Repeat(position) for choice, position in enumerate(start.choices) if position != ChoicePosition()
+        }
+        self._events = b""  # of repeated pieces, which are complete and must not merge with what follows
+
+    @classmethod
+    def from_position(cls, generation: Generation, answer_format: AnswerFormat, position: Position) -> Self:
+        """The answer from a position on, after it has set the generation's seed and where to split its text.
+
+        Raises:
+            ResumeConflictError: the position is in a stream of another model, prompt or parameters.
+            RequestError: the position is of another number of choices, or of another seed.
+        """
         choices = position.choices or (ChoicePosition(),) * generation.num_choices
         if len(choices) != generation.num_choices:
             raise RequestError(
@@ -37,11 +48,7 @@ class ResumableAnswer(EventStream):
             identity.check_resumes(position.identity)
         generation.split_at([_boundaries(position) for position in choices])
         start = Position(position.request_id, position.created, seed, choices, position.num_end_events, identity)
-        self._ids = EventIds(start)
-        self._repeats: dict[int, _Repeat] = {
-            choice: _Repeat(position) for choice, position in enumerate(choices) if position != ChoicePosition()
-        }
-        self._events = b""  # of repeated pieces, which are complete and must not merge with what follows
+        return cls(generation, answer_format, start)
 
     def delta(self, index: int, delta: TextDelta) -> None:
         """Hide text that was sent before; keep the rest for the next write."""

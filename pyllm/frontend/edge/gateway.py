@@ -100,14 +100,12 @@ class Gateway:
             if scope["method"] == "HEAD":
                 # Handled as GET; the server still sees HEAD in its own scope, and leaves the body out.
                 scope = cast("Scope", {**scope, "method": "GET"})
-            await self._app(scope, body.receive, cast("Send", answer))
+            with context:
+                await self._app(scope, body.receive, cast("Send", answer))
         except PyllmError as error:  # Raised here or around the routes, which answer their own errors.
             failure = describe(error)
             headers, text = render_error(scope["path"], failure, context.request_id)
             await _answer(answer, failure.status, [(b"content-type", b"application/json"), *headers], text)
-        finally:
-            if context.ticket is not None:
-                context.ticket.release()
 
     def _admit(self, scope: Scope, head: RequestHeaders, context: RequestContext) -> None:
         if scope["path"] in PROBES:

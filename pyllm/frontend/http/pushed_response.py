@@ -169,25 +169,20 @@ class Answer(Protocol):
 
 
 class PushedResponse(Response[bytes]):
-    """A Litestar response that is an `Answer`. When the client disconnects, the answer ends at once."""
+    """A Litestar response, and the application that sends it. When the client disconnects, the answer ends at once."""
 
     def __init__(self, answer: Answer, patience: float = READER_PATIENCE) -> None:
         super().__init__(b"")
-        self._exchange = _Exchange(answer, patience)
-
-    def to_asgi_response(self, *args: Any, **options: Any) -> ASGIResponse:
-        """The ASGI application that sends the answer."""
-        del args, options
-        return self._exchange
-
-
-class _Exchange(ASGIResponse):
-    def __init__(self, answer: Answer, patience: float) -> None:
-        super().__init__()
         self._answer = answer
         self._patience = patience
 
+    def to_asgi_response(self, *args: Any, **options: Any) -> ASGIResponse:
+        """The ASGI application that sends the answer: Litestar only calls it."""
+        del args, options
+        return cast("ASGIResponse", self)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer; returns when everything is sent or the client has left."""
         handler = asyncio.current_task()
         assert handler is not None
         connection = cast("dict[str, Any]", scope).get(CONNECTION)

@@ -273,6 +273,11 @@ class RequestMetrics:
         """Tokens of all samples so far."""
         return sum(self._num_tokens)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any sample has had a delta."""
+        return any(first is not None for first in self._first)
+
     def num_tokens_of(self, sample: int) -> int:
         """Tokens of one sample so far."""
         return self._num_tokens[sample]

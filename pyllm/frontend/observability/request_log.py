@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyllm.config.server_settings import ServerConfig
+from pyllm.frontend.text.detokenizer import TextDelta
 
 logger = logging.getLogger(__name__)
 
@@ -41,3 +42,21 @@ class RequestLog:
 
     def _log(self, request_id: str, layout: str, *values: object) -> None:
         logger.info(f"request %s {layout}", request_id, *values, extra={"request_id": request_id})
+
+
+class OutputLog:
+    """The output of one request: keeps the text of each choice, and logs it at the choice's end."""
+
+    def __init__(self, log: RequestLog, request_id: str) -> None:
+        self._log = log
+        self._request_id = request_id
+        self._texts: dict[int, list[str]] = {}
+        self._num_tokens: dict[int, int] = {}
+
+    def add(self, choice: int, delta: TextDelta) -> None:
+        """Keep a choice's new text; log all of it once the choice has ended."""
+        texts = self._texts.setdefault(choice, [])
+        texts.append(delta.text)
+        self._num_tokens[choice] = self._num_tokens.get(choice, 0) + delta.num_tokens
+        if delta.finish_reason is not None:
+            self._log.ended(self._request_id, choice, "".join(texts), self._num_tokens[choice], delta.finish_reason)

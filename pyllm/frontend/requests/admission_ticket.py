@@ -10,12 +10,11 @@ from pyllm.frontend.shared.remote_state import Shared
 class Ticket:
     """A ticket that is open until the first call of `ended`; later calls change nothing.
 
-    Code that continues the request after its HTTP exchange calls `hold`, and later `ended`. Without `hold`, the
-    exchange's end returns the ticket by `release`. `arrival` is the request's, `first_token` the time of its first
-    token, by the monotonic clock.
+    It belongs to the request's context, which returns it at the end of the exchange, until a generation takes it.
+    `arrival` is the request's, `first_token` the time of its first token, by the monotonic clock.
     """
 
-    __slots__ = ("_clock", "_counts_tokens", "_is_held", "_is_open", "_number", "_shared", "arrival", "first_token")
+    __slots__ = ("_clock", "_counts_tokens", "_is_open", "_number", "_shared", "arrival", "first_token")
 
     def __init__(
         self,
@@ -31,7 +30,6 @@ class Ticket:
         self._number = number
         self._counts_tokens = counts_tokens
         self._clock = clock
-        self._is_held = False
         self._is_open = True
 
     @property
@@ -48,10 +46,6 @@ class Ticket:
             self._is_open = False
         return answer
 
-    def hold(self) -> None:
-        """Keep the ticket beyond the exchange."""
-        self._is_held = True
-
     def started(self) -> None:
         """Note that the request's first token has come."""
         if self._is_open and self.first_token is None:
@@ -65,8 +59,3 @@ class Ticket:
         self._is_open = False
         self._shared.ended(self._number, num_output_tokens)
         return True
-
-    def release(self) -> None:
-        """Return the ticket unless `hold` was called."""
-        if not self._is_held:
-            self.ended(0)

@@ -1,6 +1,6 @@
 """All samples of all prompts of one HTTP request: submits, counts and ends them together. Knows no answer format."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, StreamIdentity
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import RequestMetrics
-from pyllm.frontend.requests.output_sinks import EndingSink, LoggedSink, TakeText
+from pyllm.frontend.observability.request_log import OutputLog
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.request_lifecycle import RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
@@ -25,6 +25,10 @@ from pyllm.scheduling_params import SchedulingParams
 # JSON, and 100 bytes before.
 MAX_LOGPROBS = 1 << 20
 MAX_UNBOUNDED_LOGPROBS = 20  # the default of --max-logprobs
+
+
+# Gives the part of a choice's new text that stays, and whether the text ends there.
+TakeText = Callable[[str], tuple[str, bool]]
 
 
 class TokenCounts(NamedTuple):
@@ -42,7 +46,8 @@ class TokenCounts(NamedTuple):
 class Generation:
     """Submits the prompts, counts their output, and ends them all when one fails or the client has left.
 
-    `context` is that of an admitted request; from `start` on the generation has to return its ticket.
+    It is the sink of its prompts' text: `delta`, `prompt_logprobs` and `error` are for them. Choices are numbered
+    prompt by prompt. `context` is that of an admitted request; from `start` on the generation has to return its ticket.
 
     Raises:
         RequestError: there are more choices or log-probabilities than one request may have.
@@ -59,8 +64,8 @@ class Generation:
         self.num_choices = num_choices(len(prompts), params)
         room = room_for_output(max(map(len, prompts)), state.client.model)
         _check_logprobs(prompts, params, room, state.client.model.vocab_size)
-        if params.max_tokens is not None and 0 < room < params.max_tokens:
-            context.max_tokens = room
+        # The number of tokens that the context has room for, where that is fewer than the request asks for.
+        self.reduced_limit = room if params.max_tokens is not None and 0 < room < params.max_tokens else None
         self._state = state
         self._prompts = prompts
         self._params = params
@@ -69,6 +74,9 @@ class Generation:
         self._seed: int | None = None  # where the request has none, and its answer may have to be generated again
         self._boundaries: Sequence[Sequence[int]] | None = None
         self._takes: Sequence[TakeText] = ()
+        self._unlimited: set[int] = set()  # choices whose text may go on, where the texts are limited
+        self._output_log: OutputLog | None = None
+        self._has_tokens = False
         self._sink: OutputSink[TextDelta]
         self._processors: list[RequestProcessor] = []
 
@@ -125,11 +133,15 @@ class Generation:
             self._boundaries = boundaries
 
     def limit_texts(self, takes: Sequence[TakeText]) -> None:
-        """Cut the choices' texts, and end all choices once each is complete; see `EndingSink`. Call before `start`."""
+        """Shorten each choice's text by its function, and end all choices once each has ended or has all of its text.
+
+        Call before `start`.
+        """
         self._takes = takes
+        self._unlimited = set(range(len(takes)))
 
     def start(self, sink: OutputSink[TextDelta]) -> None:
-        """Submit every prompt. Each choice is an index of the sink.
+        """Submit every prompt, once. Each choice is an index of the sink.
 
         Raises:
             RequestError, EngineDeadError: a prompt cannot run; then none does.
@@ -138,30 +150,69 @@ class Generation:
         log = self._state.request_log
         log.received(self._request_id, self._prompts, self._params)
         self._sink = sink
-        if self._takes:
-            self._sink = EndingSink(self._sink, self._takes, self._end_early)
         if log.has_outputs:
-            self._sink = LoggedSink(self._sink, log, self._request_id)
+            self._output_log = OutputLog(log, self._request_id)
         self._lifecycle.start(self._submit, sink.error)
 
-    def abort(self) -> None:
-        """End the choices that still run; the sink gets nothing more."""
+    def close(self) -> None:
+        """End the choices that still run; the sink gets nothing more. A second call changes nothing."""
         self._lifecycle.abort()
 
+    def delta(self, index: int, delta: TextDelta) -> None:
+        """Count a choice's new text, and pass it on."""
+        lifecycle = self._lifecycle
+        prompt, sample = divmod(index, self._params.n)
+        metrics = lifecycle.metrics[prompt]
+        if delta.start_times is not None:
+            metrics.started(delta.start_times)
+        if delta.tokens or (delta.finish_reason == "length" and not metrics.has_begun):  # the end of a prompt alone
+            if not self._has_tokens:
+                self._has_tokens = True
+                lifecycle.output_started()
+            metrics.delta(sample, len(delta.tokens), delta.cached_tokens)
+        if delta.finish_reason is not None:
+            metrics.finish(sample, delta.finish_reason)
+            if delta.finish_reason == "deadline" and lifecycle.choice_expired():
+                return
+            lifecycle.choice_ended(delta.finish_reason)
+            if delta.finish_reason == "deadline":
+                delta.finish_reason = "length"  # Clients know no other reason for an answer that ends early.
+        if self._output_log is not None:
+            self._output_log.add(index, delta)
+        if self._takes:
+            self._pass_on_limited(index, delta)
+        else:
+            self._sink.delta(index, delta)
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Pass on log-probabilities of a prompt, for each of its choices: they share it."""
+        for choice in range(index, index + self._params.n):
+            self._sink.prompt_logprobs(choice, logprobs)
+
+    def error(self, error: PyllmError) -> None:
+        """End every choice: a prompt has failed."""
+        self._lifecycle.fail(error)
+
     def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
+        del metrics  # `delta` finds them by the choice.
         params = self._params
-        choices = range(index * params.n, (index + 1) * params.n)
-        sink = _PromptSink(self._lifecycle, self._sink, choices, metrics)
+        first = index * params.n
         if self._seed is not None:
             # Equal prompts are to have different answers, as they have with seeds that the client draws.
             params = msgspec.structs.replace(params, seed=(self._seed + index) % 2**64)
-        boundaries = None if self._boundaries is None else self._boundaries[choices.start : choices.stop]
         request = Request(self._prompts[index], params, scheduling)
-        self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, request, sink, boundaries))
+        processor = RequestProcessor(self._state.client, self._state.tokenizer, request, self, first)
+        processor.start(None if self._boundaries is None else self._boundaries[first : first + params.n])
+        self._processors.append(processor)
 
-    def _end_early(self) -> None:
-        for processor in self._processors:
-            processor.abort()
+    def _pass_on_limited(self, choice: int, delta: TextDelta) -> None:
+        delta.text, is_all = self._takes[choice](delta.text)
+        self._sink.delta(choice, delta)
+        if choice in self._unlimited and (is_all or delta.finish_reason is not None):
+            self._unlimited.remove(choice)
+            if not self._unlimited:
+                for processor in self._processors:
+                    processor.abort()
 
     def _drop(self) -> None:
         for processor in self._processors:
@@ -197,44 +248,3 @@ def _check_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams, ro
             "pyllm.LLM, which has no such limit"
         )
         raise RequestError(text, "prompt_logprobs" if of_prompt * num_prompt_tokens > MAX_LOGPROBS else "logprobs")
-
-
-class _PromptSink:
-    """Counts the text of one prompt's samples, and passes it on under the request's choices."""
-
-    __slots__ = ("_choices", "_first_choice", "_has_tokens", "_lifecycle", "_metrics", "_sink")
-
-    def __init__(
-        self, lifecycle: RequestLifecycle, sink: OutputSink[TextDelta], choices: range, metrics: RequestMetrics
-    ) -> None:
-        self._lifecycle = lifecycle
-        self._sink = sink
-        self._choices = choices
-        self._first_choice = choices.start
-        self._metrics = metrics
-        self._has_tokens = False
-
-    def delta(self, index: int, delta: TextDelta) -> None:
-        if delta.start_times is not None:
-            self._metrics.started(delta.start_times)
-        if delta.tokens or (delta.finish_reason == "length" and not self._has_tokens):  # the end of a prompt alone
-            if not self._has_tokens:
-                self._has_tokens = True
-                self._lifecycle.output_started()
-            self._metrics.delta(index, len(delta.tokens), delta.cached_tokens)
-        if delta.finish_reason is not None:
-            self._metrics.finish(index, delta.finish_reason)
-            if delta.finish_reason == "deadline" and self._lifecycle.choice_expired():
-                return
-            self._lifecycle.choice_ended(delta.finish_reason)
-            if delta.finish_reason == "deadline":
-                delta.finish_reason = "length"  # Clients know no other reason for an answer that ends early.
-        self._sink.delta(self._first_choice + index, delta)
-
-    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        del index  # The samples share their prompt.
-        for choice in self._choices:
-            self._sink.prompt_logprobs(choice, logprobs)
-
-    def error(self, error: PyllmError) -> None:
-        self._lifecycle.fail(error)

@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 from litestar import Request
@@ -41,7 +41,8 @@ class RequestContext(msgspec.Struct):
     `session` names the conversation or the like that the request belongs to: all its requests go to one core where that
     costs nothing. `data_parallel_rank` is the core that a header asks for.
 
-    `arrival` is the time of arrival, by the monotonic clock. Admission or refusal sets `ticket` and `budgets`.
+    `arrival` is the time of arrival, by the monotonic clock. Admission or refusal sets `ticket` and `budgets`. The
+    context is entered for one exchange: at its end it returns the ticket, unless a generation has taken that.
 
     `idempotency_key` is None where there is none. `last_event_id` names the event after which a stream is to go on; its
     events have ids with `wants_event_ids`. `fields` are those of its body that have no effect.
@@ -72,6 +73,13 @@ class RequestContext(msgspec.Struct):
     fields: RequestFields = msgspec.field(default_factory=RequestFields)
     max_tokens: int | None = None
     adjusted: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.ticket is not None:
+            self.ticket.ended(0)
 
     def ignore(self, name: str, refusal: str) -> None:
         """Note a field that has no effect, by the name that errors have for it.

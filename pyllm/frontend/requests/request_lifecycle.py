@@ -68,10 +68,10 @@ class RequestLifecycle:
             DeadlineError: the request's time is over already.
         """
         self._on_failure = on_failure
+        self._context.ticket = None  # Its end returns it, not the end of the exchange.
         try:
             scheduling = self._with_time_left()
             self._state.enter(self.fail)
-            self._ticket.hold()
             for index, prompt in enumerate(self._prompts):
                 if not self.num_open:
                     return  # An earlier prompt was refused at once.

@@ -59,7 +59,9 @@ async def generate(
     prepared = await prepare()
     context.adjusted = prepared.adjusted
     await charge(state, context, sum(map(len, prepared.prompts)))
-    return prepared, Generation(state, prepared.prompts, prepared.params, scheduling, context)
+    generation = Generation(state, prepared.prompts, prepared.params, scheduling, context)
+    context.max_tokens = generation.reduced_limit
+    return prepared, generation
 
 
 async def generate_chat(

@@ -49,13 +49,13 @@ class BackgroundRun:
     def cancel(self) -> None:
         """End the run, and store the response so far."""
         if not self._over.is_set():
-            self._generation.abort()
+            self._generation.close()
             self._answer_format.cancelled(self._generation.counts)
             self._end()
 
     def abandon(self) -> None:
         """End the run, and store nothing, as its record was deleted."""
-        self._generation.abort()
+        self._generation.close()
         self._end()
 
     def delta(self, index: int, delta: TextDelta) -> None:

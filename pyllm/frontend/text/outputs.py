@@ -70,11 +70,11 @@ class Request(NamedTuple):
 class RequestProcessor:
     """The sink of one request's tokens: a detokenizer for each sample, and an abort where a stop string matches.
 
-    Making one submits the request; raises as `EngineClient.submit` does. With `boundaries` no delta of a sample's text
-    spans one of these counts of its tokens.
+    `start` submits the request. `sink` gets the text of sample 0 under the index `first_index`, that of the other
+    samples under those after it.
     """
 
-    __slots__ = ("_client", "_detokenizers", "_num_open", "_request", "_sink", "_token_text")
+    __slots__ = ("_asked", "_client", "_detokenizers", "_first_index", "_num_open", "_request", "_sink", "_token_text")
 
     def __init__(
         self,
@@ -82,10 +82,12 @@ class RequestProcessor:
         tokenizer: "Tokenizer",
         request: Request,
         sink: OutputSink[TextDelta],
-        boundaries: Sequence[Sequence[int]] | None = None,
+        first_index: int = 0,
     ) -> None:
-        prompt, params, scheduling = request
+        prompt, params, _ = request
+        self._asked = request
         self._client = client
+        self._first_index = first_index
         self._sink = sink
         self._token_text = tokenizer.token_text if params.detokenize else _no_text
         stop_strings = StopStrings.of(params.stop_strings)
@@ -94,9 +96,16 @@ class RequestProcessor:
             Detokenizer(decoder_of(tokenizer, prompt, params), params, stop_strings) for _ in range(params.n)
         ]
         self._num_open = params.n
-        self._request = client.submit_for_text(
-            prompt, params, self if boundaries is None else SegmentSink(self, boundaries), scheduling
-        )
+        self._request: int  # the client's id for it, from `start` on
+
+    def start(self, boundaries: Sequence[Sequence[int]] | None = None) -> None:
+        """Submit the request, once; raises as `EngineClient.submit` does.
+
+        With `boundaries` no delta of a sample's text spans one of these counts of its tokens.
+        """
+        prompt, params, scheduling = self._asked
+        sink = self if boundaries is None else SegmentSink(self, boundaries)
+        self._request = self._client.submit_for_text(prompt, params, sink, scheduling)
 
     @property
     def finished(self) -> bool:
@@ -110,7 +119,7 @@ class RequestProcessor:
             for sample in range(len(self._detokenizers)):
                 if (detokenizer := self._detokenizers[sample]) is not None:
                     self._close(sample)
-                    self._sink.delta(sample, detokenizer.feed([], FinishCode.ABORT))
+                    self._sink.delta(self._first_index + sample, detokenizer.feed([], FinishCode.ABORT))
 
     async def explain(self) -> list[SampleReport]:
         """The state of each sample, and its reason; raises as `EngineClient.explain` does."""
@@ -141,12 +150,12 @@ class RequestProcessor:
         if logprobs is not None:
             del logprobs[len(text.tokens) :]
             text.logprobs = self._with_texts(logprobs)
-        self._sink.delta(index, text)
+        self._sink.delta(self._first_index + index, text)
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
         """Take log-probabilities of the prompt from the client."""
         if not self.finished:
-            self._sink.prompt_logprobs(index, self._with_texts(logprobs))
+            self._sink.prompt_logprobs(self._first_index + index, self._with_texts(logprobs))
 
     def error(self, error: PyllmError) -> None:
         """Pass the request's failure on."""

@@ -44,7 +44,7 @@ async def answering(
     generation = Generation(state, [[5]], params, SchedulingParams(), context)
     answer_format = ChunkFormat(CompletionChunks(context, "tiny", "fp_1", CompletionRequest(prompt="", n=n)))
     if has_ids:
-        yield ResumableAnswer(generation, answer_format, Position("id", 0)), core
+        yield ResumableAnswer.from_position(generation, answer_format, Position("id", 0)), core
     else:
         yield StreamedAnswer(generation, answer_format), core
     client.close()

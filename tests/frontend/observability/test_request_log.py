@@ -40,7 +40,7 @@ async def test_requests_and_outputs_are_logged_with_their_ids(
     assert "choice 0 ended (length)" in ended.getMessage()
 
 
-async def test_long_texts_are_cut(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_long_texts_are_shortened(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
     server = ServerConfig(enable_log_requests=True, enable_log_outputs=True, max_log_len=4)
     received, ended = await lines_of(server, tokenizer, caplog)
     assert received.getMessage().endswith("prompt 'my s'")

@@ -8,10 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from pyllm.client.logprobs import LogprobEntries
+from pyllm.errors import PyllmError
+from pyllm.frontend.requests.admission_ticket import Ticket
+from pyllm.frontend.requests.generation import Generation
+from pyllm.frontend.requests.request_context import RequestContext
+from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import SchedulingParams
 from pyllm.wire.messages import FinishCode, Submit
-from tests.client.fake_core import MODEL, ExpiringCore, Row
-from tests.frontend.serving import answering, in_process
+from tests.client.fake_core import MODEL, ExpiringCore, FakeCore, Row, connected
+from tests.frontend.serving import answering, in_process, state_of
 from tests.waiting import until
 
 USER = {"role": "user", "content": "x"}
@@ -103,3 +111,69 @@ async def test_an_answer_without_tokens_must_be_meant(tokenizer: Tokenizer, path
     text = "max_tokens must be at least 1, or -1 for no limit, got 0"
     assert (refused.json()["error"]["param"], refused.json()["error"]["message"]) == ("max_tokens", text)
     assert scored.json()["usage"]["completion_tokens"] == 0
+
+
+class Kept:
+    """A sink that keeps each choice's texts and ends."""
+
+    def __init__(self) -> None:
+        self.deltas: list[tuple[int, str, str | None]] = []
+
+    def delta(self, index: int, delta: TextDelta) -> None:
+        self.deltas.append((index, delta.text, delta.finish_reason))
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        raise AssertionError
+
+    def error(self, error: PyllmError) -> None:
+        raise error
+
+
+async def test_limited_choices_are_shortened_and_end_early_once_all_have_their_text(tokenizer: Tokenizer) -> None:
+    core, kept = FakeCore(), Kept()
+    client = await connected(core)
+    state = state_of(client, tokenizer)
+    context = RequestContext("id", ticket=Ticket(state.shared, 1, 0.0))
+    generation = Generation(state, [[5], [6]], SamplingParams(n=2), SchedulingParams(), context)
+    generation.limit_texts([lambda text: (text[:2], text == "Hello")] * 4)
+    generation.start(kept)
+    positions = [0] * 4
+    (end,), (other,) = (tokenizer.encode(text, add_special_tokens=False) for text in ("Hello", "x"))
+
+    def say(choice: int, tokens: list[int], finish: FinishCode = FinishCode.NONE) -> None:
+        prompt, sample = divmod(choice, 2)
+        core.say_rows(Row(1 + prompt, tokens, positions[choice], sample, finish))
+        positions[choice] += len(tokens)
+
+    for choice, token in [(0, end), (3, other), (0, other), (2, end)]:
+        say(choice, [token])
+    say(1, [], FinishCode.LENGTH)
+    assert not generation.finished
+    say(3, [end])
+    assert generation.finished
+    texts = [(0, "He"), (3, "x"), (0, "x"), (2, "He"), (1, ""), (3, "He"), (0, ""), (2, ""), (3, "")]
+    reasons = [None] * 4 + ["length", None] + ["abort"] * 3
+    assert kept.deltas == [(*text, reason) for text, reason in zip(texts, reasons, strict=True)]
+    client.close()
+
+
+@pytest.mark.parametrize("starts", [False, True])
+async def test_a_generation_submits_from_its_start_on_and_a_closed_one_gives_nothing_more(
+    tokenizer: Tokenizer, starts: bool
+) -> None:
+    core, kept = FakeCore(), Kept()
+    client = await connected(core)
+    state = state_of(client, tokenizer)
+    context = RequestContext("id", ticket=Ticket(state.shared, 1, 0.0))
+    generation = Generation(state, [[5]], SamplingParams(), SchedulingParams(), context)
+    assert core.sent(Submit) == []
+    if starts:
+        generation.start(kept)
+        core.say_rows(Row(1, tokenizer.encode("a"), 0))
+    generation.close()
+    generation.close()
+    if starts:
+        core.say_rows(Row(1, tokenizer.encode("b"), 1))
+    assert (generation.finished, len(core.sent(Submit))) == (True, int(starts))
+    assert [text for _, text, _ in kept.deltas] == ["a"] * starts
+    client.close()

@@ -1,4 +1,4 @@
-"""Deltas are split at every cut, and nothing is lost or doubled."""
+"""Deltas are split at every boundary, and nothing is lost or doubled."""
 
 from typing import Any
 
@@ -35,18 +35,18 @@ class Sink:
     st.booleans(),
     st.booleans(),
 )
-def test_no_delta_spans_a_cut(sizes: list[int], segments: list[int], has_logprobs: bool, ends_alone: bool) -> None:
+def test_no_delta_spans_a_boundary(sizes: list[int], segments: list[int], has_logprobs: bool, ends_alone: bool) -> None:
     sink = Sink()
-    cutting = SegmentSink(sink, [[], segments])
+    splitting = SegmentSink(sink, [[], segments])
     start = 0
     for count, size in enumerate(sizes, 1):
         tokens = list(range(start, start + size))
         finish = FinishCode.STOP if count == len(sizes) and not ends_alone else FinishCode.NONE
         logprobs: Any = list(tokens) if has_logprobs else None
-        cutting.delta(1, TokenDelta(1, tokens, finish, 3, logprobs, None, None if start else START))
+        splitting.delta(1, TokenDelta(1, tokens, finish, 3, logprobs, None, None if start else START))
         start += size
     if ends_alone:
-        cutting.delta(1, TokenDelta(1, [], FinishCode.ABORT, 3))
+        splitting.delta(1, TokenDelta(1, [], FinishCode.ABORT, 3))
     start_times = [delta.start_times for _, delta in sink.deltas]
     assert start_times == [START if sizes else None, *[None] * len(sink.deltas)][: len(sink.deltas)]
     assert [token for _, delta in sink.deltas for token in delta.tokens] == list(range(start))
@@ -59,5 +59,5 @@ def test_no_delta_spans_a_cut(sizes: list[int], segments: list[int], has_logprob
         assert (index, delta.sample, delta.cached_tokens) == (1, 1, 3)
         assert delta.logprobs == (tokens if has_logprobs and not (ends_alone and finish) else None)
         end = seen + len(tokens)
-        assert not any(seen < cut < end or (finish and seen < cut <= end) for cut in segments)
+        assert not any(seen < count < end or (finish and seen < count <= end) for count in segments)
         seen = end
