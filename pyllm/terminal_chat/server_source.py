@@ -112,6 +112,10 @@ class ServerSource:
         """The model and the server's address."""
         return f"{self._model} at {self._base.removesuffix('/v1')}"
 
+    @property
+    def chat_template(self) -> None:
+        """Servers do not report their template."""
+
     async def check_chat(self) -> None:
         """Refuse a model without a chat template, if it is a pyllm server's; other servers do not report it."""
         try:
@@ -172,10 +176,7 @@ class ServerSource:
         self, route: str, body: dict[str, Any], parameters: AnswerParameters
     ) -> AsyncGenerator[AnswerPiece, None]:
         body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
-        body |= parameters.sampling()
-        if (schema := parameters.json_schema) is not None:
-            named = {"name": "answer", "schema": schema, "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        body |= parameters.given()
         async with contextlib.aclosing(self._events(f"{self._base}/{route}", body)) as events:
             async for data in events:
                 for piece in _read_chunk(data):

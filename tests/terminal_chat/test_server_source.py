@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pyllm.errors import ConfigError, PyllmError, RequestError
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage, schema_format
 from pyllm.terminal_chat.server_source import PAUSES, ServerSource, base_url
 from tests.terminal_chat.scripted_server import Script, ScriptedServer, chat_events, completion_events
 
@@ -40,7 +40,7 @@ def text_of(pieces: list[AnswerPiece]) -> str:
 
 
 async def test_a_chat_is_streamed_with_reasoning_and_usage() -> None:
-    parameters = AnswerParameters(temperature=0.5, stop=("x",), json_schema={"type": "object"})
+    parameters = AnswerParameters(temperature=0.5, stop=("x",), response_format=schema_format({"type": "object"}))
     async with ScriptedServer([Script(chat_events("Hel", "lo", reasoning="hm"))], key="secret") as server:
         pieces = await answer(server, Pauses(), parameters, api_key="secret")
     assert text_of(pieces) == "Hello"
