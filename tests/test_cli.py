@@ -199,7 +199,7 @@ WRONG = {
         ("--find-knee", "give its targets"),
         ("--ramp-up-strategy linear", "needs --ramp-up-start-rps"),
         ("--ramp-up-strategy linear --request-rate 3", "leave out --request-rate"),
-        ("--api-key two\nlines", "no HTTP header can have"),
+        ("--api-key two\nlines", "no header can carry"),
         ("--endpoint v1/completions", "is no path such as /v1/completions"),
     ],
     "bench compare": [

@@ -12,6 +12,7 @@ import msgspec
 from pyllm.batch.answer_file import AnswerFile
 from pyllm.batch.request_file import CHATS, BatchRequest, RequestFile
 from pyllm.batch.request_sender import RequestSender, UnreachableError, Usage
+from pyllm.config.server_address import model_names
 from pyllm.errors import ConfigError
 from pyllm.wire.server_trust import ServerTrust, connection_advice
 
@@ -39,16 +40,8 @@ class Totals(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
 class _ModelDescription(msgspec.Struct):
     chat_template_notice: str = ""
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 async def run_batch(
@@ -121,7 +114,7 @@ async def _check_models(http: Any, requests: RequestFile) -> None:
     if response.status_code != _OK:
         return
     try:
-        served = {model.id for model in msgspec.json.decode(response.content, type=_Models).data}
+        served = set(model_names(response.content))
     except msgspec.DecodeError:
         return
     if requests.models and served and not requests.models & served:

@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pyllm.bench.answer_reading import read_answer, reason_of
+from pyllm.bench.answer_reading import read_answer
 from pyllm.bench.bench_defaults import COMPLETIONS
 from pyllm.bench.load_client import LoadClient
 from pyllm.bench.prompt_sets import Prompt
 from pyllm.bench.request_metrics import MILLISECONDS, Figures
-from pyllm.errors import ConfigError, PyllmError
+from pyllm.config.server_address import error_text, model_names
+from pyllm.errors import PyllmError
 from pyllm.wire.server_trust import ServerTrust, connection_advice
 
 _SHORT_TIMEOUT = 30.0  # seconds for the list of models
@@ -87,30 +88,6 @@ class Endpoint(msgspec.Struct, frozen=True):
             lines.append(f"Authorization: Bearer {self.api_key}")
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def base_url(text: str) -> str:
-    """An address as people write it: with or without `/v1` and a slash at its end.
-
-    Raises:
-        ConfigError: it is not http://HOST:PORT or https://HOST:PORT.
-    """
-    url = urlsplit(text)
-    try:
-        port = url.port
-    except ValueError:
-        port = -1
-    if url.scheme not in ("http", "https") or not url.hostname or port == -1:
-        raise ConfigError(f"{text!r} is not the address of a server: give http://HOST:PORT")
-    return text.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 async def find_model(endpoint: Endpoint) -> Endpoint:
@@ -222,13 +199,13 @@ async def _models(endpoint: Endpoint) -> list[str]:
         raise PyllmError(_unreachable(endpoint, exchange.failure))
     if exchange.status in _REFUSED:
         raise PyllmError(
-            f"{endpoint.base_url} refused the key (HTTP {exchange.status}: {reason_of(body)}): "
+            f"{endpoint.base_url} refused the key (HTTP {exchange.status}: {error_text(body)}): "
             "give --api-key or OPENAI_API_KEY"
         )
     if exchange.status != _OK:
         raise PyllmError(f"{endpoint.base_url}/v1/models answered HTTP {exchange.status}: give --model")
     try:
-        return [model.id for model in msgspec.json.decode(body, type=_Models).data]
+        return model_names(body)
     except msgspec.MsgspecError as error:
         raise PyllmError(f"{endpoint.base_url}/v1/models is no list of models ({error}): give --model") from error
 

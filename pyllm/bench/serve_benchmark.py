@@ -1,6 +1,7 @@
 """`pyllm bench serve`: one load on a server, or several of rising rate until its targets break."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -196,7 +197,7 @@ def _knee_text(search: KneeSearch, wanted: float) -> str:
     targets = f"{wanted:.0%} of the requests met their targets"
     if search.knee is None:
         return f"no knee: at no rate {targets}"
-    if search.unbroken:
+    if math.isinf(search.broke):
         return f"no knee up to {search.knee:.2f} requests/s: {targets}; raise --ramp-up-end-rps or --num-prompts"
     return f"knee: {search.knee:.2f} requests/s, the highest rate at which {targets}"
 

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,6 +12,7 @@ from pyllm.batch.batch_run import BatchServer, run_batch
 from pyllm.batch.request_file import RequestFile, WrongLinesError
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
+from pyllm.config.server_address import server_address, server_key
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
         try:
             if base_url:
-                key = options.server_key or os.environ.get("OPENAI_API_KEY", "")
+                key = server_key(options.server_key)
                 count = options.max_concurrency or _REMOTE_CONCURRENCY
                 asyncio.run(work(BatchServer(base_url, count, api_key=key, trust=trust)))
                 is_done = True
@@ -174,10 +174,7 @@ def _base_url(options: argparse.Namespace) -> str:
     if options.model_argument is not None or settings:
         name = "MODEL" if options.model_argument is not None else f"--{settings[0].replace('_', '-')}"
         raise ConfigError(f"--base-url is a server that runs, and {name} is for one that is started: leave one out")
-    url = str(options.base_url).rstrip("/").removesuffix("/v1")
-    if not url.startswith(("http://", "https://")) or not url.partition("://")[2]:
-        raise ConfigError(f"--base-url must be an address such as http://127.0.0.1:8000, got {options.base_url!r:.80}")
-    return url
+    return server_address(options.base_url)
 
 
 def _positive(text: str) -> int:

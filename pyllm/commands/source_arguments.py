@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pyllm import log
 from pyllm.config.option_reading import engine_config
+from pyllm.config.server_address import server_key
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import print_notices, read_settings
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
@@ -49,7 +50,7 @@ def source_request(options: argparse.Namespace) -> SourceRequest:
     print_notices(notices)
     return SourceRequest(
         name=names[0] if names else "",
-        api_key=options.server_key or os.environ.get("OPENAI_API_KEY", ""),
+        api_key=server_key(options.server_key),
         model_name=options.model_name or "",
         options=settings,
         trust=trust_of(options),
