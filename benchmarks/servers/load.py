@@ -93,12 +93,9 @@ async def measure(address: str, model: str, requests: Sequence[Request], concurr
     """
     endpoint = Endpoint(address, model=model, fields={"temperature": 0, "ignore_eos": True})
     prompts = [Prompt(request.prompt, request.output_tokens) for request in requests]
-    client = endpoint.client()
-    try:
+    with endpoint.client() as client:
         sent = [Timed(endpoint.request(prompt)) for prompt in prompts]
         result = await run_load(client, sent, concurrency, seconds_each=LIMIT)
-    finally:
-        client.close()
     records = result.records
     for record in records:
         if record.error or not record.has_usage:

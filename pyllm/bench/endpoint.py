@@ -7,6 +7,7 @@ before and after a load, which are exact. Most servers have none.
 import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -106,18 +107,13 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
 
 async def wait_until_ready(endpoint: Endpoint, seconds: float) -> None:
     """Ask for the list of models until the server answers, with any status, or `seconds` have passed."""
-    client = endpoint.client()
-    try:
+    with endpoint.client() as client, suppress(TimeoutError):  # The next request reports the problem.
         async with asyncio.timeout(seconds):
             while True:
                 exchange = await client.send(endpoint.models_request())
                 if not exchange.failure:
                     return
                 await asyncio.sleep(_BETWEEN_ASKS)
-    except TimeoutError:
-        pass  # The next request reports the problem.
-    finally:
-        client.close()
 
 
 async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
@@ -126,23 +122,17 @@ async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
     Raises:
         PyllmError: one of them failed; a load would fail, too.
     """
-    client = endpoint.client()
-    try:
+    with endpoint.client() as client:
         for prompt in prompts:
             record = read_answer(0, 0.0, await client.send(endpoint.request(prompt)))
             if record.error:
                 raise PyllmError(await _explained(endpoint, record.error))
-    finally:
-        client.close()
 
 
 async def read_totals(endpoint: Endpoint) -> Totals:
     """Sum and count of each latency in seconds, over all labels; empty where the server has no such metrics."""
-    client = endpoint.client()
-    try:
+    with endpoint.client() as client:
         exchange = await client.send(endpoint.metrics_request())
-    finally:
-        client.close()
     if exchange.failure or exchange.status != _OK:
         return {}
     return parse_totals(b"".join(piece for _, piece in exchange.pieces).decode(errors="replace"))
@@ -186,14 +176,12 @@ async def _explained(endpoint: Endpoint, error: str) -> str:
 
 
 async def _models(endpoint: Endpoint) -> list[str]:
-    client = endpoint.client()
     try:
-        async with asyncio.timeout(_SHORT_TIMEOUT):
-            exchange = await client.send(endpoint.models_request())
+        with endpoint.client() as client:
+            async with asyncio.timeout(_SHORT_TIMEOUT):
+                exchange = await client.send(endpoint.models_request())
     except TimeoutError:
         raise PyllmError(f"{endpoint.base_url} did not answer /v1/models within {_SHORT_TIMEOUT:g} s") from None
-    finally:
-        client.close()
     body = b"".join(piece for _, piece in exchange.pieces)
     if exchange.failure:
         raise PyllmError(_unreachable(endpoint, exchange.failure))

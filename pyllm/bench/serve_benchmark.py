@@ -98,15 +98,13 @@ async def measure(load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arriva
     """Run one load; notes about it go to stderr."""
     times = arrivals.times(len(prompts), load.seed)
     requests = [Timed(load.endpoint.request(prompt), due) for prompt, due in zip(prompts, times, strict=True)]
-    client = load.endpoint.client()
-    bar = tqdm(total=len(requests), disable=None if load.progress else True, unit="req", leave=False)
-    try:
+    with (
+        load.endpoint.client() as client,
+        tqdm(total=len(requests), disable=None if load.progress else True, unit="req", leave=False) as bar,
+    ):
         result = await run_load(
             client, requests, load.max_concurrency, seconds_each=load.timeout, ended=partial(bar.update, 1)
         )
-    finally:
-        bar.close()
-        client.close()
     if any(not record.error and not record.has_usage for record in result.records):
         print("note: the server gives no usage, so each chunk counts as one token", file=sys.stderr)
     if result.client_cores > _BUSY_CLIENT:

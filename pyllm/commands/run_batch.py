@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
         async def work(target: BatchServer) -> None:
             totals = await run_batch(requests, answers, target)
-            rate = totals.num_output_tokens / totals.seconds
+            rate = totals.usage.num_output_tokens / totals.seconds
             print(
                 f"{totals.num_answered} requests answered in {totals.seconds:.1f} s, {rate:,.0f} output tokens/s: "
                 f"{options.output_file} has {len(answers.answered)} answers, {answers.num_failed} of them errors"
