@@ -68,7 +68,7 @@ class Transcript:
 
     def change(self, fields: Mapping[str, Any]) -> None:
         """Set these parameters; None unsets one."""
-        self.parameters = msgspec.convert(self.parameters.given() | fields, AnswerParameters)
+        self.parameters = msgspec.convert({**self.parameters.given(), **fields}, AnswerParameters)
 
     def save(self, path: Path, model: str) -> None:
         """Write the file, in place of an earlier one of the same kind.
