@@ -11,8 +11,8 @@ import msgspec
 from pyllm.batch.answer_file import AnswerFile
 from pyllm.batch.request_file import CHATS, BatchRequest, RequestFile
 from pyllm.batch.request_sender import RequestSender, UnreachableError, Usage
-from pyllm.config.server_address import model_names
 from pyllm.errors import ConfigError
+from pyllm.wire.server_address import model_names
 from pyllm.wire.server_trust import ServerTrust, connection_advice
 
 _CONNECT_TIMEOUT = 10.0

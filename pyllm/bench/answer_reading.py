@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pyllm.bench.load_client import Exchange
-from pyllm.config.server_address import error_text
+from pyllm.wire.server_address import error_text
 
 _FIRST_ERROR_STATUS = 400
 

@@ -10,9 +10,9 @@ from pyllm.bench.endpoint import Endpoint
 from pyllm.bench.prompt_sets import PromptSource
 from pyllm.bench.request_metrics import Selection
 from pyllm.bench.request_rates import Arrivals
-from pyllm.config.server_address import server_address, server_key
 from pyllm.errors import ConfigError
 from pyllm.flags.trust_flags import trust_of
+from pyllm.wire.server_address import server_address, server_key
 
 
 def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint:

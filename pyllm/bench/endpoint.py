@@ -18,8 +18,8 @@ from pyllm.bench.bench_defaults import COMPLETIONS
 from pyllm.bench.load_client import LoadClient
 from pyllm.bench.prompt_sets import Prompt
 from pyllm.bench.request_metrics import MILLISECONDS, Figures
-from pyllm.config.server_address import error_text, model_names
 from pyllm.errors import PyllmError
+from pyllm.wire.server_address import error_text, model_names
 from pyllm.wire.server_trust import ServerTrust, connection_advice
 
 _SHORT_TIMEOUT = 30.0  # seconds for the list of models

@@ -12,7 +12,6 @@ from pyllm.batch.batch_run import BatchServer, run_batch
 from pyllm.batch.request_file import RequestFile, WrongLinesError
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
-from pyllm.config.server_address import server_address, server_key
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
@@ -24,6 +23,7 @@ from pyllm.flags.settings_flags import (
     given_settings,
 )
 from pyllm.flags.trust_flags import add_trust_flags, trust_of
+from pyllm.wire.server_address import server_address, server_key
 
 PARSER = SettingsParser
 TAKES_CONFIG = True

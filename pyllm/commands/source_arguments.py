@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from pyllm import log
 from pyllm.config.option_reading import engine_config
-from pyllm.config.server_address import server_key
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import print_notices, read_settings
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
 from pyllm.flags.trust_flags import add_trust_flags, trust_of
 from pyllm.terminal_chat.source_selection import SourceRequest
+from pyllm.wire.server_address import server_key
 
 MODEL_OR_URL_HELP = (
     "a model as in pyllm serve, or the address of a server, such as http://127.0.0.1:8000; without it the server on "

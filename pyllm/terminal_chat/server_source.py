@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
-from pyllm.config.server_address import error_message, error_text, model_names, server_address
 from pyllm.errors import ConfigError, PyllmError, RequestError
 from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
+from pyllm.wire.server_address import error_message, error_text, model_names, server_address
 from pyllm.wire.server_trust import DEFAULT_TRUST, ServerTrust, connection_advice
 
 # Seconds before each attempt to resume a stream; every event resets the attempts.

@@ -1,7 +1,7 @@
 import pytest
 
-from pyllm.config.server_address import error_text, model_names, server_address, server_key
 from pyllm.errors import ConfigError
+from pyllm.wire.server_address import error_text, model_names, server_address, server_key
 
 
 @pytest.mark.parametrize(
