@@ -98,13 +98,10 @@ def _measure(case: Case) -> tuple[LoadResult, list[Sent]]:
     warm_up = [Timed(endpoint.request(prompt)) for prompt in warm_up_prompts(case.streams)]
 
     async def load() -> LoadResult:
-        client = endpoint.client()
-        try:
+        with endpoint.client() as client:
             # The first request of a connection waits until the server has accepted it.
             await run_load(client, warm_up, case.streams)
             return await run_load(client, requests, case.streams)
-        finally:
-            client.close()
 
     seen = uvloop.run(load())
     ours.send("end")

@@ -1,12 +1,8 @@
-"""A load on an OpenAI-compatible completions endpoint, measured where its tokens arrive.
+"""Loads of the benchmarks: their requests, and the figures of `pyllm bench serve` under our names of records.
 
-`python -m benchmarks.servers.load ADDRESS MODEL [--concurrency C] ...` prints one JSON object. The client is that of
-`pyllm bench serve`. Knows no server by name.
+Knows no server by name.
 """
 
-import argparse
-import asyncio
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -17,8 +13,10 @@ import msgspec
 from pyllm.bench.endpoint import Endpoint
 from pyllm.bench.load_run import Timed, run_load
 from pyllm.bench.prompt_sets import WORDS, Prompt
+from pyllm.bench.request_metrics import Selection, summarise
 
 LIMIT = 3600.0  # seconds of a request; bounds a server that hangs
+_SELECTION = Selection(percentiles=(50.0, 99.0))
 MIXED_SEED = 1  # of the requests of mixed lengths, which two programs make for themselves
 
 
@@ -95,70 +93,34 @@ async def measure(address: str, model: str, requests: Sequence[Request], concurr
     """
     endpoint = Endpoint(address, model=model, fields={"temperature": 0, "ignore_eos": True})
     prompts = [Prompt(request.prompt, request.output_tokens) for request in requests]
-    client = endpoint.client()
-    try:
+    with endpoint.client() as client:
         sent = [Timed(endpoint.request(prompt)) for prompt in prompts]
         result = await run_load(client, sent, concurrency, seconds_each=LIMIT)
-    finally:
-        client.close()
-    records, seconds = result.records, result.seconds
+    records = result.records
     for record in records:
         if record.error or not record.has_usage:
             raise RuntimeError(f"{address}: {record.error or 'an answer has no usage: the server must give it'}")
     tokens, wanted = sum(record.output_tokens for record in records), sum(request.output_tokens for request in requests)
     if tokens != wanted:
         raise RuntimeError(f"{tokens} tokens came from {address}, {wanted} were asked for: see what ended them early")
-    ttft = [record.ttft for record in records]
-    gaps = [gap for record in records for gap in record.itl]
+    figures = summarise(result, _SELECTION)
     return Figures(
         concurrency=concurrency,
         requests=len(requests),
-        prompt_tokens=round(statistics.mean(record.input_tokens for record in records), 1),
-        seconds=round(seconds, 2),
-        output_tokens_per_s=round(tokens / seconds, 1),
-        requests_per_s=round(len(requests) / seconds, 3),
-        ttft_p50_ms=_percentile(ttft, 0.5),
-        ttft_p99_ms=_percentile(ttft, 0.99),
-        itl_p50_ms=_percentile(gaps, 0.5),
-        itl_p99_ms=_percentile(gaps, 0.99),
-        e2e_p50_ms=_percentile([record.e2el for record in records], 0.5),
+        prompt_tokens=round(figures["total_input_tokens"] / len(requests), 1),
+        seconds=round(result.seconds, 2),
+        output_tokens_per_s=round(figures["output_throughput"], 1),
+        requests_per_s=round(figures["request_throughput"], 3),
+        ttft_p50_ms=round(figures["p50_ttft_ms"], 2),
+        ttft_p99_ms=round(figures["p99_ttft_ms"], 2),
+        itl_p50_ms=round(figures["p50_itl_ms"], 2),
+        itl_p99_ms=round(figures["p99_itl_ms"], 2),
+        e2e_p50_ms=round(figures["p50_e2el_ms"], 2),
         tokens_per_chunk=round(tokens / sum(len(record.arrivals) for record in records), 3),
         client_cores=round(result.client_cores, 3),
     )
 
 
-def main() -> None:
-    """Put one load on a running server, after a short one to warm it up."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("address", help="http://HOST:PORT")
-    parser.add_argument("model")
-    for name, default in (
-        ("concurrency", 8),
-        ("requests", 32),
-        ("prompt-tokens", 128),
-        ("output-tokens", 128),
-        ("shared-tokens", 0),
-        ("seed", 0),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"default: {default}")
-    options = parser.parse_args()
-    lengths = options.prompt_tokens, options.output_tokens, options.shared_tokens, options.seed
-    requests = equal_requests(options.requests, *lengths)
-    asyncio.run(measure(options.address, options.model, warm_up_requests(), 2))
-    figures = asyncio.run(measure(options.address, options.model, requests, options.concurrency))
-    print(msgspec.json.encode(figures).decode())
-
-
 def warm_up_requests() -> list[Request]:
     """A few short requests that share no prefix with any other load."""
     return equal_requests(4, 32, 8, seed=-1)
-
-
-def _percentile(seconds: Sequence[float], share: float) -> float:
-    """A percentile in milliseconds; 0 without values."""
-    ranked = sorted(seconds)
-    return round(1000 * ranked[min(len(ranked) - 1, int(share * len(ranked)))], 2) if ranked else 0.0
-
-
-if __name__ == "__main__":
-    main()

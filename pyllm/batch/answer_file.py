@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Set
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -87,27 +86,21 @@ class AnswerFile:
         self._synced_at = clock()
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ConfigError(f"cannot write answers to {path}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._go_on(custom_ids)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._go_on(custom_ids)
+            except BaseException:
+                os.close(self._file)
+                raise
         except BlockingIOError:
-            os.close(self._file)
             raise ConfigError(f"another process writes answers to {path}: wait for it, or name another file") from None
         except OSError as error:
-            os.close(self._file)
             raise ConfigError(f"cannot write answers to {path}: {error.strerror}") from None
-        except ConfigError:
-            os.close(self._file)
-            raise
 
     def __enter__(self) -> "AnswerFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._sync(self._file)
         os.close(self._file)
 

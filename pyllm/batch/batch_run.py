@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from pyllm.batch.answer_file import AnswerFile
 from pyllm.batch.request_file import CHATS, BatchRequest, RequestFile
 from pyllm.batch.request_sender import RequestSender, UnreachableError, Usage
 from pyllm.errors import ConfigError
+from pyllm.wire.server_address import model_names
 from pyllm.wire.server_trust import ServerTrust, connection_advice
 
 _CONNECT_TIMEOUT = 10.0
@@ -34,21 +34,12 @@ class Totals(msgspec.Struct, frozen=True):
     """Totals of a run that took `seconds`."""
 
     num_answered: int
-    num_prompt_tokens: int
-    num_output_tokens: int
+    usage: Usage
     seconds: float
-
-
-class _Model(msgspec.Struct):
-    id: str
 
 
 class _ModelDescription(msgspec.Struct):
     chat_template_notice: str = ""
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 async def run_batch(
@@ -63,20 +54,26 @@ async def run_batch(
             chat template and every request with messages would fail.
         PyllmError: the server cannot be reached, or answers cannot be written; answers already written stay.
     """
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # No thread of its own.
     left = [request for request in requests.requests if request.custom_id not in answers.answered]
     pending = iter(left)
-    before = len(answers.answered)
-    with _Bar(len(requests.requests), before, time.perf_counter) as bar:
+    before, start, total = len(answers.answered), time.perf_counter(), Usage()
+    with tqdm(total=len(requests.requests), initial=before, unit="request", dynamic_ncols=True, disable=None) as bar:
         async with _client(server, transport) as http:
             await _check_models(http, requests)
             await _check_template(http, left)
             sender = RequestSender(http)
 
             async def work() -> None:
+                nonlocal total
                 for request in pending:  # All workers share the iterator: each takes the next request.
                     answer, usage = await sender.send(request.custom_id, request.url, requests.body(request))
                     answers.append(answer)
-                    bar.add(usage)
+                    total = total.plus(usage)
+                    bar.set_postfix_str(total.rates(time.perf_counter() - start), refresh=False)
+                    bar.update(1)
 
             count = min(server.max_concurrency, len(left))
             try:
@@ -85,7 +82,7 @@ async def run_batch(
                         group.create_task(work())
             except BaseExceptionGroup as errors:
                 raise _first(errors) from None
-        return bar.totals(len(answers.answered) - before)
+    return Totals(len(answers.answered) - before, total, time.perf_counter() - start)
 
 
 def _client(server: BatchServer, transport: Any | None) -> Any:
@@ -121,7 +118,7 @@ async def _check_models(http: Any, requests: RequestFile) -> None:
     if response.status_code != _OK:
         return
     try:
-        served = {model.id for model in msgspec.json.decode(response.content, type=_Models).data}
+        served = set(model_names(response.content))
     except msgspec.DecodeError:
         return
     if requests.models and served and not requests.models & served:
@@ -152,37 +149,3 @@ def _first(errors: BaseException) -> BaseException:
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors
-
-
-class _Bar:
-    """A progress bar on a terminal: requests with an answer, and tokens per second of this run."""
-
-    def __init__(self, total: int, answered: int, clock: Callable[[], float]) -> None:
-        from tqdm import tqdm
-
-        tqdm.monitor_interval = 0  # No thread of its own.
-        self._clock = clock
-        self._start = clock()
-        self._num_prompt_tokens = self._num_output_tokens = 0
-        self._bar = tqdm(total=total, initial=answered, unit="request", dynamic_ncols=True, disable=None)
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.close()
-
-    def add(self, usage: Usage) -> None:
-        self._num_prompt_tokens += usage.num_prompt_tokens
-        self._num_output_tokens += usage.num_output_tokens
-        seconds = self._clock() - self._start
-        prompt, output = (
-            number / seconds if seconds else 0.0 for number in (self._num_prompt_tokens, self._num_output_tokens)
-        )
-        self._bar.postfix = f"input: {prompt:,.0f} tokens/s, output: {output:,.0f} tokens/s"
-        self._bar.update(1)
-
-    def totals(self, num_answered: int) -> Totals:
-        return Totals(num_answered, self._num_prompt_tokens, self._num_output_tokens, self._clock() - self._start)

@@ -4,7 +4,6 @@ Keeps only the position of each line in memory. Knows no server; of a body it re
 """
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import msgspec
@@ -86,9 +85,7 @@ class RequestFile:
     def __enter__(self) -> "RequestFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def body(self, request: BatchRequest) -> bytes:

@@ -38,10 +38,19 @@ class UnreachableError(PyllmError):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one answer."""
+    """Tokens of one answer, or of several."""
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+
+    def plus(self, other: "Usage") -> "Usage":
+        """The tokens of both."""
+        return Usage(self.num_prompt_tokens + other.num_prompt_tokens, self.num_output_tokens + other.num_output_tokens)
+
+    def rates(self, seconds: float) -> str:
+        """The tokens per second, for the progress bar."""
+        prompt, output = self.num_prompt_tokens / seconds, self.num_output_tokens / seconds
+        return f"input: {prompt:,.0f} tokens/s, output: {output:,.0f} tokens/s"
 
 
 class _Usage(msgspec.Struct):

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from pyllm.bench.load_client import Exchange
+from pyllm.wire.server_address import error_text
 
-_LONGEST_REASON = 200
 _FIRST_ERROR_STATUS = 400
 
 
@@ -111,7 +111,7 @@ def _read(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
         cut = f" after {exchange.num_bytes} bytes" if exchange.pieces else ""
         raise _AnswerError(exchange.failure + cut)
     if exchange.status >= _FIRST_ERROR_STATUS:
-        raise _AnswerError(f"HTTP {exchange.status}: {reason_of(b''.join(body for _, body in exchange.pieces))}")
+        raise _AnswerError(f"HTTP {exchange.status}: {error_text(b''.join(body for _, body in exchange.pieces))}")
     arrivals, usage, last, done, events = [], None, 0.0, False, 0
     for now, data in server_sent_events(exchange.pieces):
         events += 1
@@ -123,7 +123,7 @@ def _read(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
         except msgspec.MsgspecError as error:
             raise _AnswerError(f"a chunk is no chunk of a completion: {error}") from error
         if chunk.error is not None:
-            raise _AnswerError(f"an error in the stream: {_reason(chunk.error)}")
+            raise _AnswerError(f"an error in the stream: {error_text(msgspec.json.encode(chunk.error))}")
         usage = chunk.usage or usage
         if any(choice.is_output() for choice in chunk.choices):
             arrivals.append(now)
@@ -157,24 +157,3 @@ def server_sent_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[
         for line in lines:
             if line.startswith(b"data:"):
                 yield now, line[5:].strip()
-
-
-def reason_of(body: bytes) -> str:
-    """The message in an error's body, shortened, on one line."""
-    try:
-        return _reason(msgspec.json.decode(body))
-    except msgspec.MsgspecError:
-        return _one_line(body.decode(errors="replace")) or "without a text"
-
-
-def _reason(error: Any) -> str:
-    """The message of `{"error": {"message": ...}}`, OpenAI's form, or of one without the outer or the inner object."""
-    for key in ("error", "message", "detail"):
-        if isinstance(error, dict) and error.get(key):
-            return _reason(error[key])
-    return _one_line(str(error))
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."

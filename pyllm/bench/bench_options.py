@@ -2,17 +2,17 @@
 
 import argparse
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyllm.bench.bench_defaults import BACKENDS, CHAT, INPUT_TOKENS, METRICS, TARGETS, PromptSet
-from pyllm.bench.endpoint import Endpoint, base_url
+from pyllm.bench.endpoint import Endpoint
 from pyllm.bench.prompt_sets import PromptSource
 from pyllm.bench.request_metrics import Selection
 from pyllm.bench.request_rates import Arrivals
 from pyllm.errors import ConfigError
 from pyllm.flags.trust_flags import trust_of
+from pyllm.wire.server_address import server_address, server_key
 
 
 def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint:
@@ -23,18 +23,15 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
     fields: dict[str, Any] = {}
     if options.ignore_eos or dataset_of(options) == "random":
         fields["ignore_eos"] = True
-    key = options.api_key or os.environ.get("OPENAI_API_KEY", "")
-    if not key.isprintable():
-        raise ConfigError("the API key has characters that no HTTP header can have: was a line copied with it?")
     path = options.endpoint or BACKENDS[options.backend]
     if not path.startswith("/") or not path.isprintable() or " " in path:
         raise ConfigError(f"--endpoint {path!r} is no path such as /v1/completions")
     return Endpoint(
-        base_url=base_url(url),
+        base_url=server_address(url),
         path=path,
         chat=BACKENDS[options.backend] == CHAT,
         model=options.served_model_name or options.model,
-        api_key=key,
+        api_key=server_key(options.api_key),
         headers=pairs(options.header, "--header"),
         fields={**fields, **options.sampling, **options.extra_body},
         trust=trust_of(options),

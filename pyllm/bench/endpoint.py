@@ -7,17 +7,19 @@ before and after a load, which are exact. Most servers have none.
 import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from pyllm.bench.answer_reading import read_answer, reason_of
+from pyllm.bench.answer_reading import read_answer
 from pyllm.bench.bench_defaults import COMPLETIONS
 from pyllm.bench.load_client import LoadClient
 from pyllm.bench.prompt_sets import Prompt
 from pyllm.bench.request_metrics import MILLISECONDS, Figures
-from pyllm.errors import ConfigError, PyllmError
+from pyllm.errors import PyllmError
+from pyllm.wire.server_address import error_text, model_names
 from pyllm.wire.server_trust import ServerTrust, connection_advice
 
 _SHORT_TIMEOUT = 30.0  # seconds for the list of models
@@ -89,30 +91,6 @@ class Endpoint(msgspec.Struct, frozen=True):
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def base_url(text: str) -> str:
-    """An address as people write it: with or without `/v1` and a slash at its end.
-
-    Raises:
-        ConfigError: it is not http://HOST:PORT or https://HOST:PORT.
-    """
-    url = urlsplit(text)
-    try:
-        port = url.port
-    except ValueError:
-        port = -1
-    if url.scheme not in ("http", "https") or not url.hostname or port == -1:
-        raise ConfigError(f"{text!r} is not the address of a server: give http://HOST:PORT")
-    return text.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 async def find_model(endpoint: Endpoint) -> Endpoint:
     """The endpoint with its server's first model, if it has none yet.
 
@@ -129,18 +107,13 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
 
 async def wait_until_ready(endpoint: Endpoint, seconds: float) -> None:
     """Ask for the list of models until the server answers, with any status, or `seconds` have passed."""
-    client = endpoint.client()
-    try:
+    with endpoint.client() as client, suppress(TimeoutError):  # The next request reports the problem.
         async with asyncio.timeout(seconds):
             while True:
                 exchange = await client.send(endpoint.models_request())
                 if not exchange.failure:
                     return
                 await asyncio.sleep(_BETWEEN_ASKS)
-    except TimeoutError:
-        pass  # The next request reports the problem.
-    finally:
-        client.close()
 
 
 async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
@@ -149,23 +122,17 @@ async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
     Raises:
         PyllmError: one of them failed; a load would fail, too.
     """
-    client = endpoint.client()
-    try:
+    with endpoint.client() as client:
         for prompt in prompts:
             record = read_answer(0, 0.0, await client.send(endpoint.request(prompt)))
             if record.error:
                 raise PyllmError(await _explained(endpoint, record.error))
-    finally:
-        client.close()
 
 
 async def read_totals(endpoint: Endpoint) -> Totals:
     """Sum and count of each latency in seconds, over all labels; empty where the server has no such metrics."""
-    client = endpoint.client()
-    try:
+    with endpoint.client() as client:
         exchange = await client.send(endpoint.metrics_request())
-    finally:
-        client.close()
     if exchange.failure or exchange.status != _OK:
         return {}
     return parse_totals(b"".join(piece for _, piece in exchange.pieces).decode(errors="replace"))
@@ -209,26 +176,24 @@ async def _explained(endpoint: Endpoint, error: str) -> str:
 
 
 async def _models(endpoint: Endpoint) -> list[str]:
-    client = endpoint.client()
     try:
-        async with asyncio.timeout(_SHORT_TIMEOUT):
-            exchange = await client.send(endpoint.models_request())
+        with endpoint.client() as client:
+            async with asyncio.timeout(_SHORT_TIMEOUT):
+                exchange = await client.send(endpoint.models_request())
     except TimeoutError:
         raise PyllmError(f"{endpoint.base_url} did not answer /v1/models within {_SHORT_TIMEOUT:g} s") from None
-    finally:
-        client.close()
     body = b"".join(piece for _, piece in exchange.pieces)
     if exchange.failure:
         raise PyllmError(_unreachable(endpoint, exchange.failure))
     if exchange.status in _REFUSED:
         raise PyllmError(
-            f"{endpoint.base_url} refused the key (HTTP {exchange.status}: {reason_of(body)}): "
+            f"{endpoint.base_url} refused the key (HTTP {exchange.status}: {error_text(body)}): "
             "give --api-key or OPENAI_API_KEY"
         )
     if exchange.status != _OK:
         raise PyllmError(f"{endpoint.base_url}/v1/models answered HTTP {exchange.status}: give --model")
     try:
-        return [model.id for model in msgspec.json.decode(body, type=_Models).data]
+        return model_names(body)
     except msgspec.MsgspecError as error:
         raise PyllmError(f"{endpoint.base_url}/v1/models is no list of models ({error}): give --model") from error
 

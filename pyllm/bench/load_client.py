@@ -7,7 +7,7 @@ HTTP, but not the contents of bodies.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Self, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -41,7 +41,10 @@ class Exchange:
 
 
 class LoadClient:
-    """Sends requests to the server at `base_url` (http or https), one at a time on each connection."""
+    """Sends requests to the server at `base_url` (http or https), one at a time on each connection.
+
+    The end of a `with` block closes the idle connections.
+    """
 
     def __init__(self, base_url: str, *, trust: ServerTrust = DEFAULT_TRUST, clock: Clock = time.perf_counter) -> None:
         url = urlsplit(base_url)
@@ -81,8 +84,10 @@ class LoadClient:
         await self._over(connection, request, exchange)
         return exchange
 
-    def close(self) -> None:
-        """Close the idle connections."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         for connection in self._idle:
             connection.abort()
         self._idle.clear()

@@ -54,58 +54,38 @@ class Arrivals(msgspec.Struct, frozen=True):
         return np.full(number, self.rate)
 
 
-class Step(msgspec.Struct, frozen=True):
-    """A rate that was tried, in requests/s, and whether its load met the targets."""
-
-    rate: float
-    held: bool
-
-
 class KneeSearch:
     """Doubles the rate from `start` until the targets break or `end` holds, then halves the gap by ratio.
 
     Stops when the highest rate that held and the lowest that broke differ by `precision` at most. If `start` itself
-    breaks it goes down instead, to `start` / 8.
+    breaks it goes down instead, to `start` / 8. `knee` is the highest rate that held, None where none did; `broke` is
+    the lowest that did not, infinite where all held.
     """
 
     def __init__(self, start: float, end: float, precision: float = 0.1) -> None:
+        self.knee: float | None = None
+        self.broke = math.inf
         self._start = start
         self._end = end
         self._precision = precision
-        self.steps: list[Step] = []
-
-    @property
-    def knee(self) -> float | None:
-        """The highest rate that held below all that broke; None where none did."""
-        held = [step.rate for step in self.steps if step.held and step.rate < self._broke]
-        return max(held, default=None)
-
-    @property
-    def unbroken(self) -> bool:
-        """Whether every rate held, so that the knee is above the highest."""
-        return bool(self.steps) and all(step.held for step in self.steps)
 
     def rates(self) -> Iterator[float]:
         """The rates to try; call `report` for each before taking the next."""
-        while (rate := self._next()) is not None:
+        rate: float | None = self._start
+        while rate is not None:
             yield rate
+            rate = self._next()
 
     def report(self, rate: float, held: bool) -> None:
         """Record whether the targets held at a rate."""
-        self.steps.append(Step(rate, held))
-
-    @property
-    def _broke(self) -> float:
-        return min((step.rate for step in self.steps if not step.held), default=float("inf"))
+        if held:
+            self.knee = rate
+        else:
+            self.broke = rate
 
     def _next(self) -> float | None:
-        if not self.steps:
-            return self._start
-        if self.unbroken:
-            highest = self.steps[-1].rate
-            return min(2 * highest, self._end) if highest < self._end else None
         if self.knee is None:
-            return self._broke / 2 if self._broke > self._start / _LOWEST else None
-        if self._broke <= self.knee * (1 + self._precision):
-            return None
-        return math.sqrt(self.knee * self._broke)
+            return self.broke / 2 if self.broke > self._start / _LOWEST else None
+        if math.isinf(self.broke):
+            return min(2 * self.knee, self._end) if self.knee < self._end else None
+        return math.sqrt(self.knee * self.broke) if self.broke > self.knee * (1 + self._precision) else None

@@ -1,6 +1,7 @@
 """`pyllm bench serve`: one load on a server, or several of rising rate until its targets break."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -97,15 +98,13 @@ async def measure(load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arriva
     """Run one load; notes about it go to stderr."""
     times = arrivals.times(len(prompts), load.seed)
     requests = [Timed(load.endpoint.request(prompt), due) for prompt, due in zip(prompts, times, strict=True)]
-    client = load.endpoint.client()
-    bar = tqdm(total=len(requests), disable=None if load.progress else True, unit="req", leave=False)
-    try:
+    with (
+        load.endpoint.client() as client,
+        tqdm(total=len(requests), disable=None if load.progress else True, unit="req", leave=False) as bar,
+    ):
         result = await run_load(
             client, requests, load.max_concurrency, seconds_each=load.timeout, ended=partial(bar.update, 1)
         )
-    finally:
-        bar.close()
-        client.close()
     if any(not record.error and not record.has_usage for record in result.records):
         print("note: the server gives no usage, so each chunk counts as one token", file=sys.stderr)
     if result.client_cores > _BUSY_CLIENT:
@@ -196,7 +195,7 @@ def _knee_text(search: KneeSearch, wanted: float) -> str:
     targets = f"{wanted:.0%} of the requests met their targets"
     if search.knee is None:
         return f"no knee: at no rate {targets}"
-    if search.unbroken:
+    if math.isinf(search.broke):
         return f"no knee up to {search.knee:.2f} requests/s: {targets}; raise --ramp-up-end-rps or --num-prompts"
     return f"knee: {search.knee:.2f} requests/s, the highest rate at which {targets}"
 

@@ -12,7 +12,7 @@ import msgspec
 from pyllm.commands.source_arguments import add_source_arguments, only_warnings, source_request
 from pyllm.errors import ConfigError, RequestError
 from pyllm.flags.settings_flags import SettingsParser
-from pyllm.terminal_chat.answer_source import AnswerParameters
+from pyllm.terminal_chat.answer_source import AnswerParameters, schema_format
 
 USAGE = "pyllm complete [MODEL or URL] [PROMPT] [--FLAG VALUE ...]"
 COMMON = (
@@ -114,15 +114,15 @@ def _parameters(options: argparse.Namespace) -> AnswerParameters:
             seed=options.answer_seed,
             stop=None if options.stop is None else tuple(options.stop),
             n=options.n,
-            json_schema=None if options.json_schema is None else _read_schema(Path(options.json_schema)),
+            response_format=None if options.json_schema is None else _format(Path(options.json_schema)),
         )
     except RequestError as error:
         raise ConfigError(str(error)) from None
 
 
-def _read_schema(path: Path) -> dict[str, Any]:
+def _format(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return schema_format(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
     except OSError as error:
         raise ConfigError(f"cannot read --json-schema {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

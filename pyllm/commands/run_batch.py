@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -24,6 +23,7 @@ from pyllm.flags.settings_flags import (
     given_settings,
 )
 from pyllm.flags.trust_flags import add_trust_flags, trust_of
+from pyllm.wire.server_address import server_address, server_key
 
 PARSER = SettingsParser
 TAKES_CONFIG = True
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
         async def work(target: BatchServer) -> None:
             totals = await run_batch(requests, answers, target)
-            rate = totals.num_output_tokens / totals.seconds
+            rate = totals.usage.num_output_tokens / totals.seconds
             print(
                 f"{totals.num_answered} requests answered in {totals.seconds:.1f} s, {rate:,.0f} output tokens/s: "
                 f"{options.output_file} has {len(answers.answered)} answers, {answers.num_failed} of them errors"
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
         try:
             if base_url:
-                key = options.server_key or os.environ.get("OPENAI_API_KEY", "")
+                key = server_key(options.server_key)
                 count = options.max_concurrency or _REMOTE_CONCURRENCY
                 asyncio.run(work(BatchServer(base_url, count, api_key=key, trust=trust)))
                 is_done = True
@@ -174,10 +174,7 @@ def _base_url(options: argparse.Namespace) -> str:
     if options.model_argument is not None or settings:
         name = "MODEL" if options.model_argument is not None else f"--{settings[0].replace('_', '-')}"
         raise ConfigError(f"--base-url is a server that runs, and {name} is for one that is started: leave one out")
-    url = str(options.base_url).rstrip("/").removesuffix("/v1")
-    if not url.startswith(("http://", "https://")) or not url.partition("://")[2]:
-        raise ConfigError(f"--base-url must be an address such as http://127.0.0.1:8000, got {options.base_url!r:.80}")
-    return url
+    return server_address(options.base_url)
 
 
 def _positive(text: str) -> int:

@@ -12,6 +12,7 @@ from pyllm.flags.engine_arguments import print_notices, read_settings
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
 from pyllm.flags.trust_flags import add_trust_flags, trust_of
 from pyllm.terminal_chat.source_selection import SourceRequest
+from pyllm.wire.server_address import server_key
 
 MODEL_OR_URL_HELP = (
     "a model as in pyllm serve, or the address of a server, such as http://127.0.0.1:8000; without it the server on "
@@ -49,7 +50,7 @@ def source_request(options: argparse.Namespace) -> SourceRequest:
     print_notices(notices)
     return SourceRequest(
         name=names[0] if names else "",
-        api_key=options.server_key or os.environ.get("OPENAI_API_KEY", ""),
+        api_key=server_key(options.server_key),
         model_name=options.model_name or "",
         options=settings,
         trust=trust_of(options),

@@ -6,8 +6,7 @@ Knows no ops: passes on the recordings of the ranks.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -17,8 +16,6 @@ from pyllm.wire.ipc import MAX_MESSAGE_BYTES
 from pyllm.wire.profiles import ProfileOutcome, RankProfile
 
 MAX_EVENT_BYTES = MAX_MESSAGE_BYTES * 3 // 4  # of all ranks in one answer
-
-Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +36,6 @@ class Profiling:
         sleep: Callable[[float], Awaitable[None]],
         unix_time: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.is_running = False
         self._executor = executor
         self._num_in_flight = num_in_flight
         self._clock = clock
@@ -47,8 +43,12 @@ class Profiling:
         self._unix_time = unix_time
         self._began = 0.0
         self._num_left = 0  # steps until the recording is complete
-        self._is_complete = asyncio.Event()
-        self._interruption: asyncio.Future[str] | None = None
+        self._ended: asyncio.Future[str] | None = None  # of the one that runs: the reason of its interruption, or ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a profile to count steps for."""
+        return self._ended is not None
 
     async def record(self, num_steps: int, seconds: float, ranks: Sequence[int], *, with_trace: bool) -> ProfileOutcome:
         """Record the next steps on some ranks; after `seconds` return those so far.
@@ -58,19 +58,24 @@ class Profiling:
         if self.is_running:
             text = f"a profile has been running for {self._clock() - self._began:.1f} s: wait for its end"
             return ProfileOutcome("running", reason=text)
-        self.is_running, self._began = True, self._clock()
-        self._is_complete.clear()
-        self._interruption = asyncio.get_running_loop().create_future()
+        self._began = self._clock()
+        self._ended = ended = asyncio.get_running_loop().create_future()
         try:
-            await self._unless_interrupted(self._start(num_steps, ranks))
+            await self._start(num_steps, ranks)
             logger.info("recording the next %d steps on ranks %s, for %g s at most", num_steps, list(ranks), seconds)
-            await self._unless_interrupted(self._first_of(self._is_complete.wait(), self._sleep(seconds)))
-            by_steps = self._is_complete.is_set()
-            answers = await self._unless_interrupted(self._executor.collective("stop_profile", with_trace))
+            sleeping = asyncio.ensure_future(self._sleep(seconds))
+            try:
+                await asyncio.wait((ended, sleeping), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sleeping.cancel()
+            if ended.done() and (reason := ended.result()):
+                raise EngineDeadError(reason)
+            by_steps = ended.done()
+            answers = await self._executor.collective("stop_profile", with_trace)
         except EngineDeadError as error:
             return ProfileOutcome("interrupted", self._clock() - self._began, str(error))
         finally:
-            self.is_running, self._interruption = False, None
+            self._ended = None
         profiles = [msgspec.convert(answer, RankProfile) for answer in answers if answer is not None]
         fitting = _fitting(MAX_EVENT_BYTES, profiles)
         return ProfileOutcome("steps" if by_steps else "seconds", self._clock() - self._began, ranks=fitting)
@@ -79,12 +84,15 @@ class Profiling:
         """Count a committed step."""
         self._num_left -= 1
         if self._num_left == 0:
-            self._is_complete.set()
+            self._end("")
 
     def interrupt(self, reason: str) -> None:
         """Interrupt the profile, as the ranks were lost."""
-        if self._interruption is not None and not self._interruption.done():
-            self._interruption.set_result(reason)
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(reason)
 
     async def _start(self, num_steps: int, ranks: Sequence[int]) -> None:
         """Begin after the steps in flight, which the ranks compute before they read this call."""
@@ -95,28 +103,6 @@ class Profiling:
             if self._executor.death is None:  # A rank refused, but others have begun.
                 await self._executor.collective("stop_profile", False)
             raise
-
-    async def _unless_interrupted(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work`; raises EngineDeadError if the ranks are lost before it has one."""
-        assert self._interruption is not None
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((task, self._interruption), return_when=asyncio.FIRST_COMPLETED)
-            if self._interruption.done():
-                raise EngineDeadError(self._interruption.result())
-            return task.result()
-        finally:
-            if task.done() and not task.cancelled():
-                task.exception()  # Otherwise asyncio logs the exception as unread.
-            task.cancel()
-
-    async def _first_of(self, *works: Awaitable[Any]) -> None:
-        tasks = [asyncio.ensure_future(work) for work in works]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
 
 
 def _fitting(num_bytes: int, ranks: list[RankProfile]) -> list[RankProfile]:

@@ -13,7 +13,7 @@ Message = Mapping[str, str]
 
 
 class AnswerParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling parameters under OpenAI's and vLLM's names. None: the default of the server or of the model's files.
+    """Fields of a request under OpenAI's and vLLM's names. None: the default of the server or of the model's files.
 
     Raises:
         RequestError: a value is out of its range; the text has the range.
@@ -30,19 +30,29 @@ class AnswerParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     n: int | None = None
-    json_schema: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling())
         check("max_tokens", self.max_tokens, self.max_tokens != 0, "at least 1")
 
     def given(self) -> dict[str, Any]:
-        """The parameters that are set."""
+        """The fields that are set, as in a request over HTTP."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
     def sampling(self) -> dict[str, Any]:
-        """The parameters that are set, without the schema: fields of `SamplingParams`, and of a request over HTTP."""
-        return {name: value for name, value in self.given().items() if name != "json_schema"}
+        """The fields that are set and that are those of `SamplingParams`, too."""
+        return {name: value for name, value in self.given().items() if name not in NO_SAMPLING}
+
+
+NO_SAMPLING = frozenset({"reasoning_effort", "response_format", "chat_template_kwargs"})
+
+
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """The `response_format` of JSON that follows a schema."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
 class TokenUsage(msgspec.Struct, frozen=True):
@@ -73,6 +83,10 @@ class AnswerSource(Protocol):
     @property
     def description(self) -> str:
         """The model and its place, for people to read."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's chat template; None where the source does not know it."""
 
     async def check_chat(self) -> None:
         """Refuse a model that is known to take no messages; call it before `start`.

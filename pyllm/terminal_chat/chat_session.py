@@ -78,7 +78,7 @@ class ChatSession:
             timing.is_stopped = True
             raise
         finally:
-            self.display.end_answer(timing.summary())
+            await self.display.end_answer(timing.summary())
             if any(answer):
                 self.transcript.add(question, "".join(answer))
                 self.unanswered = None

@@ -46,5 +46,5 @@ async def print_completion(
     if is_terminal or len(texts) > 1:
         output.write("\n")
     output.flush()
-    if parameters.json_schema is not None and "length" in reasons.values():
+    if parameters.response_format is not None and "length" in reasons.values():
         raise PyllmError("the answer was cut off before its JSON was complete: give more --max-tokens")

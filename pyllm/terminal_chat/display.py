@@ -22,7 +22,7 @@ class Display(Protocol):
     def add(self, piece: AnswerPiece) -> None:
         """Show more of the answer."""
 
-    def end_answer(self, summary: str) -> None:
+    async def end_answer(self, summary: str) -> None:
         """Show the rest of the answer, and its speed."""
 
 
@@ -62,7 +62,7 @@ class PlainDisplay:
                 self._is_reasoning = False
             self._write(piece.content)
 
-    def end_answer(self, summary: str) -> None:
+    async def end_answer(self, summary: str) -> None:
         """End the line."""
         self._end_line()
         self._is_reasoning = False

@@ -48,6 +48,11 @@ class EngineSource:
         """The model's name, with the remark that it runs here."""
         return f"{self.model}, computed by this program"
 
+    @property
+    def chat_template(self) -> str | None:
+        """The template in the model's files."""
+        return self._engine.get_tokenizer().chat_template
+
     async def check_chat(self) -> None:
         """Refuse a model whose files have no chat template."""
         _check_template(self._engine)
@@ -73,7 +78,11 @@ class EngineSource:
         self, messages: Sequence[Message], parameters: AnswerParameters
     ) -> AsyncGenerator[AnswerPiece, None]:
         """Answer a conversation by the model's chat template, with the reasoning separated."""
-        conversation = Conversation(messages=messages)
+        conversation = Conversation(
+            messages=messages,
+            reasoning_effort=parameters.reasoning_effort,
+            template_variables=parameters.chat_template_kwargs or {},
+        )
         preprocessor = self._engine.chat_preprocessor()
         prepared = await preprocessor.prepare(conversation, self._sampling(parameters), _log_ignored)
         parsers = None if prepared.make_parser is None else [prepared.make_parser() for _ in range(prepared.params.n)]
@@ -112,16 +121,24 @@ class EngineSource:
     def _sampling(self, parameters: AnswerParameters) -> SamplingParams:
         given = parameters.sampling()
         limit = given.pop("max_tokens", None)
-        schema = parameters.json_schema
         return SamplingParams(
             **self._engine.sampling_defaults.merged(given, limit),
-            structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
+            structured_outputs=_constraint(parameters.response_format or {}),
         )
 
 
 def _check_template(engine: AsyncEngine) -> None:
     if not engine.has_chat_template:
         raise ConfigError(no_chat_template(engine.model_name))
+
+
+def _constraint(response_format: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    kind = response_format.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    return StructuredOutputsParams(json=(response_format.get("json_schema") or {}).get("schema"))
 
 
 def _log_ignored(field: str, text: str) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from pyllm.errors import ConfigError, PyllmError, RequestError
 from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
+from pyllm.wire.server_address import error_message, error_text, model_names, server_address
 from pyllm.wire.server_trust import DEFAULT_TRUST, ServerTrust, connection_advice
 
 # Seconds before each attempt to resume a stream; every event resets the attempts.
@@ -54,14 +55,6 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 class _ModelDescription(msgspec.Struct):
     has_chat_template: bool = True
 
@@ -76,7 +69,7 @@ class ServerSource:
     An empty `model` means the server's first one. `pause` sleeps for a number of seconds.
 
     Raises:
-        ConfigError: the address is invalid, the key cannot be sent, or CA certificates cannot be read.
+        ConfigError: the address is invalid, or CA certificates cannot be read.
     """
 
     def __init__(
@@ -88,9 +81,7 @@ class ServerSource:
         *,
         trust: ServerTrust = DEFAULT_TRUST,
     ) -> None:
-        self._base = base_url(address)
-        if not (api_key.isascii() and api_key.isprintable()):
-            raise ConfigError("the API key has characters that no header can carry: was more than the key pasted?")
+        self._base = f"{server_address(address)}/v1"
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         url = urlsplit(self._base)
         self._client = httpx2.AsyncClient(
@@ -111,6 +102,10 @@ class ServerSource:
     def description(self) -> str:
         """The model and the server's address."""
         return f"{self._model} at {self._base.removesuffix('/v1')}"
+
+    @property
+    def chat_template(self) -> None:
+        """Servers do not report their template."""
 
     async def check_chat(self) -> None:
         """Refuse a model without a chat template, if it is a pyllm server's; other servers do not report it."""
@@ -143,7 +138,7 @@ class ServerSource:
         try:
             response = await self._client.get(url)
             await _check_status(response)
-            return [model.id for model in msgspec.json.decode(response.content, type=_Models).data]
+            return model_names(response.content)
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise PyllmError(_unreachable(self._base, error)) from None
         except msgspec.DecodeError:
@@ -172,10 +167,7 @@ class ServerSource:
         self, route: str, body: dict[str, Any], parameters: AnswerParameters
     ) -> AsyncGenerator[AnswerPiece, None]:
         body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
-        body |= parameters.sampling()
-        if (schema := parameters.json_schema) is not None:
-            named = {"name": "answer", "schema": schema, "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        body |= parameters.given()
         async with contextlib.aclosing(self._events(f"{self._base}/{route}", body)) as events:
             async for data in events:
                 for piece in _read_chunk(data):
@@ -217,24 +209,6 @@ class ServerSource:
             await self._pause(seconds)
 
 
-def base_url(address: str) -> str:
-    """The address, with `/v1` appended if it is missing.
-
-    Raises:
-        ConfigError: it is no address of a server.
-    """
-    try:
-        parts = urlsplit(address)
-        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-        httpx2.URL(address)
-    except (ValueError, httpx2.InvalidURL) as error:
-        raise ConfigError(f"{address} is no address of a server: {error}") from None
-    if not is_address or parts.query or parts.fragment or any(letter.isspace() for letter in address):
-        raise ConfigError(f"{address} is no address of a server, as http://127.0.0.1:8000 or https://host/v1 are")
-    path = address.rstrip("/")
-    return path if path.endswith("/v1") else f"{path}/v1"
-
-
 def _read_chunk(data: str) -> list[AnswerPiece]:
     try:
         chunk = msgspec.json.decode(data, type=_Chunk)
@@ -242,7 +216,7 @@ def _read_chunk(data: str) -> list[AnswerPiece]:
         text = f"the server sent an event that is no chunk of an answer ({error}): {data[:_SHOWN_CHARACTERS]}"
         raise PyllmError(text) from None
     if chunk.error is not None:
-        raise PyllmError(_error_text(data.encode()))
+        raise PyllmError(error_message(chunk.error))
     pieces = []
     for choice in chunk.choices or ():
         delta = choice.delta or _Delta(content=choice.text)
@@ -259,23 +233,12 @@ async def _check_status(response: httpx2.Response) -> None:
     status = response.status_code
     if status == httpx2.codes.OK:
         return
-    text = f"{response.url} answered {status}: {_error_text(await response.aread())}"
+    text = f"{response.url} answered {status}: {error_text(await response.aread())}"
     if status in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}:
         text += " (give the server's key by --api-key or OPENAI_API_KEY)"
     if status >= httpx2.codes.INTERNAL_SERVER_ERROR:
         raise _UnavailableError(text)
     raise RequestError(text)
-
-
-def _error_text(content: bytes) -> str:
-    """The message of an error response, in OpenAI's form or another."""
-    try:
-        error = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return content.decode(errors="replace").strip()[:_SHOWN_CHARACTERS] or "nothing"
-    while isinstance(error, dict):
-        error = next((error[name] for name in ("error", "message", "detail") if error.get(name)), str(error))
-    return str(error)
 
 
 def _unreachable(base: str, error: Exception) -> str:

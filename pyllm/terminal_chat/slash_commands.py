@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,9 +14,15 @@ from pyllm.terminal_chat.transcript import PARAMETER_NAMES, load_transcript
 KEYS = """Enter sends. Alt-Enter, or a backslash at the end of the line, makes a new line.
 Ctrl-C stops an answer; at an empty prompt twice, or Ctrl-D, it ends the chat."""
 
-
 # Ollama's names of parameters that can be set only when a model starts.
 _AT_THE_START = {"num_ctx": "--max-model-len", "num_gpu": "--device", "num_thread": "--num-threads"}
+# Ollama's settings without a value, and the fields of a request that they set.
+_SWITCHES: Mapping[str, Mapping[str, Any]] = {
+    "think": {"chat_template_kwargs": {"enable_thinking": True}},
+    "nothink": {"chat_template_kwargs": {"enable_thinking": False}},
+    "format json": {"response_format": {"type": "json_object"}},
+    "noformat": {"response_format": None},
+}
 
 
 class QuitChat(Exception):  # noqa: N818 - it is no error
@@ -95,8 +102,12 @@ async def _params(session: ChatSession, argument: str) -> None:
 
 
 async def _set(session: ChatSession, argument: str) -> None:
-    """Ollama's `/set`: `system TEXT` or `parameter NAME VALUE`; the word `parameter` may be left out."""
+    """Ollama's `/set`; the word `parameter` may be left out."""
     what, _, value = argument.partition(" ")
+    if fields := _SWITCHES.get(" ".join(argument.split())):
+        session.transcript.change(fields)
+        session.display.notice(f"{argument} is set for the next answers")
+        return
     if what == "system":
         text = value.strip()
         await _system(session, text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text)
@@ -106,18 +117,24 @@ async def _set(session: ChatSession, argument: str) -> None:
     if name in _AT_THE_START:
         raise PyllmError(f"{name} cannot be changed in a chat: start it with {_AT_THE_START[name]}")
     if name not in PARAMETER_NAMES:
-        raise PyllmError(f"there is no /set {argument}: it takes `system TEXT` or `parameter NAME VALUE`")
+        text = f"`system TEXT`, `parameter NAME VALUE`, {', '.join(_SWITCHES)}"
+        raise PyllmError(f"there is no /set {argument}: it takes {text}")
     await _params(session, f"{name} {value}")
 
 
 async def _show(session: ChatSession, argument: str) -> None:
-    """Ollama's `/show`: the part that the argument names, or all parts."""
-    shown = {"info": _model, "system": _system, "parameters": _params}
+    """Ollama's `/show`: the part that the argument names, or all but the template."""
+    shown = {"info": _model, "system": _system, "parameters": _params, "template": _template}
     if argument and argument not in shown:
         raise PyllmError(f"there is no /show {argument}: it shows {', '.join(shown)}")
-    for name, show in shown.items():
-        if argument in ("", name):
-            await show(session, "")
+    for name in [argument] if argument else ["info", "system", "parameters"]:
+        await shown[name](session, "")
+
+
+async def _template(session: ChatSession, argument: str) -> None:
+    del argument
+    template = session.source.chat_template
+    session.display.notice(template or "a server does not report its chat template: it is a file of the model")
 
 
 async def _clear(session: ChatSession, argument: str) -> None:
@@ -158,8 +175,8 @@ SLASH_COMMANDS: Mapping[str, SlashCommand] = {
     "/load": SlashCommand("FILE", "go on with a saved conversation", _load),
     "/clear": SlashCommand("", "forget the messages", _clear),
     "/model": SlashCommand("[NAME]", "show the model, or take another one", _model),
-    "/set": SlashCommand("WHAT ...", "Ollama's: system TEXT, or parameter NAME VALUE", _set),
-    "/show": SlashCommand("[WHAT]", "Ollama's: info, system, parameters, or all of them", _show),
+    "/set": SlashCommand("WHAT ...", "Ollama's: system TEXT, parameter NAME VALUE, think, nothink, format json", _set),
+    "/show": SlashCommand("[WHAT]", "Ollama's: info, system, parameters, or all of them; template", _show),
     "/quit": SlashCommand("", "end the chat", _quit),
     "/bye": SlashCommand("", "the same as /quit", _quit),
     "/?": SlashCommand("", "the same as /help", _help),

@@ -3,6 +3,7 @@
 The file is a body for `POST /v1/chat/completions`. Sends no request.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,9 @@ import msgspec
 from pyllm.errors import PyllmError, RequestError
 from pyllm.terminal_chat.answer_source import AnswerParameters, Message
 
-# Parameters that `/params` shows and sets; the others are for completions.
-PARAMETER_NAMES = tuple(
-    field.name for field in msgspec.structs.fields(AnswerParameters) if field.name not in {"n", "json_schema"}
-)
+# Parameters that `/params` shows and sets. `/set` sets the other ones, and `n` is for completions.
+_OTHERS = frozenset({"n", "response_format", "chat_template_kwargs"})
+PARAMETER_NAMES = tuple(name for name in AnswerParameters.__struct_fields__ if name not in _OTHERS)
 
 
 class _SavedMessage(msgspec.Struct):
@@ -60,12 +60,15 @@ class Transcript:
         """
         if name not in PARAMETER_NAMES:
             raise RequestError(f"there is no parameter {name!r}: choose from {', '.join(PARAMETER_NAMES)}")
-        given = self.parameters.given() | {name: None if text == "default" else _read_value(name, text)}
         try:
-            self.parameters = msgspec.convert(given, AnswerParameters)
+            self.change({name: None if text == "default" else _read_value(name, text)})
         except msgspec.ValidationError as error:
             reason = str(error).partition(" - ")[0].replace(" | null", "")
             raise RequestError(f"{name} cannot be {text!r}: {reason}") from None
+
+    def change(self, fields: Mapping[str, Any]) -> None:
+        """Set these parameters; None unsets one."""
+        self.parameters = msgspec.convert({**self.parameters.given(), **fields}, AnswerParameters)
 
     def save(self, path: Path, model: str) -> None:
         """Write the file, in place of an earlier one of the same kind.

@@ -99,7 +99,7 @@ def test_each_request_has_one_answer_wherever_a_kill_cut_the_file(names: list[st
 def test_one_that_fails_costs_nothing_else(tmp_path: Path) -> None:
     write_requests(tmp_path, ["a", "x", "b"])
     totals = run(tmp_path)
-    assert (totals.num_answered, totals.num_prompt_tokens, totals.num_output_tokens) == (3, 6, 4)
+    assert (totals.num_answered, totals.usage) == (3, Usage(6, 4))
     rows = {row["custom_id"]: row for row in answered(tmp_path)}
     assert rows["x"]["response"] == {
         "status_code": 400,

@@ -141,7 +141,7 @@ class ScriptedServer:
             role = {"role": "assistant", "content": ""}
             writer.write(_event({"choices": [{"delta": role, "finish_reason": None}]}))
         due = received + self.script.ttft
-        number = body["max_tokens"]
+        number = body["max_tokens"] - (failure == "short")
         word: dict[str, Any] = {"delta": {"content": "word "}} if chat else {"text": "word "}
         token, last_token = (_event({"choices": [{**word, "finish_reason": reason}]}) for reason in (None, "length"))
         end = _data(b"data: [DONE]\n\n") + b"0\r\n\r\n"

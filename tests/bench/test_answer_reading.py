@@ -79,19 +79,10 @@ def test_a_failure_is_named(answer: Exchange, error: str) -> None:
     assert error in read_answer(0, 0.0, answer).error
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ({"error": {"message": "too many"}}, "too many"),
-        ({"error": "too many"}, "too many"),
-        ({"detail": "too many"}, "too many"),
-        ({"message": "m" * 500}, "m" * 197 + "..."),
-    ],
-)
-def test_an_error_of_the_server_is_its_message(body: object, reason: str) -> None:
+def test_an_error_of_the_server_is_its_message() -> None:
     answer = Exchange()
-    answer.status, answer.pieces = 429, [(1.0, json.dumps(body).encode())]
-    assert read_answer(0, 0.0, answer).error == f"HTTP 429: {reason}"
+    answer.status, answer.pieces = 429, [(1.0, b'{"error": {"message": "too many"}}')]
+    assert read_answer(0, 0.0, answer).error == "HTTP 429: too many"
 
 
 @given(st.lists(st.text(alphabet="ab \r", max_size=5), min_size=1, max_size=6), st.data())

@@ -23,8 +23,10 @@ def test_a_request_is_written_where_its_time_is_noted(run: Run) -> None:
 
 async def _sends() -> None:
     times = iter(range(9))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = LoadClient(f"http://127.0.0.1:{listener.getsockname()[1]}", clock=lambda: float(next(times)))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        LoadClient(f"http://127.0.0.1:{listener.getsockname()[1]}", clock=lambda: float(next(times))) as client,
+    ):
         await client.open(1)
         server, _ = listener.accept()
         server.setblocking(False)
@@ -36,5 +38,4 @@ async def _sends() -> None:
         server.sendall(ANSWER)
         exchange = await sending
         server.close()
-        client.close()
     assert (exchange.status, exchange.failure, exchange.sent) == (204, "", 0.0)

@@ -23,12 +23,9 @@ def prompts(number: int, tokens: int = 3) -> list[Prompt]:
 async def load(
     there: Endpoint, sent: Sequence[Prompt], max_concurrency: int | None = None, seconds_each: float | None = None
 ) -> LoadResult:
-    client = there.client()
-    try:
-        requests = [Timed(there.request(prompt)) for prompt in sent]
+    requests = [Timed(there.request(prompt)) for prompt in sent]
+    with there.client() as client:
         return await run_load(client, requests, max_concurrency, seconds_each=seconds_each)
-    finally:
-        client.close()
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -56,12 +53,10 @@ async def test_no_more_run_at_once_than_allowed() -> None:
 async def test_requests_go_out_when_they_are_due() -> None:
     async with scripted_server() as server:
         there = endpoint(server)
-        client = there.client()
         due = [0.0, 0.01, 0.02]
-        result = await run_load(
-            client, [Timed(there.request(prompt), at) for prompt, at in zip(prompts(3), due, strict=True)]
-        )
-        client.close()
+        requests = [Timed(there.request(prompt), at) for prompt, at in zip(prompts(3), due, strict=True)]
+        with there.client() as client:
+            result = await run_load(client, requests)
     assert all(record.sent >= record.due for record in result.records)
     assert [sent.prompt for sent in server.sent] == ["prompt 0", "prompt 1", "prompt 2"]
 
@@ -88,12 +83,11 @@ async def test_a_request_that_takes_too_long_fails() -> None:
 async def test_a_connection_that_the_server_closed_is_replaced() -> None:
     async with scripted_server() as server:
         there = endpoint(server)
-        client = there.client()
         request = Timed(there.request(Prompt("one", 1)))
-        assert (await run_load(client, [request], 1)).records[0].error == ""
-        server.close_connections()
-        again = await run_load(client, [request], 1)
-        client.close()
+        with there.client() as client:
+            assert (await run_load(client, [request], 1)).records[0].error == ""
+            server.close_connections()
+            again = await run_load(client, [request], 1)
     assert again.records[0].error == ""
     assert server.connections == 2
 

@@ -12,11 +12,19 @@ VALUES = st.lists(st.floats(0.01, 1e6), min_size=2, max_size=12)
 
 @pytest.mark.parametrize(
     ("degrees", "t"),
-    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (10, 2.22814), (30, 2.04227), (1000, 1.96234)],
+    [
+        (1, 12.7062),
+        (2, 4.30265),
+        (3, 3.18245),
+        (4, 2.77645),
+        (12, 2.17881),
+        (13, 2.16037),
+        (30, 2.04227),
+        (1000, 1.96234),
+    ],
 )
 def test_student_t_is_that_of_the_tables(degrees: int, t: float) -> None:
     assert student_t(degrees) == pytest.approx(t, abs=1e-4)
-    assert student_t(degrees, 0.5) < t < student_t(degrees, 0.99)
 
 
 @given(VALUES)

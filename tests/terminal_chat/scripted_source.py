@@ -17,6 +17,7 @@ class ScriptedSource:
         self.asked: list[tuple[list[Message], AnswerParameters]] = []
         self.model = "scripted"
         self.has_chat_template = True
+        self.chat_template: str | None = "{{ messages }}"
         self.is_started = self.is_closed = False
         self.num_left = 0  # answers that were left before their end
         self.is_silent = asyncio.Event()  # an answer has come to where it goes on for ever
@@ -86,7 +87,7 @@ class KeptDisplay:
     def add(self, piece: AnswerPiece) -> None:
         self.answers[-1] += piece.content
 
-    def end_answer(self, summary: str) -> None:
+    async def end_answer(self, summary: str) -> None:
         self.summaries.append(summary)
 
 

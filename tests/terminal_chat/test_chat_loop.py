@@ -10,7 +10,7 @@ from pyllm.errors import PyllmError
 from pyllm.terminal_chat.answer_source import AnswerPiece
 from pyllm.terminal_chat.chat_loop import chat, run_chat
 from pyllm.terminal_chat.chat_session import ChatSession
-from pyllm.terminal_chat.slash_commands import SLASH_COMMANDS
+from pyllm.terminal_chat.slash_commands import SLASH_COMMANDS, run_command
 from pyllm.terminal_chat.transcript import Transcript
 from tests.terminal_chat.scripted_source import Answer, KeptDisplay, ScriptedSource, whole
 
@@ -135,6 +135,24 @@ async def test_ollamas_commands() -> None:
     assert "there is no /set verbose" in display.errors[1]
     assert "there is no /show license" in display.errors[2]
     assert "/help" in display.notices[0]
+
+
+async def test_ollamas_switches_are_fields_of_the_request() -> None:
+    lines = ["/set think", "/set format  json", "Hi", "/set nothink", "/set noformat", "/set think=high", "Ho"]
+    _, source, display, _ = await run([*lines, "/show template"], whole("a"), whole("b"))
+    assert [parameters.given() for _, parameters in source.asked] == [
+        {"chat_template_kwargs": {"enable_thinking": True}, "response_format": {"type": "json_object"}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ]
+    assert "it takes `system TEXT`, `parameter NAME VALUE`, think, nothink, format json" in display.errors[0]
+    assert display.notices[-1] == "{{ messages }}"
+
+
+async def test_a_server_does_not_report_its_template() -> None:
+    session, source, display, _ = await run([])
+    source.chat_template = None
+    await run_command(session, "/show template")
+    assert "a server does not report its chat template" in display.notices[0]
 
 
 async def test_quotes_within_a_system_prompt_stay() -> None:

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from pyllm.errors import PyllmError
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, schema_format
 from pyllm.terminal_chat.completion import print_completion
 from tests.terminal_chat.scripted_source import ScriptedSource, whole
 
@@ -46,7 +46,7 @@ async def test_several_answers_come_one_after_another() -> None:
 
 
 async def test_json_that_was_cut_off_is_a_failure() -> None:
-    parameters = AnswerParameters(json_schema={"type": "object"})
+    parameters = AnswerParameters(response_format=schema_format({"type": "object"}))
     with pytest.raises(PyllmError, match="more --max-tokens"):
         await print_completion(ScriptedSource(whole('{"a', "length")), "x", parameters, output=io.StringIO())
     await print_completion(ScriptedSource(whole("{}")), "x", parameters, output=io.StringIO())

@@ -14,7 +14,7 @@ from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage, schema_format
 from pyllm.terminal_chat.engine_source import EngineSource
 
 PLAIN = AnswerParameters()
@@ -96,7 +96,7 @@ async def answer(source: EngineSource, parameters: AnswerParameters = PLAIN) -> 
 
 async def test_an_answer_comes_in_pieces_with_its_usage() -> None:
     source, (engine,) = source_of()
-    parameters = AnswerParameters(temperature=0, seed=3, json_schema={"type": "object"})
+    parameters = AnswerParameters(temperature=0, seed=3, response_format=schema_format({"type": "object"}))
     assert await answer(source, parameters) == [
         AnswerPiece("a"),
         AnswerPiece("b", finish_reason="stop"),
@@ -108,6 +108,17 @@ async def test_an_answer_comes_in_pieces_with_its_usage() -> None:
     assert (params.temperature, params.seed, params.top_k, params.skip_special_tokens) == (0, 3, 20, False)
     assert params.structured_outputs == StructuredOutputsParams(json={"type": "object"})
     assert [*engine.conversations[0].messages] == MESSAGES
+
+
+async def test_a_format_and_thinking_are_asked_for() -> None:
+    source, (engine,) = source_of()
+    thinks = {"enable_thinking": True}
+    kinds = [{"type": "json_object"}, {"type": "text"}]
+    for kind in kinds:
+        await answer(source, AnswerParameters(response_format=kind, chat_template_kwargs=thinks))
+    constraints = [params.structured_outputs for _, params in engine.asked]
+    assert constraints == [StructuredOutputsParams(json_object=True), None]
+    assert engine.conversations[0].template_variables == thinks
 
 
 async def test_reasoning_is_split_off() -> None:

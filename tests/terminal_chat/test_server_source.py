@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pyllm.errors import ConfigError, PyllmError, RequestError
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage
-from pyllm.terminal_chat.server_source import PAUSES, ServerSource, base_url
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage, schema_format
+from pyllm.terminal_chat.server_source import PAUSES, ServerSource
 from tests.terminal_chat.scripted_server import Script, ScriptedServer, chat_events, completion_events
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -40,7 +40,7 @@ def text_of(pieces: list[AnswerPiece]) -> str:
 
 
 async def test_a_chat_is_streamed_with_reasoning_and_usage() -> None:
-    parameters = AnswerParameters(temperature=0.5, stop=("x",), json_schema={"type": "object"})
+    parameters = AnswerParameters(temperature=0.5, stop=("x",), response_format=schema_format({"type": "object"}))
     async with ScriptedServer([Script(chat_events("Hel", "lo", reasoning="hm"))], key="secret") as server:
         pieces = await answer(server, Pauses(), parameters, api_key="secret")
     assert text_of(pieces) == "Hello"
@@ -169,28 +169,6 @@ async def test_another_model_is_selected_by_its_name() -> None:
             await source.select("third")
         assert source.model == "second"
         await source.close()
-
-
-@pytest.mark.parametrize(
-    ("address", "base"),
-    [
-        ("http://host:8000", "http://host:8000/v1"),
-        ("http://host:8000/", "http://host:8000/v1"),
-        ("https://host/v1", "https://host/v1"),
-        ("https://host/openai/v1/", "https://host/openai/v1"),
-        ("http://[::1]:8000", "http://[::1]:8000/v1"),
-    ],
-)
-def test_addresses(address: str, base: str) -> None:
-    assert base_url(address) == base
-
-
-@pytest.mark.parametrize(
-    "address", ["http://", "http://host:99999", "http://a b", "http://host?x=1", "http://[::1", "x"]
-)
-def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(ConfigError, match="no address of a server"):
-        base_url(address)
 
 
 async def test_a_server_whose_model_cannot_chat_is_not_asked_to() -> None:

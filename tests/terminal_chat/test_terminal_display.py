@@ -63,6 +63,19 @@ def console_of(output: io.StringIO, height: int = 12) -> Console:
     return Console(file=output, force_terminal=True, width=40, height=height, theme=THEME, highlight=False)
 
 
+class Clock:
+    """A clock that stands still but for pauses."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+
 async def show(pieces: list[AnswerPiece], height: int = 12) -> str:
     """The screen at the end, drawn after each piece."""
     output = io.StringIO()
@@ -71,7 +84,7 @@ async def show(pieces: list[AnswerPiece], height: int = 12) -> str:
     for piece in pieces:
         display.add(piece)
         display.draw()
-    display.end_answer("figures")
+    await display.end_answer("figures")
     screen = Screen()
     screen.write(output.getvalue())
     assert output.getvalue().rindex("\x1b[?25h") > output.getvalue().rindex("\x1b[?25l")
@@ -100,7 +113,7 @@ async def test_reasoning_is_dimmed_text_before_the_answer() -> None:
     display.begin_answer()
     display.add(AnswerPiece(reasoning="I *think*.\n\nMore"))
     display.add(AnswerPiece("An *answer*."))
-    display.end_answer("")
+    await display.end_answer("")
     text = output.getvalue()
     assert "\x1b[2;3mI *think*." in text
     assert "\x1b[2;3mMore" in text
@@ -112,7 +125,7 @@ async def test_code_has_colours() -> None:
     display = TerminalDisplay(console_of(output))
     display.begin_answer()
     display.add(AnswerPiece("```python\ndef f(): pass\n```\n\nend"))
-    display.end_answer("")
+    await display.end_answer("")
     assert re.search(r"\x1b\[[\d;]+mdef\x1b", output.getvalue())
 
 
@@ -128,7 +141,7 @@ async def test_a_finished_block_is_written_once_and_a_growing_one_fits_the_scree
         assert output.getvalue()[start:].count("\n") <= 6
     assert f"line {number}" in output.getvalue()[start:]
     assert output.getvalue().count("finished block") == 1
-    display.end_answer("")
+    await display.end_answer("")
 
 
 async def test_drawing_happens_by_itself() -> None:
@@ -138,7 +151,7 @@ async def test_drawing_happens_by_itself() -> None:
     display.add(AnswerPiece("half a blo"))
     while "half a blo" not in output.getvalue():
         await asyncio.sleep(0)
-    display.end_answer("")
+    await display.end_answer("")
 
 
 async def test_a_model_cannot_command_the_terminal() -> None:
@@ -156,7 +169,8 @@ async def test_a_model_cannot_command_the_terminal() -> None:
 async def test_a_terminal_that_is_made_narrower_shows_nothing_twice() -> None:
     output = io.StringIO()
     console = console_of(output)
-    display = TerminalDisplay(console)
+    clock = Clock()
+    display = TerminalDisplay(console, clock, pause=clock.pause)
     display.begin_answer()
     text = "A paragraph that is long enough for two lines of forty columns, and more words"
     display.add(AnswerPiece(text))
@@ -168,9 +182,33 @@ async def test_a_terminal_that_is_made_narrower_shows_nothing_twice() -> None:
     console.width = 15
     display.add(AnswerPiece(" at its end."))
     display.draw()
-    display.end_answer("")
+    await display.end_answer("")
     screen.write(output.getvalue()[start:])
     assert " ".join(" ".join(line.strip() for line in screen.lines).split()) == f"{text} at its end."
+
+
+async def test_nothing_is_drawn_until_the_size_has_settled() -> None:
+    output, clock = io.StringIO(), Clock()
+    console = console_of(output)
+    display = TerminalDisplay(console, clock, pause=clock.pause)
+    display.begin_answer()
+    display.add(AnswerPiece("one\n\ntwo"))
+    display.draw()
+    start = output.tell()
+    for width in (30, 20, 20):  # The last one is looked at again too early.
+        console.width = width
+        clock.now += 0.1
+        display.add(AnswerPiece(" more\n\nand"))
+        display.draw()
+    assert output.tell() == start
+    clock.now += 0.3
+    display.draw()
+    assert output.getvalue()[start:].count("two more") == 1
+    console.width = 10
+    before = clock.now
+    await display.end_answer("")
+    assert clock.now > before
+    assert output.getvalue()[start:].count("two more") == 1
 
 
 async def test_what_is_typed_during_an_answer_is_hidden() -> None:
@@ -180,7 +218,7 @@ async def test_what_is_typed_during_an_answer_is_hidden() -> None:
         before = termios.tcgetattr(keyboard)
         display.begin_answer()
         assert not termios.tcgetattr(keyboard)[3] & termios.ECHO
-        display.end_answer("")
+        await display.end_answer("")
         assert termios.tcgetattr(keyboard) == before
         assert before[3] & termios.ECHO
     finally:

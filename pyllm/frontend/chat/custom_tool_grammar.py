@@ -8,6 +8,7 @@ escape may continue that terminal.
 import json
 import re
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.custom_tool_regex import check_rewritten, escaped_regex, json_escaped, refusal
@@ -122,21 +123,10 @@ class _Rewriting:
 
     def check_recursion(self) -> None:
         """Refuse recursive rules, since terminals cannot be recursive."""
-        done: set[str] = set()
-        for name in self._references:
-            path = [(name, iter(self._references[name]))]
-            on_path = {name}
-            while path and name not in done:
-                following = next(path[-1][1], None)
-                if following is None:
-                    left, _ = path.pop()
-                    on_path.discard(left)
-                    done.add(left)
-                elif following in on_path:
-                    raise refusal(f"the recursive rule {following}")
-                elif following in self._references and following not in done:
-                    on_path.add(following)
-                    path.append((following, iter(self._references[following])))
+        try:
+            TopologicalSorter(self._references).prepare()
+        except CycleError as error:
+            raise refusal(f"the recursive rule {error.args[1][0]}") from None
 
     def _rewritten(self, piece: re.Match[str]) -> str:
         if piece["refused"] is not None:

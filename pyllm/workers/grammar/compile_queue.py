@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from llguidance import LLMatcher
 
 from pyllm.errors import RequestError
-from pyllm.workers.grammar.fair_thread import settle
 
 # The longest wait of a text in seconds. The cost of one text is bounded elsewhere, but not the number of texts.
 WAIT_SECONDS = 30.0
@@ -39,6 +39,9 @@ STACK_BYTES = 1 << 30
 # the current grammar. One that takes longer may still return in the short time that is left; that is accepted.
 _SECONDS_AT_EXIT = 2.0
 _THREAD_NAME = "compile-grammars"
+
+
+T = TypeVar("T")
 
 
 class NotNowError(RequestError):
@@ -151,6 +154,16 @@ class CompileQueue:
         self._kept[compilation.text] = compilation
         if len(self._kept) > NUM_KEPT:
             self._kept.popitem(last=False)
+
+
+def settle(future: "Future[T]", work: Callable[[], T]) -> None:
+    """Set a future to the result of some work, or to its error, unless the future is done already."""
+    try:
+        give = partial(future.set_result, work())
+    except BaseException as error:  # noqa: BLE001 - passed on to the waiter
+        give = partial(future.set_exception, error)
+    with suppress(InvalidStateError):
+        give()
 
 
 def _refuse(compilations: list[Compilation], reason: str) -> None:

@@ -5,7 +5,7 @@ All work runs on separate threads, beside the forward pass. Knows rows and token
 
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
 from contextlib import suppress
 from functools import partial
@@ -18,8 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from pyllm.errors import ConfigError
-from pyllm.workers.grammar.compile_queue import Compilation, CompileQueue, NotNowError
-from pyllm.workers.grammar.fair_thread import FairThread, Share
+from pyllm.workers.grammar.compile_queue import Compilation, CompileQueue, NotNowError, settle
 from pyllm.workers.grammar.grammar_compiler import compile_grammar, error_text
 from pyllm.workers.grammar.trial_process import GrammarTrials, TrialConfig
 
@@ -35,18 +34,15 @@ Mask = npt.NDArray[np.int32]
 class GrammarRow:
     """The state of one slot in its grammar. `Grammars` writes it on its thread; read it after `wait`."""
 
-    __slots__ = ("__weakref__", "done", "error", "forced", "is_put_off", "mask", "matcher", "share", "source")
+    __slots__ = ("__weakref__", "done", "error", "forced", "is_put_off", "mask", "matcher", "source")
 
-    def __init__(
-        self, mask: Mask, share: Share, done: "Future[Any]", source: "Compilation | GrammarRow | None" = None
-    ) -> None:
+    def __init__(self, mask: Mask, done: "Future[Any]", source: "Compilation | GrammarRow | None" = None) -> None:
         self.mask = mask  # int32 [1, words], bit t of word w: token 32 w + t may come next
         self.forced: list[int] = []  # forced next tokens; the mask allows only the first. Empty: there is a choice
         self.error = ""  # the reason why the request must end
         # The request already has output, and its grammar could not be compiled now: begin the grammar again later.
         self.is_put_off = False
         self.matcher: LLMatcher | None = None
-        self.share = share  # of the mask thread's time: one for a row and all its forks
         self.done = done  # completes after all work queued for the row
         # Referenced until the row is made: a grammar that no row references is not compiled.
         self.source = source
@@ -79,7 +75,7 @@ class Grammars:
         self._clock = clock
         self._ends = frozenset(tokenizer.eos_tokens)
         self._compile_queue = CompileQueue(lambda text: compile_one(tokenizer, text))
-        self._masking = FairThread("grammar-masks", clock)
+        self._masking = ThreadPoolExecutor(1, "grammar-masks")
 
     @classmethod
     def load(cls, tokenizer_path: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> "Grammars":
@@ -99,7 +95,7 @@ class Grammars:
     def begin(self, text: str, output: list[int]) -> GrammarRow:
         """A new row, advanced by some output."""
         compilation = self._compile_queue.compile(text)
-        row = self._row(Share(), compilation.future, compilation)
+        row = self._row(compilation.future, compilation)
         self._then(row, lambda row: self._enter(row, output))
         return row
 
@@ -109,22 +105,34 @@ class Grammars:
 
     def fork(self, origin: GrammarRow) -> GrammarRow:
         """A copy of a row, made when all work queued for the origin before is done."""
-        row = self._row(origin.share, origin.done, origin)
+        row = self._row(origin.done, origin)
         self._then(row, _copy)
         origin.done = row.done  # Later work for the origin comes after the copy.
         return row
 
     def masks_after(self, row: GrammarRow, drafts: list[int]) -> list[Mask]:
-        """The masks after each draft token; fewer if the grammar forbids one of them. Waits for the result."""
-        return self._masking.submit(row.share, lambda: self._look_ahead(row, drafts)).result()
+        """The masks after each draft token; fewer if the grammar forbids one of them. The row must be ready.
+
+        Computes them at once, on the calling thread, so that a step does not wait for the masks of other rows.
+        """
+        assert row.matcher is not None, "the row is not ready"
+        ahead = self._row(row.done)
+        ahead.matcher = row.matcher.deep_copy()
+        masks = []
+        for token in drafts:
+            self._move(ahead, [token])
+            if ahead.error:
+                break
+            masks.append(ahead.mask.copy())
+        return masks
 
     def close(self) -> None:
         """End the threads after their current work, without waiting."""
         self._compile_queue.close()
-        self._masking.close()
+        self._masking.shutdown(wait=False, cancel_futures=True)
 
-    def _row(self, share: Share, done: "Future[Any]", source: Compilation | GrammarRow | None = None) -> GrammarRow:
-        return GrammarRow(allocate_token_bitmask(1, self._tokenizer.vocab_size), share, done, source)
+    def _row(self, done: "Future[Any]", source: Compilation | GrammarRow | None = None) -> GrammarRow:
+        return GrammarRow(allocate_token_bitmask(1, self._tokenizer.vocab_size), done, source)
 
     def _then(self, row: GrammarRow, work: Callable[[GrammarRow], None]) -> None:
         """Queue work for a row on the mask thread, after all earlier work for the row.
@@ -132,15 +140,15 @@ class Grammars:
         The work of one row is done in order, whatever the thread does in between. The thread itself never waits for a
         grammar. An exception in the work becomes the row's error.
         """
-        before, share, task = row.done, row.share, partial(_do, ref(row), work)
+        before, task = row.done, partial(_do, ref(row), work)
         if before.done():
-            row.done = self._masking.submit(share, task)
+            row.done = self._masking.submit(task)
             return
         row.done = done = Future[None]()
 
         def go_on(_: object) -> None:
             with suppress(RuntimeError):  # closed meanwhile
-                self._masking.submit(share, task, done)
+                self._masking.submit(settle, done, task)
 
         before.add_done_callback(go_on)
 
@@ -200,18 +208,6 @@ class Grammars:
         elif np.bitwise_count(words).sum() == 1:
             word = int(words.argmax())
             row.forced = [32 * word + int(words[word]).bit_length() - 1]
-
-    def _look_ahead(self, row: GrammarRow, drafts: list[int]) -> list[Mask]:
-        assert row.matcher is not None, "the row is not ready"
-        ahead = self._row(row.share, row.done)
-        ahead.matcher = row.matcher.deep_copy()
-        masks = []
-        for token in drafts:
-            self._move(ahead, [token])
-            if ahead.error:
-                break
-            masks.append(ahead.mask.copy())
-        return masks
 
 
 def _copy(row: GrammarRow) -> None:

@@ -1,14 +1,8 @@
-"""What the load reads out of answers, however the network cuts them, and what it refuses to count."""
-
-import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+"""Figures of a load, the answers that it refuses to count, and its requests."""
 
 import pytest
 
 from benchmarks.servers.load import (
-    Figures,
     Request,
     conversation_requests,
     equal_requests,
@@ -16,103 +10,33 @@ from benchmarks.servers.load import (
     mixed_requests,
     natural_requests,
 )
-
-DONE = "[DONE]"
-Pieces = list[bytes]
+from tests.bench.scripted_server import Script, scripted_server
 
 
-def chunk(text: str, finish_reason: str | None = None) -> str:
-    return json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}]})
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> str:
-    return json.dumps(
-        {"choices": [], "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}}
-    )
-
-
-def answer(*events: str, status: str = "200 OK") -> bytes:
-    """An HTTP answer in which each event is a chunk."""
-    body = b"".join(b"%x\r\n%s\r\n" % (len(data), data) for data in (f"data: {event}\n\n".encode() for event in events))
-    return f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + body + b"0\r\n\r\n"
-
-
-@asynccontextmanager
-async def server(pieces: Pieces, seen: list[dict[str, object]]) -> AsyncIterator[str]:
-    """Answers every request with the same pieces, each sent by itself."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-        seen.append(json.loads(await reader.readexactly(length)))
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-        writer.close()
-
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with listener:
-        host, port = listener.sockets[0].getsockname()
-        yield f"http://{host}:{port}"
-
-
-async def load(pieces: Pieces, number: int = 1, concurrency: int = 1, output_tokens: int = 3) -> Figures:
-    async with server(pieces, []) as address:
-        return await measure(address, "model", [Request("a prompt", output_tokens)] * number, concurrency)
-
-
-WHOLE = answer(chunk("a"), chunk("b"), chunk("cd"), usage(5, 3), DONE)
-
-
-@pytest.mark.parametrize(
-    "cut",
-    [
-        lambda data: [data],
-        lambda data: [data[at : at + 1] for at in range(len(data))],
-        lambda data: [data[:150], data[150:]],
-    ],
-    ids=["whole", "by bytes", "in two"],
-)
-async def test_every_chunk_counts_wherever_the_network_cuts(cut: Callable[[bytes], Pieces]) -> None:
-    figures = await load(cut(WHOLE), number=5, concurrency=2)
-    assert (figures.requests, figures.concurrency, figures.prompt_tokens) == (5, 2, 5)
+async def test_the_figures_of_a_load() -> None:
+    async with scripted_server() as server:
+        figures = await measure(server.address, "scripted", [Request("two words", 3)] * 5, 2)
+    assert (figures.requests, figures.concurrency, figures.prompt_tokens) == (5, 2, 2)
     assert figures.tokens_per_chunk == 1.0
     assert 0 <= figures.ttft_p50_ms <= figures.e2e_p50_ms
-
-
-async def test_an_empty_chunk_counts_unless_it_only_says_that_the_answer_has_ended() -> None:
-    tokens = chunk("a"), chunk(""), chunk("b", "length")
-    assert (await load([answer(*tokens, usage(5, 3), DONE)])).tokens_per_chunk == 1.0
-    assert (
-        await load([answer(*tokens[:2], chunk("b"), chunk("", "length"), usage(5, 3), DONE)])
-    ).tokens_per_chunk == 1.0
-    assert (await load([answer(chunk("ab"), chunk("c", "length"), usage(5, 3), DONE)])).tokens_per_chunk == 1.5
-    only = answer(chunk("", "length"), usage(5, 1), DONE)
-    assert (await load([only], output_tokens=1)).tokens_per_chunk == 1.0
+    body = server.sent[0].body
+    assert (body["prompt"], body["max_tokens"], body["temperature"]) == ("two words", 3, 0)
+    assert body["ignore_eos"]
+    assert body["stream"]
 
 
 @pytest.mark.parametrize(
-    ("pieces", "what"),
+    ("script", "what"),
     [
-        ([answer(chunk("a"), usage(5, 2), DONE)], "2 tokens came from .*, 3 were asked for"),
-        ([answer(chunk("a"), DONE)], "no usage"),
-        ([answer(chunk("a"), chunk("b"), status="503 Service Unavailable")], "HTTP 503"),
-        ([WHOLE[:200]], "broke off"),
+        (Script(fail=lambda _: "short"), "2 tokens came from .*, 3 were asked for"),
+        (Script(with_usage=False), "no usage"),
+        (Script(fail=lambda _: "break"), "broke off"),
     ],
 )
-async def test_a_load_with_an_answer_that_is_not_whole_gives_no_figures(pieces: Pieces, what: str) -> None:
-    with pytest.raises(RuntimeError, match=what):
-        await load(pieces)
-
-
-async def test_what_is_asked_for() -> None:
-    seen: list[dict[str, object]] = []
-    async with server([answer(chunk("a"), usage(2, 1), DONE)], seen) as address:
-        await measure(address, "model", [Request("two words", 1)], 1)
-    (body,) = seen
-    assert (body["prompt"], body["max_tokens"], body["temperature"]) == ("two words", 1, 0)
-    assert body["ignore_eos"]
-    assert body["stream"]
+async def test_a_load_with_an_answer_that_is_not_whole_gives_no_figures(script: Script, what: str) -> None:
+    async with scripted_server(script) as server:
+        with pytest.raises(RuntimeError, match=what):
+            await measure(server.address, "scripted", [Request("a prompt", 3)], 1)
 
 
 def test_prompts_share_what_they_are_told_to_and_no_more() -> None:

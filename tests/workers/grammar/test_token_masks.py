@@ -316,47 +316,13 @@ class Clock:
 
 def test_a_mask_that_takes_too_long_fails_its_own_row(tiny: LLTokenizer) -> None:
     slow = MASK_SECONDS + 0.5
-    # The thread looks before and after its work, and within that before and after the mask.
-    grammars = Grammars(tiny, clock=Clock(0, 0, MASK_SECONDS, MASK_SECONDS, 0, 0, slow, slow))
+    grammars = Grammars(tiny, clock=Clock(0, MASK_SECONDS, 0, slow))
     in_time = ready(grammars.begin(TEXTS[3], []))
     late = ready(grammars.begin(TEXTS[3], []))
     assert not in_time.error
     assert late.error == "its grammar took 2.5 s for one token; 2 s are most: make it simpler"
     grammars.consume(in_time, in_time.forced)
     assert not ready(in_time).error
-    grammars.close()
-
-
-def test_cheap_rows_go_before_dear_ones(tiny: LLTokenizer) -> None:
-    """Rows of one text compute masks that the clock takes for dear; one of another has waited for a turn as long."""
-    now, cost = [0.0], {"dear": 1.0, "cheap": 0.001}
-    done: list[str] = []
-    gate = threading.Semaphore(0)
-
-    class Slow(Grammars):
-        def _move(self, row: GrammarRow, tokens: list[int]) -> None:
-            assert gate.acquire(timeout=PATIENT)
-            name = names[id(row)]
-            now[0] += cost[name]
-            done.append(name)
-            super()._move(row, tokens)
-
-    grammars = Slow(tiny, clock=lambda: now[0])
-    names: dict[int, str] = {}
-    rows = []
-    for name in ["dear"] * 5 + ["cheap"]:
-        rows.append(grammars.begin(TEXTS[3], []))
-        names[id(rows[-1])] = name
-    gate.release(6)
-    for row in rows:
-        ready(row)
-    done.clear()
-    for row in rows:
-        grammars.consume(row, [])
-    gate.release(6)
-    for row in rows:
-        ready(row)
-    assert done.index("cheap") <= 1
     grammars.close()
 
 

@@ -18,8 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import RequestError
-from pyllm.workers.grammar.compile_queue import NotNowError
-from pyllm.workers.grammar.fair_thread import settle
+from pyllm.workers.grammar.compile_queue import NotNowError, settle
 from pyllm.workers.grammar.trial_process import GrammarTrials, TrialConfig
 from tests.tiny_model import write_tiny_model
 
