@@ -19,7 +19,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test test-services lint types rust-test python-test proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
+.PHONY: setup serve test full test-services lint types rust-test python-test proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
 
 setup: $(VENV)/.extension
 
@@ -46,6 +46,7 @@ serve: setup
 	@$(BIN)/pyllm serve $(ARGS)
 
 test: lint types rust-test python-test
+	$(if $(filter full,$(MAKECMDGOALS)),,@echo "Not run: the rest of the matrices. They are \`make full\`.")
 	$(if $(filter test-services,$(MAKECMDGOALS)),,@echo "Not run: the tests that need Redis, Prometheus, Chromium and systemd. They are \`make test-services\`.")
 
 lint: setup
@@ -66,7 +67,11 @@ rust-test: setup
 # A process of xdist that crashes ends the run and names the test: after a restart, xdist would wait for ever for the rest.
 PYTEST = $(BIN)/pytest --numprocesses logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 python-test: setup
-	$(PYTEST) -m "not oracle and not services"
+	$(PYTEST) -m "not full and not oracle and not services"
+
+# The corners that `make test` leaves out, as each has one like it there: kill matrices, replicas, shared stores, more ranks.
+full: setup
+	$(PYTEST) -m "full and not oracle and not services"
 
 # What needs programs of Debian's: apt-get install $(python3 tests/services.py)
 test-services: setup
