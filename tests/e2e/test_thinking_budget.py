@@ -10,6 +10,7 @@ from pyllm import LLM, LLMEngine, SamplingParams, StructuredOutputsParams
 from pyllm.errors import RequestError
 from tests.e2e.server import Server
 from tests.e2e.titles import CORE, WORKER
+from tests.tiers import full
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -108,8 +109,15 @@ def test_a_format_follows_the_end_of_reasoning(thinking: Server) -> None:
         assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == budget + len(CLOSING)
 
 
-@pytest.mark.parametrize("title", [WORKER, CORE])
-@pytest.mark.parametrize("num_events", [4, 12])
+@pytest.mark.parametrize(
+    ("title", "num_events"),
+    [
+        (WORKER, 4),
+        (CORE, 12),
+        full(WORKER, 12),
+        full(CORE, 4),
+    ],
+)
 def test_an_answer_goes_on_after_a_crash_as_it_would_have(thinking: Server, title: str, num_events: int) -> None:
     """Before its reasoning has ended, and after that."""
     body: dict[str, Any] = {"messages": MESSAGES, **DRAWN, "thinking_token_budget": 9}

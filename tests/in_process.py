@@ -1,0 +1,29 @@
+"""Requests to an `LLMEngine`, whose whole engine is in the test's own process: no other process has to start."""
+
+from collections.abc import Sequence
+
+from pyllm import LLMEngine, RequestOutput, SamplingParams, SchedulingParams
+from pyllm.prompts import Prompt
+from pyllm.scheduling_params import DEFAULT_SCHEDULING
+
+
+def generate(
+    engine: LLMEngine,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams],
+    scheduling: Sequence[SchedulingParams] = (),
+) -> list[RequestOutput]:
+    """Run the prompts together; return their finished outputs, in order. `params` are one for all, or one for each."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    places = scheduling or [DEFAULT_SCHEDULING] * len(prompts)
+    for number, (prompt, own, place) in enumerate(zip(prompts, each, places, strict=True)):
+        engine.add_request(str(number), prompt, own, scheduling=place)
+    finished: dict[str, RequestOutput] = {}
+    while engine.has_unfinished_requests():
+        finished |= {output.request_id: output for output in engine.step() if output.finished}
+    return [finished[str(number)] for number in range(len(prompts))]
+
+
+def tokens(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    """The tokens of each output's first sample."""
+    return [list(output.outputs[0].token_ids) for output in outputs]
