@@ -13,15 +13,9 @@ import pytest
 
 from pyllm import LLM, AsyncEngine, LLMEngine, SamplingParams
 from pyllm.errors import EngineDeadError
-from tests.tiny_model import write_tiny_model
 from tests.waiting import until
 
 SHORT = SamplingParams(temperature=0, max_tokens=2)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def children() -> set[int]:

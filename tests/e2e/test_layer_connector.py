@@ -3,13 +3,10 @@
 from contextlib import closing
 from typing import Any, NamedTuple
 
-import pytest
-
 from pyllm import LLMEngine, SamplingParams
 from tests import in_process
 from tests.kv_transfer import layer_connector
 from tests.kv_transfer.layer_connector import CALLS, SHAPES
-from tests.tiny_model import write_tiny_model
 
 PROMPT = list(range(1, 200))
 NUM_TOKENS, LAYERS, NUM_BLOCKS, KV_HEADS = 8, 2, 64, 3
@@ -21,11 +18,6 @@ class Run(NamedTuple):
     num_computed: int  # tokens
     num_cached: int
     num_steps: int
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"), layers=LAYERS, kv_heads=KV_HEADS)
 
 
 def run(model: str, **options: Any) -> Run:

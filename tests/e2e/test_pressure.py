@@ -10,7 +10,6 @@ import pytest
 
 from pyllm import LLMEngine, SamplingParams, SchedulingParams
 from tests import in_process
-from tests.tiny_model import write_tiny_model
 
 NUM_BLOCKS = 6
 NEW_TOKENS = 16
@@ -29,11 +28,6 @@ def generate(engine: LLMEngine) -> list[Samples]:
     """The tokens of every sample of every request, which all come at once."""
     outputs = in_process.generate(engine, PROMPTS, [params for _, params in REQUESTS], PLACES)
     return [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from redis import Redis
 from pyllm import LLMEngine, SamplingParams
 from tests import in_process
 from tests.kv_transfer.stores.redis_server import redis_server
-from tests.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.services
 # A start that all share and a tail of each one's own.
@@ -19,11 +18,6 @@ PROMPTS = [[7] * 48 + [number + position for position in range(60)] for number i
 NUM_TOKENS = 6
 # The device keeps some of the prompts only, so that the others are looked for in Redis each time.
 NUM_BLOCKS = 32
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 class Engine:

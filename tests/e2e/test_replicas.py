@@ -22,15 +22,9 @@ from tests.e2e.kills import Tally, kill_at_events, twins_of
 from tests.e2e.server import DEADLINE, Server, until
 from tests.e2e.survival_streams import STREAMED, Request
 from tests.e2e.titles import CORE, find
-from tests.tiny_model import write_tiny_model
 
 TINY = ("--device", "cpu", "--kv-cache-memory-bytes", "8MiB")
 IN_TURN = ("--data-parallel-size", "2", "--data-parallel-placement", "round-robin")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
 
 
 def requests(number: int, max_tokens: int) -> list[Request]:

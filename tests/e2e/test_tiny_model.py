@@ -12,16 +12,10 @@ from tests import in_process
 from tests.e2e.server import Server
 from tests.families.tiny_families import write_tiny_family
 from tests.tiers import full
-from tests.tiny_model import write_tiny_model
 
 # Longer than one KV split of the Triton decode kernel, which is 256 positions.
 PROMPT = [(7 * position) % 256 for position in range(300)]
 TWO_RANKS = ("--tensor-parallel-size", "2")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
