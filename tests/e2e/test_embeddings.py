@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel
 
 from pyllm import LLM, AsyncEngine, SamplingParams
-from pyllm.checkpoint.reader import read_checkpoint
+from tests.e2e.embedded_oracle import embedded_oracle
 from tests.e2e.server import Server
 from tests.e2e.stretches import stretches
 from tests.tiny_model import write_tiny_model
@@ -57,8 +57,7 @@ async def in_company(engine: AsyncEngine) -> list[Vectors]:
 
 
 async def test_vectors_equal_the_oracle_and_depend_on_the_prompt_alone() -> None:
-    path = Path(read_checkpoint("").files[0])
-    oracle = AutoModel.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    oracle = embedded_oracle().model
     async with AsyncEngine(dtype="float32", async_scheduling=False) as engine:
         vectors = await alone(engine)
         assert await in_company(engine) == [vectors] * 2

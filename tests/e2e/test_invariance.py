@@ -27,13 +27,19 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": "float16"},
     "int8": {"quantization": "int8"},
 }
-ALONE: dict[str, Any] = {
+ENOUGH: dict[str, Any] = {"num_gpu_blocks_override": 300}  # Memory that is used for the first time takes long.
+ALONE: dict[str, Any] = ENOUGH | {
     "max_num_seqs": 1,
     "enable_prefix_caching": False,
     "max_num_batched_tokens": 2048,
     "num_speculative_tokens": 0,
 }
-FEW: dict[str, Any] = {"num_gpu_blocks_override": 44, "enable_prefix_caching": False}
+FEW: dict[str, Any] = {
+    "num_gpu_blocks_override": 44,
+    "enable_prefix_caching": False,
+    "watermark": 0.0,
+    "expected_growth": 0.0,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "in small chunks": {"max_num_batched_tokens": 40},
     "swapped out and in": {**FEW, "kv_offloading_size": "64MiB"},
@@ -88,15 +94,15 @@ def alone(model: str, precision: str) -> list[Tokens]:
 @pytest.mark.parametrize(("precision", "setting"), CASES)
 def test_tokens_are_those_of_the_request_alone(models: dict[str, str], precision: str, setting: str) -> None:
     model = models[precision]
-    options = {"watermark": 0.0, "expected_growth": 0.0, **PRECISIONS[precision], **SETTINGS[setting]}
+    options = ENOUGH | PRECISIONS[precision] | SETTINGS[setting]
     found, stats = together(model, **options)
     assert found == alone(model, precision)
-    assert (stats["num_preemptions"] > 0) == ("num_gpu_blocks_override" in options)
+    assert (stats["num_preemptions"] > 0) == ("watermark" in options)
     assert (stats["num_swapped"] > 0) == ("kv_offloading_size" in options)
 
 
 def test_what_a_stream_alone_guesses_changes_nothing() -> None:
-    guessed, stats = one_by_one("", num_speculative_tokens=16)
+    guessed, stats = one_by_one("", num_speculative_tokens=16, **ENOUGH)
     assert guessed == alone("", "embedded")
     assert 0 < stats["num_accepted_drafts"] < stats["num_drafts"]
 
