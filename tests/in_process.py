@@ -1,10 +1,26 @@
 """Requests to an `LLMEngine`, whose whole engine is in the test's own process: no other process has to start."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from pyllm import LLMEngine, RequestOutput, SamplingParams, SchedulingParams
 from pyllm.prompts import Prompt
 from pyllm.scheduling_params import DEFAULT_SCHEDULING
+
+# Enough for a sequence of the embedded model's context. In a larger cache, blocks that are used for the first time lie
+# so far from one another that each costs milliseconds.
+KV_CACHE = "256MiB"
+
+
+@contextmanager
+def engine(model: str = "", **options: Any) -> Iterator[LLMEngine]:
+    """An engine until the block ends."""
+    made = LLMEngine(model, **{"kv_cache_memory_bytes": KV_CACHE, **options})
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def generate(

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from pyllm import LLM, BeamSearchParams, BeamSearchSequence, SamplingParams
+from tests.in_process import KV_CACHE
 
 PROMPTS = ["Once upon a time", "The capital of France is", "def add(a, b):"]
 WIDTH = 3
@@ -34,7 +35,7 @@ def beams(sequences: list[BeamSearchSequence]) -> list[Tokens]:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32") as llm:
+    with LLM(dtype="float32", kv_cache_memory_bytes=KV_CACHE) as llm:
         yield llm
 
 
@@ -62,7 +63,7 @@ def test_the_text_has_special_tokens_where_they_are_asked_for(llm: LLM) -> None:
 
 def test_beams_without_room_for_all_find_the_same(llm: LLM) -> None:
     params = BeamSearchParams(WIDTH, TOKENS)
-    with LLM(dtype="float32", max_num_seqs=WIDTH, max_num_batched_tokens=8) as tight:
+    with LLM(dtype="float32", kv_cache_memory_bytes=KV_CACHE, max_num_seqs=WIDTH, max_num_batched_tokens=8) as tight:
         assert tight.beam_search(PROMPTS, params) == llm.beam_search(PROMPTS, params)
         stats = tight.stats()
     assert stats["num_preemptions"] > 0

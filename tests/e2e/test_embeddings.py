@@ -13,6 +13,7 @@ from pyllm import LLM, AsyncEngine, SamplingParams
 from tests.e2e.embedded_oracle import embedded_oracle
 from tests.e2e.server import Server
 from tests.e2e.stretches import stretches
+from tests.in_process import KV_CACHE
 from tests.tiny_model import write_tiny_model
 
 Tokens = list[int]
@@ -58,7 +59,7 @@ async def in_company(engine: AsyncEngine) -> list[Vectors]:
 
 async def test_vectors_equal_the_oracle_and_depend_on_the_prompt_alone() -> None:
     oracle = embedded_oracle().model
-    async with AsyncEngine(dtype="float32", async_scheduling=False) as engine:
+    async with AsyncEngine(dtype="float32", async_scheduling=False, kv_cache_memory_bytes=KV_CACHE) as engine:
         vectors = await alone(engine)
         assert await in_company(engine) == [vectors] * 2
     for prompt, vector in zip(prompts(), vectors, strict=True):
@@ -70,7 +71,7 @@ async def test_vectors_equal_the_oracle_and_depend_on_the_prompt_alone() -> None
 
 
 async def test_vectors_of_the_default_precision_depend_on_the_prompt_alone() -> None:
-    async with AsyncEngine() as engine:  # which plans a step ahead
+    async with AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as engine:  # which plans a step ahead
         vectors = await alone(engine)
         assert await in_company(engine) == [vectors] * 2
 

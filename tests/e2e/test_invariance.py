@@ -5,12 +5,11 @@ embedded model has its own precision; a tiny one has the others, whose matrices 
 """
 
 import functools
-from contextlib import closing
 from typing import Any
 
 import pytest
 
-from pyllm import LLM, LLMEngine, SamplingParams
+from pyllm import LLM, SamplingParams
 from tests import in_process
 from tests.e2e.stretches import stretches
 from tests.tiers import full
@@ -27,8 +26,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": "float16"},
     "int8": {"quantization": "int8"},
 }
-ENOUGH: dict[str, Any] = {"num_gpu_blocks_override": 300}  # Memory that is used for the first time takes long.
-ALONE: dict[str, Any] = ENOUGH | {
+ALONE: dict[str, Any] = {
     "max_num_seqs": 1,
     "enable_prefix_caching": False,
     "max_num_batched_tokens": 2048,
@@ -75,12 +73,12 @@ def requests(model: str) -> tuple[list[Tokens], list[SamplingParams]]:
 
 
 def together(model: str, **options: Any) -> tuple[list[Tokens], dict[str, int]]:
-    with closing(LLMEngine(model, **options)) as engine:
+    with in_process.engine(model, **options) as engine:
         return in_process.tokens(in_process.generate(engine, *requests(model))), engine.stats()
 
 
 def one_by_one(model: str, **options: Any) -> tuple[list[Tokens], dict[str, int]]:
-    with closing(LLMEngine(model, **options)) as engine:
+    with in_process.engine(model, **options) as engine:
         outputs = [in_process.generate(engine, [prompt], own)[0] for prompt, own in zip(*requests(model), strict=True)]
         return in_process.tokens(outputs), engine.stats()
 
@@ -94,7 +92,7 @@ def alone(model: str, precision: str) -> list[Tokens]:
 @pytest.mark.parametrize(("precision", "setting"), CASES)
 def test_tokens_are_those_of_the_request_alone(models: dict[str, str], precision: str, setting: str) -> None:
     model = models[precision]
-    options = ENOUGH | PRECISIONS[precision] | SETTINGS[setting]
+    options = PRECISIONS[precision] | SETTINGS[setting]
     found, stats = together(model, **options)
     assert found == alone(model, precision)
     assert (stats["num_preemptions"] > 0) == ("watermark" in options)
@@ -102,7 +100,7 @@ def test_tokens_are_those_of_the_request_alone(models: dict[str, str], precision
 
 
 def test_what_a_stream_alone_guesses_changes_nothing() -> None:
-    guessed, stats = one_by_one("", num_speculative_tokens=16, **ENOUGH)
+    guessed, stats = one_by_one("", num_speculative_tokens=16)
     assert guessed == alone("", "embedded")
     assert 0 < stats["num_accepted_drafts"] < stats["num_drafts"]
 

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ FEW: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64}
 
 def ask(model: str, prompt: list[int] = PROMPT, **options: Any) -> tuple[list[int], int]:
     """Tokens of the answer of an engine that is started anew, and how many of the prompt's were cached."""
-    with closing(LLMEngine(model, **FEW, **options)) as engine:
+    with in_process.engine(model, **FEW, **options) as engine:
         return answer(engine, prompt)
 
 
@@ -131,12 +130,12 @@ def test_a_store_in_process_is_filled_and_read(tmp_path: Path) -> None:
 def test_each_request_says_how_long_the_disk_keeps_it(tmp_path: Path) -> None:
     model, folder = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2), tmp_path / "blocks"
     options: dict[str, Any] = {**FEW, "kv_cache_dir": str(folder), "kv_cache_disk_size": 1 << 20}
-    with closing(LLMEngine(model, **options)) as engine:
+    with in_process.engine(model, **options) as engine:
         answer(engine, PROMPT, "none")
     assert list(folder.glob("*.segment")) == [], "nothing of it is written"
 
     kept, num_bytes = [7] * 49, 0
-    with closing(LLMEngine(model, **options)) as engine:
+    with in_process.engine(model, **options) as engine:
         assert answer(engine, PROMPT)[1] == 0
         assert answer(engine, kept, "long")[1] == 0
         for text in range(20, 120):
@@ -146,5 +145,5 @@ def test_each_request_says_how_long_the_disk_keeps_it(tmp_path: Path) -> None:
                 break
     assert num_bytes > 2 << 20
 
-    with closing(LLMEngine(model, **options)) as engine:
+    with in_process.engine(model, **options) as engine:
         assert (answer(engine, PROMPT)[1], answer(engine, kept)[1]) == (0, 48)

@@ -1,9 +1,8 @@
 """A connector with hooks around each layer's attention, on a real model: each layer of each step calls them."""
 
-from contextlib import closing
 from typing import Any, NamedTuple
 
-from pyllm import LLMEngine, SamplingParams
+from pyllm import SamplingParams
 from tests import in_process
 from tests.kv_transfer import layer_connector
 from tests.kv_transfer.layer_connector import CALLS, SHAPES
@@ -22,7 +21,7 @@ class Run(NamedTuple):
 
 def run(model: str, **options: Any) -> Run:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    with closing(LLMEngine(model, dtype="float32", num_gpu_blocks_override=NUM_BLOCKS, **options)) as engine:
+    with in_process.engine(model, dtype="float32", num_gpu_blocks_override=NUM_BLOCKS, **options) as engine:
         (output,) = outputs = in_process.generate(engine, [PROMPT], params)
         stats = engine.stats()
     (tokens,) = in_process.tokens(outputs)

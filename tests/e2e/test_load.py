@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-from contextlib import closing
 
 import httpx
 
-from pyllm import LLM, LLMEngine, SamplingParams
+from pyllm import LLM, SamplingParams
 from tests import in_process
 from tests.e2e.server import Server, until
 
@@ -63,7 +62,7 @@ def open_files(server: Server) -> dict[str, int]:
 def test_preempted_requests_finish_with_the_same_tokens() -> None:
     prompts = [f"A short story about the number {number}:" for number in range(12)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    with closing(LLMEngine(dtype="float32")) as roomy:
+    with in_process.engine(dtype="float32") as roomy:
         expected = in_process.tokens(in_process.generate(roomy, prompts, params))
         assert roomy.stats()["num_preemptions"] == 0
     # 15 blocks of 16 tokens for 12 requests of about 50 tokens each, admitted without a thought of their growth.

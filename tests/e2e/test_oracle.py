@@ -6,13 +6,12 @@ implementations share, may decide.
 
 import functools
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
 
-from pyllm import LLM, LLMEngine, SamplingParams
+from pyllm import LLM, SamplingParams
 from tests import in_process
 from tests.e2e.embedded_oracle import embedded_oracle
 from tests.e2e.stretches import STRETCHES, stretches
@@ -55,7 +54,7 @@ def check(
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
     batches = [prompts] if together else [[prompt] for prompt in prompts]
     if ranks == 1:
-        with closing(LLMEngine(**options)) as engine:
+        with in_process.engine(**options) as engine:
             outputs = [output for batch in batches for output in in_process.generate(engine, batch, params)]
             stats = engine.stats()
     else:

@@ -3,7 +3,6 @@
 Every policy preempts by recompute and by swap, in turns with and without a step planned ahead.
 """
 
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def generate(engine: LLMEngine) -> list[Samples]:
 @pytest.fixture(scope="module")
 def expected(model: str) -> list[Samples]:
     """What an engine says that has room for all of them."""
-    with closing(LLMEngine(model)) as roomy:
+    with in_process.engine(model) as roomy:
         answers = generate(roomy)
         assert roomy.stats()["num_preemptions"] == 0
     assert all(len(tokens) == NEW_TOKENS for samples in answers for tokens in samples)
@@ -49,7 +48,7 @@ def test_preempted_requests_say_the_same(
     # They are admitted as soon as they fit, so that growth must preempt.
     tight: dict[str, Any] = {"num_gpu_blocks_override": NUM_BLOCKS, "watermark": 0.0, "expected_growth": 0.0}
     tight |= {"max_model_len": NUM_BLOCKS * 16, "kv_offloading_size": "32MiB" if swaps else 0}
-    with closing(LLMEngine(model, scheduling_policy=policy, async_scheduling=overlap, **tight)) as engine:
+    with in_process.engine(model, scheduling_policy=policy, async_scheduling=overlap, **tight) as engine:
         assert generate(engine) == expected
         stats = engine.stats()
     assert stats["num_preemptions"] > 0

@@ -1,13 +1,12 @@
 """Quantised Hugging Face folders through the whole engine, beside the model of their dequantised weights."""
 
-from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllm import LLM, LLMEngine, RequestOutput, SamplingParams
+from pyllm import LLM, RequestOutput, SamplingParams
 from tests import in_process
 from tests.families.tiny_families import write_tiny_family
 from tests.tiers import full
@@ -33,7 +32,7 @@ def answers(model: str, ranks: int = 1, **options: Any) -> list[Answer]:
     """The tokens after each prompt, each with the distance between the two best."""
     options = {"device": "cpu", "max_model_len": 64, **options}
     if ranks == 1:
-        with closing(LLMEngine(model, **options)) as engine:
+        with in_process.engine(model, **options) as engine:
             return [read(output) for output in in_process.generate(engine, PROMPTS, GREEDY)]
     with LLM(model, tensor_parallel_size=ranks, **options) as llm:
         return [read(output) for output in llm.generate(PROMPTS, GREEDY)]

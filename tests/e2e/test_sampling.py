@@ -5,7 +5,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
 from pyllm.structured_outputs_params import StructuredOutputsParams
 from tests import in_process
 from tests.e2e.stretches import stretches
+from tests.in_process import KV_CACHE
 from tests.schemas import SCHEMAS
 from tests.tiers import full
 
@@ -60,7 +60,7 @@ def changed(**fixed: Any) -> list[SamplingParams]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LLMEngine]:
-    with closing(LLMEngine()) as engine:
+    with in_process.engine() as engine:
         yield engine
 
 
@@ -100,7 +100,7 @@ def test_a_budget_needs_to_know_how_reasoning_ends(engine: LLMEngine) -> None:
     ["in small chunks", "swapped out and in", full("preempted and computed again")],
 )
 def test_changes_depend_on_nothing_but_the_request(setting: str, alone: list[CompletionOutput]) -> None:
-    with closing(LLMEngine(**PRESSED, **SCHEDULED[setting])) as scheduled:
+    with in_process.engine(**PRESSED, **SCHEDULED[setting]) as scheduled:
         outputs = generate(scheduled, FRANCE, changed() * 2)
         stats = scheduled.stats()
     assert in_process.tokens(outputs) == [output.token_ids for output in alone] * 2
@@ -116,7 +116,7 @@ def test_what_repeats_itself_is_guessed_and_is_told_as_without(engine: LLMEngine
     before = engine.stats()["num_accepted_drafts"]
     guessed = [generate(engine, prompt, own)[0].outputs for own in params]
     assert engine.stats()["num_accepted_drafts"] >= before + 10
-    with closing(LLMEngine(num_speculative_tokens=0)) as plain:
+    with in_process.engine(num_speculative_tokens=0) as plain:
         assert [generate(plain, prompt, own)[0].outputs for own in params] == guessed
         assert plain.stats()["num_drafts"] == 0
 
@@ -146,7 +146,7 @@ def test_log_probabilities_of_the_whole_vocabulary_come_however_many_they_are(en
     (few,) = generate(engine, FRANCE, asked)[0].outputs[0].logprobs or ()
     # One message holds 113 rows of them; those of a prompt and of 20 streams come in several steps.
     params = [SamplingParams(max_tokens=1, temperature=0, logprobs=-1)] * 20
-    with LLM(max_logprobs=-1) as whole:
+    with LLM(max_logprobs=-1, kv_cache_memory_bytes=KV_CACHE) as whole:
         scored, *streams = whole.generate(
             [prompt, *[FRANCE] * 20], [SamplingParams(max_tokens=1, prompt_logprobs=-1), *params]
         )
@@ -177,7 +177,7 @@ def test_tokens_that_a_request_names_are_told_as_the_likeliest_are(engine: LLMEn
 
 @pytest.mark.full
 def test_three_ranks_sample_as_one() -> None:
-    with LLM(tensor_parallel_size=3) as llm:
+    with LLM(tensor_parallel_size=3, kv_cache_memory_bytes=KV_CACHE) as llm:
         structured = of_schema(SCHEMAS[0], logprobs=0)
         (document,) = llm.generate(DOCUMENT, structured)
         check_document(SCHEMAS[0], document)
@@ -213,7 +213,7 @@ def test_documents_are_valid_however_they_are_scheduled(engine: LLMEngine) -> No
     some = SCHEMAS[::5]
     params = [of_schema(schema, n=2, seed=1) for schema in some]
     few = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 56, "max_model_len": 800}
-    with closing(LLMEngine(**PRESSED, **few)) as pressed:
+    with in_process.engine(**PRESSED, **few) as pressed:
         outputs = generate(pressed, DOCUMENT, params)
         assert pressed.stats()["num_preemptions"] > 0
     for schema, output in zip(some, outputs, strict=True):
@@ -248,7 +248,7 @@ async def test_grammars_that_would_never_be_compiled_fail_alone_beside_a_documen
         "type": "object",
         "patternProperties": {f"^(a|b{{1,9}}){{1,{number}}}$": {} for number in range(1, 1000)},
     }
-    async with AsyncEngine() as engine:
+    async with AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as engine:
 
         async def chosen(word: str) -> str:
             sampling = SamplingParams(structured_outputs=StructuredOutputsParams(choice=[word]))
@@ -288,7 +288,7 @@ def test_a_logits_processor_of_another_package(tmp_path: Path, monkeypatch: pyte
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: even\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(f"[pyllm.logits_processors]\neven = {__name__}:make_even\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}")
-    with LLM() as llm:
+    with LLM(kv_cache_memory_bytes=KV_CACHE) as llm:
         params = [SamplingParams(**STEPS, extra_args={"even": {"limit": limit}}) for limit in (100, 100)]
         even, plain = llm.generate([FRANCE] * 2, [params[0], SamplingParams(**STEPS, temperature=0)])
         assert not any(token % 2 for token in even.outputs[0].token_ids)

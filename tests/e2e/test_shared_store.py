@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from pyllm import LLMEngine, SamplingParams
+from pyllm import SamplingParams
 from pyllm.kv_transfer.stores.disk_store import DiskStore
 from tests import in_process
 from tests.e2e.server import Server, until
@@ -65,7 +65,7 @@ def without_store(model: Model, prompts: Sequence[list[int]]) -> list[list[int]]
     """The answers of an engine that has no store, one after another."""
     options = {"dtype": model.dtype, "num_gpu_blocks_override": 64, "enable_prefix_caching": False, "max_num_seqs": 1}
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    with closing(LLMEngine(model.path, **options)) as engine:
+    with in_process.engine(model.path, **options) as engine:
         return in_process.tokens(in_process.generate(engine, prompts, params))
 
 

@@ -63,17 +63,17 @@ def test_blocks_of_a_store_give_the_bits_of_blocks_that_were_computed(model: str
     prompt, other = (random.Random(number).choices(range(256), k=120) for number in range(2))
     sparse: dict[str, Any] = OPTIONS | {"sparse_attention": "quest", "num_gpu_blocks_override": 50}
     options = sparse | {"kv_cache_dir": str(tmp_path / "blocks")}
-    with closing(LLMEngine(model, **sparse, enable_prefix_caching=False)) as engine:
+    with in_process.engine(model, **sparse, enable_prefix_caching=False) as engine:
         expected = bits_of(engine, prompt)
-    with closing(LLMEngine(model, **options)) as engine:
+    with in_process.engine(model, **options) as engine:
         assert bits_of(engine, prompt) == expected
-    with closing(LLMEngine(model, **options)) as engine:
+    with in_process.engine(model, **options) as engine:
         outputs(engine, [other])
         assert bits_of(engine, prompt) == expected
         assert engine.stats()["num_kv_loaded_tokens"] == 116, "all blocks but the last, which is computed"
     dense = {name: value for name, value in options.items() if not name.startswith("sparse")}
     for changed in (dense, options | {"sparse_attention_top_k": 4}):
-        with closing(LLMEngine(model, **changed)) as engine:
+        with in_process.engine(model, **changed) as engine:
             assert in_process.generate(engine, [prompt], GREEDY)[0].num_cached_tokens == 0, (
                 "blocks of other settings mean something else"
             )
@@ -84,7 +84,7 @@ def test_ranks_and_stages_give_the_tokens_of_one_process(tmp_path: Path, kind: s
     """Each rank has its own heads, and chooses by those of all."""
     folder = write_tiny_model(tmp_path / "model", layers=4, heads=4, kv_heads=2)
     prompts = [random.Random(number).choices(range(256), k=30 + 9 * number) for number in range(8)]
-    with closing(LLMEngine(folder, **OPTIONS, sparse_attention=kind)) as engine:
+    with in_process.engine(folder, **OPTIONS, sparse_attention=kind) as engine:
         expected = outputs(engine, prompts)
     options: dict[str, Any] = OPTIONS | {"sparse_attention": kind, "warm_spares": False}
     with closing(LLM(folder, **options, tensor_parallel_size=ranks, pipeline_parallel_size=stages)) as llm:

@@ -1,13 +1,12 @@
 """A tiny random model from a Hugging Face folder, served by each kind of kernel and each executor."""
 
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllm import LLMEngine, SamplingParams
+from pyllm import SamplingParams
 from tests import in_process
 from tests.e2e.server import Server
 from tests.families.tiny_families import write_tiny_family
@@ -27,7 +26,7 @@ def expected(model: str) -> list[str]:
 def referenced(model: str, prompt: list[int], max_tokens: int, **options: Any) -> str:
     """What an engine in this process says: it starts in less time than a server."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    with closing(LLMEngine(model, dtype="float32", **options)) as engine:
+    with in_process.engine(model, dtype="float32", **options) as engine:
         text = in_process.generate(engine, [prompt], params)[0].outputs[0].text
     assert text
     return text

@@ -2,13 +2,12 @@
 
 import json
 import urllib.request
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllm import LLM, LLMEngine, SamplingParams
+from pyllm import LLM, SamplingParams
 from tests import in_process
 from tests.e2e.server import Server
 from tests.e2e.titles import WORKER, find
@@ -44,7 +43,7 @@ def answers(model: str, **options: Any) -> tuple[list[list[int]], dict[str, Any]
 
 @pytest.fixture(scope="module")
 def native(tiny: str) -> list[list[int]]:
-    with closing(LLMEngine(tiny, **OPTIONS)) as engine:
+    with in_process.engine(tiny, **OPTIONS) as engine:
         return in_process.tokens(in_process.generate(engine, PROMPTS, GREEDY))
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from pyllm.errors import ConfigError, EngineDeadError, GivenUpError, RequestErro
 from pyllm.wire.messages import FinishCode
 from tests import in_process
 from tests.e2e.titles import find
+from tests.in_process import KV_CACHE
 from tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ LONG_GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_every_precision_says_paris(dtype: str) -> None:
-    with closing(LLMEngine(dtype=dtype)) as engine:
+    with in_process.engine(dtype=dtype) as engine:
         one, two = in_process.generate(engine, [FRANCE, "The opposite of hot is"], GREEDY)
         assert one.outputs[0].text.startswith(" Paris")
         assert two.outputs[0].text
@@ -84,7 +84,7 @@ def test_llm_has_vllms_keywords() -> None:
         bars.append(tqdm(**options, file=io.StringIO()))
         return bars[-1]
 
-    with LLM() as llm:
+    with LLM(kv_cache_memory_bytes=KV_CACHE) as llm:
         params = llm.get_default_sampling_params()
         params.temperature, params.max_tokens = 0.0, 4
         assert llm.chat([{"role": "user", "content": "Hi"}], GREEDY)[0].finished
@@ -129,7 +129,7 @@ def test_llm_has_vllms_keywords() -> None:
 
 
 async def test_a_cancelled_task_ends_its_request_beside_another_engine() -> None:
-    async with AsyncEngine() as one, AsyncEngine() as other:
+    async with AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as one, AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as other:
         endless = SamplingParams(max_tokens=5000, ignore_eos=True)
         task = asyncio.create_task(one.complete(FRANCE, endless))
         while not (await one.stats())["num_running"]:
@@ -173,7 +173,7 @@ def test_a_second_engine_leaves_the_path_of_kv_events_to_the_first(tmp_path: Pat
 
 
 async def test_async_engine_streams_aborts_and_outlives_its_core() -> None:
-    async with AsyncEngine() as engine:
+    async with AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as engine:
         outputs = [output async for output in engine.generate(FRANCE, GREEDY)]
         assert outputs[0].outputs[0].text.startswith(" Paris")
         assert [output.finished for output in outputs[-2:]] == [False, True]
@@ -222,7 +222,7 @@ async def test_a_server_for_vllm_runs_when_its_import_is_changed() -> None:
 
 
 async def test_async_engine_reports_a_core_that_dies_too_often() -> None:
-    async with AsyncEngine(max_restarts=0) as engine:
+    async with AsyncEngine(max_restarts=0, kv_cache_memory_bytes=KV_CACHE) as engine:
         doomed = engine.generate(FRANCE, SamplingParams(max_tokens=5000, ignore_eos=True))
         await anext(doomed)
         core_of_ours().kill()
@@ -239,7 +239,7 @@ def core_of_ours() -> psutil.Process:
 
 
 def test_llm_engine_steps() -> None:
-    engine = LLMEngine(max_num_seqs=4)
+    engine = LLMEngine(max_num_seqs=4, kv_cache_memory_bytes=KV_CACHE)
     engine.add_request("first", FRANCE, GREEDY)
     engine.add_request("second", FRANCE, SamplingParams(temperature=0, max_tokens=50))
     with pytest.raises(RequestError, match="running already"):
@@ -273,7 +273,7 @@ def test_llm_engine_steps() -> None:
 
 
 def test_llm_engine_loses_nothing_when_a_request_fails() -> None:
-    engine = LLMEngine(max_num_seqs=4)
+    engine = LLMEngine(max_num_seqs=4, kv_cache_memory_bytes=KV_CACHE)
     # The first leaves no token to choose from, in the step in which the other one ends.
     impossible = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=[5], bad_words_token_ids=[[5]])
     engine.add_request("ends", FRANCE, SamplingParams(temperature=0, max_tokens=1))
