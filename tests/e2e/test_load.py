@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import httpx
+import pytest
 
 from pyllm import LLM, SamplingParams
 from tests import in_process
@@ -59,6 +60,7 @@ def open_files(server: Server) -> dict[str, int]:
     return {process.cmdline()[0]: process.num_fds() for process in server.tree}
 
 
+@pytest.mark.full
 def test_preempted_requests_finish_with_the_same_tokens() -> None:
     prompts = [f"A short story about the number {number}:" for number in range(12)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
