@@ -76,6 +76,14 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, No
         yield
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny model, which tests leave as it is."""
+    from tests.tiny_model import write_tiny_model  # Loads numpy, which most tests do without.
+
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
 @pytest.fixture(autouse=True)
 def root_logger() -> Generator[None, None, None]:
     """What a command configures in a test's own process ends with the test: others look at all that is logged."""

@@ -9,7 +9,6 @@ import pytest
 from pyllm.async_engine import AsyncEngine
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.supervision.supervised_process import SupervisedProcess
-from tests.tiny_model import write_tiny_model
 
 
 class LoadingCore:
@@ -43,11 +42,6 @@ def engine_of(model: str, *processes: LoadingCore) -> AsyncEngine:
     engine = AsyncEngine(model, device="cpu")
     engine._processes._processes = [cast(SupervisedProcess, process) for process in processes]
     return engine
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 async def test_what_is_lost_for_good_while_the_rest_starts_ends_the_start(model: str) -> None:

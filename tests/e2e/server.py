@@ -14,6 +14,7 @@ import httpx
 import psutil
 
 from tests.e2e.titles import find
+from tests.in_process import KV_CACHE
 
 READY = re.compile(r"pyllm is ready on (https?://\S+|unix:\S+)")
 # Bounds a broken server; a good one takes a fraction of it.
@@ -42,7 +43,7 @@ class Server:
     ) -> None:
         spares = "--warm-spares" if warm_spares else "--no-warm-spares"
         self.process = subprocess.Popen(
-            [*command, "--port", "0", spares, *arguments],
+            [*command, "--port", "0", "--kv-cache-memory-bytes", KV_CACHE, spares, *arguments],
             stdout=subprocess.PIPE,
             stderr=log_file or subprocess.PIPE,
             text=True,

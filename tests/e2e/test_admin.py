@@ -11,6 +11,7 @@ import pytest
 from pyllm.config.api_keys import new_key
 from tests.e2e.server import Server, until
 from tests.e2e.titles import API, CORE, WORKER
+from tests.tiers import full
 
 SECOND_API = "pyllm::api-1"
 CHANGES = {"log_level": "ERROR", "watermark": 0.25}
@@ -67,7 +68,7 @@ def test_what_was_set_and_what_ended_outlives_the_core_and_restarts_are_told() -
     assert " WARNING " not in later
 
 
-@pytest.mark.parametrize("way", ["route", "signal"])
+@pytest.mark.parametrize("way", ["signal", full("route")])
 def test_every_api_process_reads_keys_again_and_so_does_one_that_takes_anothers_place(way: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     admin, admin_entry = new_key("boss", "admin")

@@ -1,9 +1,12 @@
 """A beam search gives what asking for each beam's next tokens one by one gives, also where its beams have no room."""
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 
 from pyllm import LLM, BeamSearchParams, BeamSearchSequence, SamplingParams
+from tests.in_process import KV_CACHE
 
 PROMPTS = ["Once upon a time", "The capital of France is", "def add(a, b):"]
 WIDTH = 3
@@ -30,37 +33,38 @@ def beams(sequences: list[BeamSearchSequence]) -> list[Tokens]:
     return [sequence.tokens for sequence in sequences]
 
 
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(dtype="float32", kv_cache_memory_bytes=KV_CACHE) as llm:
+        yield llm
+
+
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0])
-def test_a_search_finds_what_its_rounds_one_by_one_find(length_penalty: float) -> None:
-    with LLM(dtype="float32") as llm:
-        params = BeamSearchParams(WIDTH, TOKENS, ignore_eos=True, length_penalty=length_penalty)
-        outputs = llm.beam_search(PROMPTS, params)
-        for prompt, output in zip(PROMPTS, outputs, strict=True):
-            expected = naive(llm, llm.tokenizer.encode(prompt), length_penalty)
-            assert beams(output.sequences) == [tokens for tokens, _ in expected]
-            cumulative = [sequence.cum_logprob for sequence in output.sequences]
-            assert cumulative == pytest.approx([logprob for _, logprob in expected], abs=1e-4)
-            assert all(sequence.finish_reason == "length" for sequence in output.sequences)
-            assert all(prompt in sequence.text for sequence in output.sequences)
+def test_a_search_finds_what_its_rounds_one_by_one_find(llm: LLM, length_penalty: float) -> None:
+    params = BeamSearchParams(WIDTH, TOKENS, ignore_eos=True, length_penalty=length_penalty)
+    for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, params), strict=True):
+        expected = naive(llm, llm.tokenizer.encode(prompt), length_penalty)
+        assert beams(output.sequences) == [tokens for tokens, _ in expected]
+        cumulative = [sequence.cum_logprob for sequence in output.sequences]
+        assert cumulative == pytest.approx([logprob for _, logprob in expected], abs=1e-4)
+        assert all(sequence.finish_reason == "length" for sequence in output.sequences)
+        assert all(prompt in sequence.text for sequence in output.sequences)
 
 
-def test_the_text_has_special_tokens_where_they_are_asked_for() -> None:
-    with LLM(dtype="float32") as llm:
-        special = llm.tokenizer.encode("<|im_end|>")
-        assert len(special) == 1
-        prompt, params = [*special, *llm.tokenizer.encode("Hi")], BeamSearchParams(2, 2, ignore_eos=True)
-        (plain,) = llm.beam_search([prompt], params)
-        (whole,) = llm.beam_search([prompt], msgspec.structs.replace(params, skip_special_tokens=False))
+def test_the_text_has_special_tokens_where_they_are_asked_for(llm: LLM) -> None:
+    special = llm.tokenizer.encode("<|im_end|>")
+    assert len(special) == 1
+    prompt, params = [*special, *llm.tokenizer.encode("Hi")], BeamSearchParams(2, 2, ignore_eos=True)
+    (plain,) = llm.beam_search([prompt], params)
+    (whole,) = llm.beam_search([prompt], msgspec.structs.replace(params, skip_special_tokens=False))
     assert not plain.sequences[0].text.startswith("<|im_end|>")
     assert whole.sequences[0].text.startswith("<|im_end|>")
 
 
-def test_beams_without_room_for_all_find_the_same() -> None:
+def test_beams_without_room_for_all_find_the_same(llm: LLM) -> None:
     params = BeamSearchParams(WIDTH, TOKENS)
-    with LLM(dtype="float32") as llm:
-        expected = llm.beam_search(PROMPTS, params)
-    with LLM(dtype="float32", max_num_seqs=WIDTH, max_num_batched_tokens=8) as llm:
-        assert llm.beam_search(PROMPTS, params) == expected
-        stats = llm.stats()
+    with LLM(dtype="float32", kv_cache_memory_bytes=KV_CACHE, max_num_seqs=WIDTH, max_num_batched_tokens=8) as tight:
+        assert tight.beam_search(PROMPTS, params) == llm.beam_search(PROMPTS, params)
+        stats = tight.stats()
     assert stats["num_preemptions"] > 0
     assert (stats["num_requests"], stats["num_used_blocks"]) == (0, 0)

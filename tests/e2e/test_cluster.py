@@ -38,6 +38,7 @@ def machines(tmp_path: Path) -> Iterator[list[Machine]]:
             machine.kill()
 
 
+@pytest.mark.full
 async def test_streams_go_on_elsewhere_with_the_tokens_of_their_twins(machines: list[Machine]) -> None:
     addresses = [machine.address for machine in machines]
     client = await EngineClient.connect(addresses, placement="round-robin")

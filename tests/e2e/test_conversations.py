@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.server import Server
 from tests.frontend.chat.conversations import FIRST, as_sent, calls, result, system, user
 from tests.frontend.chat.small_templates import SMALL_TEMPLATES
+from tests.tiers import full
 
 BLOCK_SIZE = 16
 # Tokens at the end of a prompt that the next turn may have otherwise: the opening of an answer, and the last message's
@@ -15,7 +16,7 @@ BLOCK_SIZE = 16
 END = 8
 
 
-@pytest.mark.parametrize("name", ["short_ids", "system_first", "turns_only"])
+@pytest.mark.parametrize("name", ["system_first", *(full(name) for name in ("short_ids", "turns_only"))])
 def test_ten_turns_with_late_system_messages_are_cached(name: str, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(SMALL_TEMPLATES[name].source)

@@ -23,9 +23,9 @@ def children() -> set[int]:
     return {child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE}
 
 
-def test_the_processes_of_a_dropped_llm_end_with_it() -> None:
+def test_the_processes_of_a_dropped_llm_end_with_it(model: str) -> None:
     before, threads = children(), threading.active_count()
-    llm = LLM()
+    llm = LLM(model)
     llm.generate("a", SHORT, use_tqdm=False)
     assert len(children() - before) >= 3
     del llm
@@ -33,9 +33,9 @@ def test_the_processes_of_a_dropped_llm_end_with_it() -> None:
     asyncio.run(until(lambda: children() == before and threading.active_count() == threads, 0.05))
 
 
-async def test_the_processes_of_a_dropped_async_engine_end() -> None:
+async def test_the_processes_of_a_dropped_async_engine_end(model: str) -> None:
     before = children()
-    engine = AsyncEngine()
+    engine = AsyncEngine(model)
     await engine.start()
     _ = [output async for output in engine.generate("a", SHORT)]
     assert len(children() - before) >= 3
@@ -53,13 +53,13 @@ async def after_a_turn() -> "set[asyncio.Task[object]]":
     return asyncio.all_tasks()
 
 
-def test_a_dropped_llm_engine_ends_its_thread_also_beside_a_running_event_loop() -> None:
+def test_a_dropped_llm_engine_ends_its_thread_also_beside_a_running_event_loop(model: str) -> None:
     async def drop(engine: list[LLMEngine]) -> None:
         engine.clear()
         gc.collect()
 
     threads = threading.active_count()
-    engines = [LLMEngine()]
+    engines = [LLMEngine(model)]
     engines[0].add_request("1", "a", SHORT)
     engines[0].step()
     assert threading.active_count() > threads
@@ -89,8 +89,8 @@ def in_a_fork(work: Callable[[], object]) -> str:
     return str(answers.get())
 
 
-def test_a_fork_cannot_use_an_llm_nor_end_it() -> None:
-    with LLM() as llm:
+def test_a_fork_cannot_use_an_llm_nor_end_it(model: str) -> None:
+    with LLM(model) as llm:
         said = in_a_fork(lambda: llm.generate("a", SHORT, use_tqdm=False))
         assert said.startswith(f"EngineDeadError: this LLM belongs to process {os.getpid()}, and this is process ")
         assert "make the LLM after the fork" in said
@@ -98,8 +98,8 @@ def test_a_fork_cannot_use_an_llm_nor_end_it() -> None:
         assert llm.generate("a", SHORT, use_tqdm=False)[0].finished
 
 
-def test_a_fork_cannot_step_an_llm_engine() -> None:
-    engine = LLMEngine()
+def test_a_fork_cannot_step_an_llm_engine(model: str) -> None:
+    engine = LLMEngine(model)
     try:
         engine.add_request("1", "a", SHORT)
         assert f"this LLMEngine belongs to process {os.getpid()}" in in_a_fork(engine.step)
@@ -110,8 +110,8 @@ def test_a_fork_cannot_step_an_llm_engine() -> None:
         engine.close()
 
 
-async def test_an_abort_may_be_awaited_as_vllms() -> None:
-    engine = AsyncEngine()
+async def test_an_abort_may_be_awaited_as_vllms(model: str) -> None:
+    engine = AsyncEngine(model)
     with pytest.raises(EngineDeadError, match="not running"):
         await engine.stats()
     await engine.abort("unknown")

@@ -10,9 +10,10 @@ import torch
 from transformers import AutoModel
 
 from pyllm import LLM, AsyncEngine, SamplingParams
-from pyllm.checkpoint.reader import read_checkpoint
+from tests.e2e.embedded_oracle import embedded_oracle
 from tests.e2e.server import Server
 from tests.e2e.stretches import stretches
+from tests.in_process import KV_CACHE
 from tests.tiny_model import write_tiny_model
 
 Tokens = list[int]
@@ -57,9 +58,8 @@ async def in_company(engine: AsyncEngine) -> list[Vectors]:
 
 
 async def test_vectors_equal_the_oracle_and_depend_on_the_prompt_alone() -> None:
-    path = Path(read_checkpoint("").files[0])
-    oracle = AutoModel.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    async with AsyncEngine(dtype="float32", async_scheduling=False) as engine:
+    oracle = embedded_oracle().model
+    async with AsyncEngine(dtype="float32", async_scheduling=False, kv_cache_memory_bytes=KV_CACHE) as engine:
         vectors = await alone(engine)
         assert await in_company(engine) == [vectors] * 2
     for prompt, vector in zip(prompts(), vectors, strict=True):
@@ -71,9 +71,8 @@ async def test_vectors_equal_the_oracle_and_depend_on_the_prompt_alone() -> None
 
 
 async def test_vectors_of_the_default_precision_depend_on_the_prompt_alone() -> None:
-    async with AsyncEngine(async_scheduling=False, enable_prefix_caching=False, max_num_seqs=1) as engine:
+    async with AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as engine:  # which plans a step ahead
         vectors = await alone(engine)
-    async with AsyncEngine() as engine:  # which plans a step ahead
         assert await in_company(engine) == [vectors] * 2
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from safetensors.numpy import load_file, save_file
 
 from pyllm import LLM, EngineClient, LLMEngine, SamplingParams, SchedulingParams
 from pyllm.client import RequestHasher
 from pyllm.kv_transfer.stores.disk_store import DiskStore
 from pyllm.kv_transfer.stores.store import Retention
+from tests import in_process
 from tests.e2e.server import Server, until
 from tests.kv_transfer.dict_store import forget_all
 from tests.tiny_model import write_tiny_model
@@ -23,25 +23,45 @@ PROMPT = list(range(1, 200))
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
-def ask(model: str, **options: Any) -> tuple[list[int], int]:
-    """Tokens of the answer, and how many of the prompt's were cached."""
-    llm = LLM(model, dtype="float32", num_gpu_blocks_override=64, **options)
-    try:
-        (output,) = llm.generate([PROMPT], GREEDY)
-    finally:
-        llm.close()
+FEW: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64}
+
+
+def ask(model: str, prompt: list[int] = PROMPT, **options: Any) -> tuple[list[int], int]:
+    """Tokens of the answer of an engine that is started anew, and how many of the prompt's were cached."""
+    with in_process.engine(model, **FEW, **options) as engine:
+        return answer(engine, prompt)
+
+
+def answer(engine: LLMEngine, prompt: list[int], retention: Retention = "default") -> tuple[list[int], int]:
+    place = SchedulingParams(kv_cache_retention=retention)
+    (output,) = in_process.generate(engine, [prompt], GREEDY, [place])
     return list(output.outputs[0].token_ids), output.num_cached_tokens
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_blocks_on_disk_serve_the_next_engine(tmp_path: Path, ranks: int) -> None:
-    model = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
-    options = {"tensor_parallel_size": ranks, "kv_cache_dir": str(tmp_path / "blocks")}
-    tokens, num_cached = ask(model, **options)
+def test_blocks_on_disk_serve_the_next_engine(tmp_path: Path) -> None:
+    model, folder = write_tiny_model(tmp_path / "model"), str(tmp_path / "blocks")
+    tokens, num_cached = ask(model, kv_cache_dir=folder)
     assert num_cached == 0
-    assert ask(model, **options) == (tokens, 192)
-    other = write_tiny_model(tmp_path / "other", heads=4, kv_heads=2, seed=1)
-    assert ask(other, **options)[1] == 0, "another model's blocks are in another namespace"
+    assert ask(model, kv_cache_dir=folder) == (tokens, 192)
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    assert ask(other, kv_cache_dir=folder)[1] == 0, "another model's blocks are in another namespace"
+
+
+def test_every_rank_saves_its_blocks_and_loads_them_in_the_next_engine(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
+    options: dict[str, Any] = {**FEW, "tensor_parallel_size": 2, "kv_cache_dir": str(tmp_path / "blocks")}
+    with LLM(model, **options) as llm:
+        (first,) = llm.generate([PROMPT], GREEDY)
+        names = ("kv_store_disk_num_saved", "kv_store_disk_num_blocks", "kv_store_disk_num_queries")
+        until(lambda: [llm.stats().get(name) for name in names] == [24] * 3, "12 blocks of each rank")
+        stats = llm.stats()
+    assert stats["kv_store_disk_num_hits"] == 0
+    assert stats["kv_store_disk_capacity_bytes"] == 16 << 30
+    assert stats["kv_store_disk_saved_bytes"] <= stats["kv_store_disk_used_bytes"] == stats["kv_store_disk_live_bytes"]
+    with LLM(model, **options) as llm:
+        (second,) = llm.generate([PROMPT], GREEDY)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 192)
+    assert second.outputs[0].token_ids == first.outputs[0].token_ids
 
 
 async def test_a_program_beside_the_engine_finds_a_prompts_blocks_in_the_folder(tmp_path: Path) -> None:
@@ -92,22 +112,6 @@ def test_a_model_that_differs_only_deep_within_its_tensors_is_another_one(tmp_pa
     assert ask(str(other), kv_cache_dir=folder) == (expected, 0)
 
 
-def test_the_figures_of_the_folder_come_from_every_rank(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
-    options: dict[str, Any] = {"tensor_parallel_size": 2, "kv_cache_dir": str(tmp_path / "blocks")}
-    llm = LLM(model, dtype="float32", num_gpu_blocks_override=64, **options)
-    try:
-        llm.generate([PROMPT], GREEDY)
-        names = ("kv_store_disk_num_saved", "kv_store_disk_num_blocks", "kv_store_disk_num_queries")
-        until(lambda: [llm.stats().get(name) for name in names] == [24] * 3, "12 blocks of each rank")
-        stats = llm.stats()
-    finally:
-        llm.close()
-    assert stats["kv_store_disk_num_hits"] == 0
-    assert stats["kv_store_disk_capacity_bytes"] == 16 << 30
-    assert stats["kv_store_disk_saved_bytes"] <= stats["kv_store_disk_used_bytes"] == stats["kv_store_disk_live_bytes"]
-
-
 def test_a_store_in_process_is_filled_and_read(tmp_path: Path) -> None:
     forget_all()
     model = write_tiny_model(tmp_path / "model")
@@ -118,52 +122,28 @@ def test_a_store_in_process_is_filled_and_read(tmp_path: Path) -> None:
             "store_options": {"name": "in process"},
         },
     }
-    answers = []
-    for _ in range(2):
-        engine = LLMEngine(model, dtype="float32", num_gpu_blocks_override=64, kv_transfer_config=connector)
-        engine.add_request("1", PROMPT, GREEDY)
-        while engine.has_unfinished_requests():
-            answers += [output for output in engine.step() if output.finished]
-        engine.close()
-    first, second = answers
-    assert first.outputs[0].token_ids == second.outputs[0].token_ids
-    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 192)
-
-
-def run(engine: LLMEngine, prompt: list[int], retention: Retention = "default") -> int:
-    """How many tokens of the prompt were cached."""
-    params = SamplingParams(temperature=0, max_tokens=1)
-    engine.add_request("1", prompt, params, scheduling=SchedulingParams(kv_cache_retention=retention))
-    while engine.has_unfinished_requests():
-        ended = [output for output in engine.step() if output.finished]
-    return ended[0].num_cached_tokens
+    tokens, num_cached = ask(model, kv_transfer_config=connector)
+    assert num_cached == 0
+    assert ask(model, kv_transfer_config=connector) == (tokens, 192)
 
 
 def test_each_request_says_how_long_the_disk_keeps_it(tmp_path: Path) -> None:
     model, folder = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2), tmp_path / "blocks"
-    options = {"num_gpu_blocks_override": 64, "kv_cache_dir": str(folder), "kv_cache_disk_size": 1 << 20}
-
-    def open_engine() -> LLMEngine:
-        return LLMEngine(model, dtype="float32", **options)
-
-    engine = open_engine()
-    run(engine, PROMPT, "none")
-    engine.close()
+    options: dict[str, Any] = {**FEW, "kv_cache_dir": str(folder), "kv_cache_disk_size": 1 << 20}
+    with in_process.engine(model, **options) as engine:
+        answer(engine, PROMPT, "none")
     assert list(folder.glob("*.segment")) == [], "nothing of it is written"
 
-    engine = open_engine()
-    assert run(engine, PROMPT) == 0
-    kept = [7] * 49
-    assert run(engine, kept, "long") == 0
-    num_bytes = 0
-    for text in range(20, 120):
-        run(engine, [text] * 200)
-        num_bytes = engine.stats()["kv_saved_bytes"]
-        if num_bytes > 2 << 20:
-            break
-    engine.close()
+    kept, num_bytes = [7] * 49, 0
+    with in_process.engine(model, **options) as engine:
+        assert answer(engine, PROMPT)[1] == 0
+        assert answer(engine, kept, "long")[1] == 0
+        for text in range(20, 120):
+            answer(engine, [text] * 200)
+            num_bytes = engine.stats()["kv_saved_bytes"]
+            if num_bytes > 2 << 20:
+                break
     assert num_bytes > 2 << 20
 
-    engine = open_engine()
-    assert (run(engine, PROMPT), run(engine, kept)) == (0, 48)
-    engine.close()
+    with in_process.engine(model, **options) as engine:
+        assert (answer(engine, PROMPT)[1], answer(engine, kept)[1]) == (0, 48)

@@ -2,12 +2,10 @@
 
 from typing import Any, NamedTuple
 
-import pytest
-
-from pyllm import LLMEngine, SamplingParams
+from pyllm import SamplingParams
+from tests import in_process
 from tests.kv_transfer import layer_connector
 from tests.kv_transfer.layer_connector import CALLS, SHAPES
-from tests.tiny_model import write_tiny_model
 
 PROMPT = list(range(1, 200))
 NUM_TOKENS, LAYERS, NUM_BLOCKS, KV_HEADS = 8, 2, 64, 3
@@ -21,22 +19,13 @@ class Run(NamedTuple):
     num_steps: int
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"), layers=LAYERS, kv_heads=KV_HEADS)
-
-
 def run(model: str, **options: Any) -> Run:
-    engine = LLMEngine(model, dtype="float32", num_gpu_blocks_override=NUM_BLOCKS, **options)
-    engine.add_request("1", PROMPT, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
-    outputs = []
-    while engine.has_unfinished_requests():
-        outputs += [output for output in engine.step() if output.finished]
-    stats = engine.stats()
-    engine.close()
-    (output,) = outputs
-    num_cached = output.num_cached_tokens or 0
-    return Run(list(output.outputs[0].token_ids), stats["num_computed_tokens"], num_cached, stats["num_steps"])
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    with in_process.engine(model, dtype="float32", num_gpu_blocks_override=NUM_BLOCKS, **options) as engine:
+        (output,) = outputs = in_process.generate(engine, [PROMPT], params)
+        stats = engine.stats()
+    (tokens,) = in_process.tokens(outputs)
+    return Run(tokens, stats["num_computed_tokens"], output.num_cached_tokens or 0, stats["num_steps"])
 
 
 def connector(name: str) -> dict[str, Any]:

@@ -4,91 +4,66 @@ The two best logits never lie closer than `MARGIN`: below it the order of float3
 implementations share, may decide.
 """
 
-from pathlib import Path
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from pyllm import LLM, SamplingParams
-from pyllm.checkpoint.reader import read_checkpoint
+from tests import in_process
+from tests.e2e.embedded_oracle import embedded_oracle
 from tests.e2e.stretches import STRETCHES, stretches
+from tests.tiers import full
 
 MARGIN = 0.01
-NEW_TOKENS = 64
 
 Tokens = list[int]
+Check = Callable[[Tokens, Tokens], None]
 
 
 @pytest.fixture(scope="module")
-def every_prompt() -> list[Tokens]:
-    return stretches()
+def check_greedy() -> Check:
+    """Checks that transformers, too, generates these tokens after a prompt: each is the best after all before it."""
+    model = embedded_oracle()
 
+    @functools.cache
+    @torch.inference_mode()
+    def check(prompt: tuple[int, ...], tokens: tuple[int, ...]) -> None:
+        logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]  # [tokens, vocabulary]
+        best = logits.topk(2)
+        assert best.indices[:, 0].tolist() == list(tokens)
+        margin = float((best.values[:, 0] - best.values[:, 1]).min())
+        assert margin >= MARGIN, f"a prompt of {len(prompt)} tokens: the two best logits come as close as {margin:.4f}"
 
-@pytest.fixture(scope="module")
-def prompts() -> list[Tokens]:
-    """Half of them, of 5 to 600 tokens, some with a common prefix; `make oracle` takes all."""
-    return stretches()[1::2]
-
-
-@pytest.fixture(scope="module")
-def oracle_of_all(every_prompt: list[Tokens]) -> list[Tokens]:
-    return generated(every_prompt)
-
-
-@pytest.fixture(scope="module")
-def oracle(prompts: list[Tokens]) -> list[Tokens]:
-    return generated(prompts)
-
-
-def generated(prompts: list[Tokens]) -> list[Tokens]:
-    """What transformers generates after each prompt; prompts of one length run as a batch."""
-    path = Path(read_checkpoint("").files[0])
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    answers: dict[int, Tokens] = {}
-    for length in sorted({len(prompt) for prompt in prompts}):
-        numbers = [number for number, prompt in enumerate(prompts) if len(prompt) == length]
-        tokens, margin = greedy(model, torch.tensor([prompts[number] for number in numbers]))
-        assert margin >= MARGIN, f"prompts of {length} tokens: the two best logits come as close as {margin:.4f}"
-        answers.update(zip(numbers, tokens, strict=True))
-    return [answers[number] for number in range(len(prompts))]
-
-
-@torch.inference_mode()
-def greedy(model: torch.nn.Module, inputs: torch.Tensor) -> tuple[list[Tokens], float]:
-    """The tokens that follow inputs [batch, length], and the smallest distance between two best logits."""
-    generated, margin, cache = [], float("inf"), None
-    for _ in range(NEW_TOKENS):
-        result = model(inputs, past_key_values=cache, use_cache=True)
-        cache = result.past_key_values
-        best = result.logits[:, -1].topk(2)
-        margin = min(margin, float((best.values[:, 0] - best.values[:, 1]).min()))
-        inputs = best.indices[:, :1]
-        generated.append(inputs)
-    return torch.cat(generated, 1).tolist(), margin
+    return lambda prompt, tokens: check(tuple(prompt), tuple(tokens))
 
 
 def check(
+    check_greedy: Check,
     prompts: list[Tokens],
-    oracle: list[Tokens],
     *,
     together: bool,
     caching: bool,
     chunk: int,
-    ranks: int,
-    new_tokens: int,
+    ranks: int = 1,
+    new_tokens: int = 32,
 ) -> None:
-    with LLM(
-        dtype="float32",
-        enable_prefix_caching=caching,
-        max_num_batched_tokens=chunk,
-        tensor_parallel_size=ranks,
-    ) as llm:
-        params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-        batches = [prompts] if together else [[prompt] for prompt in prompts]
-        outputs = [output for batch in batches for output in llm.generate(batch, params)]
-        stats = llm.stats()
-    assert [output.outputs[0].token_ids for output in outputs] == [tokens[:new_tokens] for tokens in oracle]
+    options: dict[str, Any] = {"enable_prefix_caching": caching, "max_num_batched_tokens": chunk, "dtype": "float32"}
+    params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+    batches = [prompts] if together else [[prompt] for prompt in prompts]
+    if ranks == 1:
+        with in_process.engine(**options) as engine:
+            outputs = [output for batch in batches for output in in_process.generate(engine, batch, params)]
+            stats = engine.stats()
+    else:
+        with LLM(tensor_parallel_size=ranks, **options) as llm:
+            outputs = [output for batch in batches for output in llm.generate(batch, params)]
+            stats = llm.stats()
+    for prompt, tokens in zip(prompts, in_process.tokens(outputs), strict=True):
+        assert len(tokens) == new_tokens
+        check_greedy(prompt, tokens)
     cached = sum(output.num_cached_tokens for output in outputs)
     assert (cached > 0) == caching
     computed = sum(len(prompt) + new_tokens - 1 for prompt in prompts)
@@ -103,28 +78,18 @@ def test_there_are_20_prompts_of_5_to_600_tokens() -> None:
 
 # Every pair of settings occurs in one of these.
 @pytest.mark.parametrize(
-    ("together", "caching", "chunk"), [(True, True, 64), (True, False, 2048), (False, True, 2048), (False, False, 64)]
+    ("together", "caching", "chunk"),
+    [(True, True, 64), (True, False, 2048), (False, False, 64), full(False, True, 2048)],
 )
-def test_tokens_equal_the_oracle(
-    prompts: list[Tokens], oracle: list[Tokens], together: bool, caching: bool, chunk: int
-) -> None:
-    new_tokens = NEW_TOKENS if together else 16  # one prompt after the other takes long
-    check(prompts, oracle, together=together, caching=caching, chunk=chunk, ranks=1, new_tokens=new_tokens)
+def test_tokens_equal_the_oracle(check_greedy: Check, together: bool, caching: bool, chunk: int) -> None:
+    """Of prompts of 5 to 500 tokens, two with a common prefix; `make oracle` takes all."""
+    check(check_greedy, stretches()[1::4], together=together, caching=caching, chunk=chunk)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("together", "caching", "chunk"), [(True, True, 64), (False, False, 2048)])
-def test_three_ranks_equal_the_oracle(
-    prompts: list[Tokens], oracle: list[Tokens], together: bool, caching: bool, chunk: int
-) -> None:
-    check(
-        prompts[:5],  # Three of them share a prefix.
-        oracle[:5],
-        together=together,
-        caching=caching,
-        chunk=chunk,
-        ranks=3,
-        new_tokens=16,
-    )
+def test_three_ranks_equal_the_oracle(check_greedy: Check, together: bool, caching: bool, chunk: int) -> None:
+    check(check_greedy, stretches()[1::4], together=together, caching=caching, chunk=chunk, ranks=3)
 
 
 @pytest.mark.oracle
@@ -132,15 +97,6 @@ def test_three_ranks_equal_the_oracle(
 @pytest.mark.parametrize("chunk", [64, 2048])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("together", [True, False])
-def test_whole_matrix(
-    every_prompt: list[Tokens], oracle_of_all: list[Tokens], together: bool, caching: bool, chunk: int, ranks: int
-) -> None:
-    check(
-        every_prompt,
-        oracle_of_all,
-        together=together,
-        caching=caching,
-        chunk=chunk,
-        ranks=ranks,
-        new_tokens=NEW_TOKENS,
-    )
+def test_whole_matrix(check_greedy: Check, together: bool, caching: bool, chunk: int, ranks: int) -> None:
+    options = {"together": together, "caching": caching, "chunk": chunk, "ranks": ranks}
+    check(check_greedy, stretches(), new_tokens=64, **options)

@@ -96,6 +96,7 @@ def test_the_streams_of_a_killed_server_go_on_at_another(broken: tuple[list[Read
             assert read.texts(rest.text) == whole(second, read)
 
 
+@pytest.mark.full
 def test_a_server_with_another_model_does_not_go_on_with_them(broken: tuple[list[Read], str], tmp_path: Path) -> None:
     reads, _ = broken
     with Server(write_tiny_model(tmp_path / "other", max_position_embeddings=4096, seed=1)) as other:

@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.server import DEADLINE, Server, until
 from tests.e2e.streaming import accepts, ended_whole, streaming
 from tests.e2e.titles import API, CORE, FORK_SERVER, WORKER, find
+from tests.tiers import full
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,15 @@ def lines(log: Path, server: Server) -> Lines:
     return Lines(log)
 
 
-@pytest.mark.parametrize("titles", [(WORKER,), (CORE,), (FORK_SERVER,), (FORK_SERVER, CORE)])
+@pytest.mark.parametrize(
+    "titles",
+    [
+        (WORKER,),
+        (FORK_SERVER, CORE),
+        full((CORE,)),
+        full((FORK_SERVER,)),
+    ],
+)
 def test_dead_engine_processes_are_a_pause(server: Server, lines: Lines, titles: tuple[str, ...]) -> None:
     with streaming(server, max_tokens=200) as stream:
         for process in [server.titled(title) for title in titles]:
@@ -62,6 +71,7 @@ def test_dead_engine_processes_are_a_pause(server: Server, lines: Lines, titles:
     until(lambda: "was killed by SIGKILL" in lines.text(), "the death to be logged")
 
 
+@pytest.mark.full
 def test_a_fork_server_that_dies_while_a_worker_starts_is_a_longer_pause(server: Server) -> None:
     with streaming(server, max_tokens=200) as stream:
         old = server.titled(WORKER)
@@ -80,7 +90,7 @@ def test_a_dead_core_takes_along_a_worker_that_stands_still(server: Server) -> N
     assert psutil.wait_procs([core, worker], timeout=10.0)[1] == []
 
 
-@pytest.mark.parametrize(("title", "name"), [(CORE, "core 0"), (FORK_SERVER, "the fork server")])
+@pytest.mark.parametrize(("title", "name"), [(CORE, "core 0"), full(FORK_SERVER, "the fork server")])
 def test_what_stands_still_is_a_pause(server: Server, lines: Lines, title: str, name: str) -> None:
     with streaming(server, max_tokens=400) as stream:
         server.titled(title).suspend()

@@ -9,6 +9,7 @@ from pyllm import LLM, SamplingParams, StructuredOutputsParams
 from tests.e2e.kill_everywhere import OPTIONS
 from tests.e2e.killing_core import Trigger, killing_server
 from tests.e2e.kills import Tally, kill_at_plan, twins_of, with_stop_string
+from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 
 # Five layers: two stages, and three, have different numbers of them. Few blocks, so that sequences are preempted.
@@ -65,7 +66,7 @@ def of_one_process(model: str) -> Answers:
     return found
 
 
-@pytest.mark.parametrize(("stages", "ranks"), [(2, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("stages", "ranks"), [(2, 1), *(full(*each) for each in ((2, 2), (3, 1)))])
 def test_stages_give_the_tokens_of_one_process(model: str, of_one_process: Answers, stages: int, ranks: int) -> None:
     options = {"pipeline_parallel_size": stages, "tensor_parallel_size": ranks}
     found, stats = answers(model, dtype="float32", **options)
@@ -83,6 +84,7 @@ def test_hidden_states_are_handed_on_bit_by_bit(model: str) -> None:
     assert stats["num_swapped"] > 0
 
 
+@pytest.mark.full
 async def test_a_rank_of_any_stage_may_die() -> None:
     tally, trigger = Tally(), Trigger()
     async with killing_server(trigger, pipeline_parallel_size=2, warm_spares=False, **OPTIONS) as address:

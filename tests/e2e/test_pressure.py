@@ -3,38 +3,36 @@
 Every policy preempts by recompute and by swap, in turns with and without a step planned ahead.
 """
 
+from typing import Any
+
 import pytest
 
-from pyllm import LLM, SamplingParams, SchedulingParams
-from tests.e2e.stretches import stretches
+from pyllm import LLMEngine, SamplingParams, SchedulingParams
+from tests import in_process
 
-BLOCK_BYTES = 16 * 46_080  # float32 keys and values of 16 tokens
 NUM_BLOCKS = 6
 NEW_TOKENS = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-# Samples part from one another; few candidates, so that a rounding error does not choose among them.
-FORKED = SamplingParams(n=3, seed=11, temperature=0.8, top_k=3, max_tokens=NEW_TOKENS, ignore_eos=True)
-# Which prompt, and how.
-REQUESTS = [(0, GREEDY), (5, GREEDY), (3, FORKED), (2, GREEDY), (4, FORKED), (1, GREEDY)]
+FORKED = SamplingParams(n=3, seed=11, temperature=0.8, max_tokens=NEW_TOKENS, ignore_eos=True)
+# Lengths of the prompts, and how each goes on.
+REQUESTS = [(5, GREEDY), (33, GREEDY), (16, FORKED), (11, GREEDY), (16, FORKED), (5, GREEDY)]
+PROMPTS = [[(29 * place * place + 7 * number) % 256 for place in range(REQUESTS[number][0])] for number in range(6)]
 # Who comes late is wanted first, so that policies that look at this have a reason to preempt.
 PLACES = [SchedulingParams(priority=-number, tenant=f"tenant-{number % 3}") for number in range(len(REQUESTS))]
 
 Samples = list[list[int]]
 
 
-def generate(llm: LLM) -> list[Samples]:
+def generate(engine: LLMEngine) -> list[Samples]:
     """The tokens of every sample of every request, which all come at once."""
-    prompts = stretches()
-    outputs = llm.generate(
-        [prompts[number] for number, _ in REQUESTS], [params for _, params in REQUESTS], scheduling=PLACES
-    )
-    return [[sample.token_ids for sample in output.outputs] for output in outputs]
+    outputs = in_process.generate(engine, PROMPTS, [params for _, params in REQUESTS], PLACES)
+    return [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[Samples]:
+def expected(model: str) -> list[Samples]:
     """What an engine says that has room for all of them."""
-    with LLM(dtype="float32", kv_cache_memory_bytes="64MiB") as roomy:
+    with in_process.engine(model) as roomy:
         answers = generate(roomy)
         assert roomy.stats()["num_preemptions"] == 0
     assert all(len(tokens) == NEW_TOKENS for samples in answers for tokens in samples)
@@ -42,37 +40,17 @@ def expected() -> list[Samples]:
     return answers
 
 
-@pytest.mark.parametrize(
-    ("policies", "swaps", "overlap"),
-    [
-        (("fcfs", "priority"), False, False),
-        (("fcfs", "priority"), True, True),
-        (("shortest", "fair"), False, True),
-        (("shortest", "fair"), True, False),
-    ],
-)
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest", "fair"])
+@pytest.mark.parametrize(("swaps", "overlap"), [(False, False), (False, True), (True, False), (True, True)])
 def test_preempted_requests_say_the_same(
-    expected: list[Samples], policies: tuple[str, ...], swaps: bool, overlap: bool
+    model: str, expected: list[Samples], policy: str, swaps: bool, overlap: bool
 ) -> None:
-    with LLM(
-        dtype="float32",
-        kv_cache_memory_bytes=NUM_BLOCKS * BLOCK_BYTES,
-        kv_offloading_size="32MiB" if swaps else 0,
-        max_model_len=NUM_BLOCKS * 16,
-        async_scheduling=overlap,
-        scheduling_policy=policies[0],
-        # Admit whatever fits now, so that growth must preempt.
-        watermark=0.0,
-        expected_growth=0.0,
-    ) as tight:
-        assert tight.stats()["num_blocks"] == NUM_BLOCKS
-        before = tight.stats()
-        for policy in policies:
-            assert tight.reconfigure(scheduling_policy=policy)["scheduling_policy"] == policy
-            tight.reset_prefix_cache()
-            assert generate(tight) == expected, policy
-            after = tight.stats()
-            assert after["num_preemptions"] > before["num_preemptions"], policy
-            assert (after["num_swapped"] > before["num_swapped"]) == swaps, policy
-            assert (after["num_used_blocks"], after["num_requests"]) == (0, 0)
-            before = after
+    # They are admitted as soon as they fit, so that growth must preempt.
+    tight: dict[str, Any] = {"num_gpu_blocks_override": NUM_BLOCKS, "watermark": 0.0, "expected_growth": 0.0}
+    tight |= {"max_model_len": NUM_BLOCKS * 16, "kv_offloading_size": "32MiB" if swaps else 0}
+    with in_process.engine(model, scheduling_policy=policy, async_scheduling=overlap, **tight) as engine:
+        assert generate(engine) == expected
+        stats = engine.stats()
+    assert stats["num_preemptions"] > 0
+    assert (stats["num_swapped"] > 0) == swaps
+    assert (stats["num_used_blocks"], stats["num_requests"]) == (0, 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from tests.e2e.server import DEADLINE, Server, until
 from tests.tiny_model import write_tiny_model
@@ -83,6 +84,7 @@ def test_one_rank_on_the_embedded_model(tmp_path: Path) -> None:
         assert profiled.profile(generate, num_steps=STEPS).json()["ranks"][0]["num_steps"] == STEPS
 
 
+@pytest.mark.full
 def test_two_ranks_of_which_one_dies(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny", heads=4, kv_heads=2)
     with Profiled(tmp_path, "--model", model, "--device", "cpu", "--tensor-parallel-size", str(RANKS)) as profiled:

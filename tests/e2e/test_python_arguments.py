@@ -16,7 +16,6 @@ from pyllm import LLM, AsyncEngine, BeamSearchParams, LLMEngine, RequestOutputKi
 from pyllm.config.option_reading import option_names
 from pyllm.config.vllm_flags import VLLM_FLAGS
 from pyllm.errors import ConfigError, PyllmError, RequestError
-from tests.tiny_model import write_tiny_model
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0)
 SAY = [{"role": "user", "content": "hi"}]
@@ -64,11 +63,6 @@ def fields(kind: type[msgspec.Struct]) -> st.SearchStrategy[str]:
 def with_argument(call: Callable[..., Any], *names: str) -> st.SearchStrategy[Callable[[Any], Any]]:
     """The call with one of these arguments."""
     return st.sampled_from(names).map(lambda name: lambda value: call(**{name: value}))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from pyllm import LLM, LLMEngine, RequestOutput, SamplingParams
+from pyllm import LLM, RequestOutput, SamplingParams
+from tests import in_process
 from tests.families.tiny_families import write_tiny_family
+from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 from tests.tiny_mxfp4 import write_mxfp4
 from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
@@ -26,22 +28,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 Answer = list[tuple[int, float]]
 
 
-def answers(model: str, **options: object) -> list[Answer]:
-    """The tokens after each prompt, each with the distance between the two best, from the processes of an engine."""
-    with LLM(model, device="cpu", max_model_len=64, **options) as llm:
+def answers(model: str, ranks: int = 1, **options: Any) -> list[Answer]:
+    """The tokens after each prompt, each with the distance between the two best."""
+    options = {"device": "cpu", "max_model_len": 64, **options}
+    if ranks == 1:
+        with in_process.engine(model, **options) as engine:
+            return [read(output) for output in in_process.generate(engine, PROMPTS, GREEDY)]
+    with LLM(model, tensor_parallel_size=ranks, **options) as llm:
         return [read(output) for output in llm.generate(PROMPTS, GREEDY)]
-
-
-def answers_in_process(model: str, quantization: str) -> list[Answer]:
-    """The same in float32, from an engine in this process, which starts in less time."""
-    engine = LLMEngine(model, device="cpu", max_model_len=64, dtype="float32", quantization=quantization)
-    for number, prompt in enumerate(PROMPTS):
-        engine.add_request(str(number), prompt, GREEDY)
-    found: dict[str, Answer] = {}
-    while engine.has_unfinished_requests():
-        found |= {output.request_id: read(output) for output in engine.step() if output.finished}
-    engine.close()
-    return [found[str(number)] for number in range(len(PROMPTS))]
 
 
 def read(output: RequestOutput) -> Answer:
@@ -57,9 +51,11 @@ def read(output: RequestOutput) -> Answer:
     [
         ("awq", "auto", 2),
         ("gptq in act-order", "auto", 1),
-        ("int8", "auto", 2),
+        ("int8", "auto", 1),
         ("fp8 of blocks", "auto", 1),
-        ("packed asymmetric", "int8", 2),
+        ("packed asymmetric", "int8", 1),
+        full("int8", "auto", 2),
+        full("packed asymmetric", "int8", 2),
     ],
 )
 def test_tokens_are_those_of_the_dequantised_model(
@@ -68,21 +64,23 @@ def test_tokens_are_those_of_the_dequantised_model(
     variant, _ = VARIANTS[name]
     floats = tmp_path / "floats"
     folder = write_quantised(tiny, tmp_path / "quantised", variant, floats)
-    check(folder, floats, quantization=quantization, tensor_parallel_size=ranks)
+    check(folder, floats, ranks, quantization=quantization)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"tensor_parallel_size": 2}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}]
+    ("ranks", "options"), [(1, {}), (2, {"enable_expert_parallel": True}), full(2, {})], ids=["1", "whole", "2"]
 )
-def test_tokens_of_mxfp4_are_those_of_the_dequantised_model(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_tokens_of_mxfp4_are_those_of_the_dequantised_model(
+    tmp_path: Path, ranks: int, options: dict[str, Any]
+) -> None:
     source = write_tiny_family(tmp_path / "tiny", "gpt-oss")
-    check(write_mxfp4(source, tmp_path / "quantised", tmp_path / "floats"), tmp_path / "floats", **options)
+    check(write_mxfp4(source, tmp_path / "quantised", tmp_path / "floats"), tmp_path / "floats", ranks, **options)
 
 
-def check(folder: str, floats: Path, **options: Any) -> None:
-    expected = answers_in_process(str(floats), "auto")
-    assert answers_in_process(folder, "none") == expected
-    found = answers(folder, **options)
+def check(folder: str, floats: Path, ranks: int, **options: Any) -> None:
+    expected = answers(str(floats), dtype="float32")
+    assert answers(folder, dtype="float32", quantization="none") == expected
+    found = answers(folder, ranks, **options)
     num_clear = 0
     for tokens, other in zip(expected, found, strict=True):
         clear = list(takewhile(lambda token: token[1] > MARGIN, tokens))

@@ -100,6 +100,7 @@ async def kill_when_it_joins(number: int, before: list[int]) -> None:
     process.kill()
 
 
+@pytest.mark.full
 async def test_three_ranks_survive_the_loss_of_any(executor: ProcessExecutor) -> None:
     await executor.start()
     await executor.collective("allocate", NUM_BLOCKS, 0)

@@ -9,8 +9,8 @@ import pytest
 from redis import Redis
 
 from pyllm import LLMEngine, SamplingParams
+from tests import in_process
 from tests.kv_transfer.stores.redis_server import redis_server
-from tests.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.services
 # A start that all share and a tail of each one's own.
@@ -18,11 +18,6 @@ PROMPTS = [[7] * 48 + [number + position for position in range(60)] for number i
 NUM_TOKENS = 6
 # The device keeps some of the prompts only, so that the others are looked for in Redis each time.
 NUM_BLOCKS = 32
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 class Engine:
@@ -34,12 +29,7 @@ class Engine:
     def ask(self, prompts: list[list[int]]) -> list[list[int]]:
         """The answers to prompts that come at once, once all have ended."""
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-        for number, prompt in enumerate(prompts):
-            self._engine.add_request(str(number), prompt, params)
-        answers = {}
-        while self._engine.has_unfinished_requests():
-            answers |= {int(output.request_id): output for output in self._engine.step() if output.finished}
-        return [list(answers[number].outputs[0].token_ids) for number in range(len(prompts))]
+        return in_process.tokens(in_process.generate(self._engine, prompts, params))
 
     def figure(self, name: str) -> int:
         return self._engine.stats()[name]

@@ -12,6 +12,7 @@ import pytest
 
 from pyllm import AsyncEngine, SamplingParams, SchedulingParams
 from pyllm.core.replay import replay_file
+from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 
 BLOCK_BYTES = 2 * 2 * 16 * 3 * 16 * 4  # keys and values, layers, tokens, heads, head_dim, float32
@@ -32,7 +33,7 @@ async def read(engine: AsyncEngine, number: int) -> None:
     await stream.aclose()
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", ["priority", full("fcfs")])
 async def test_a_live_recording_replays(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "recording"
     async with AsyncEngine(

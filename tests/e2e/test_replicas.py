@@ -22,15 +22,9 @@ from tests.e2e.kills import Tally, kill_at_events, twins_of
 from tests.e2e.server import DEADLINE, Server, until
 from tests.e2e.survival_streams import STREAMED, Request
 from tests.e2e.titles import CORE, find
-from tests.tiny_model import write_tiny_model
 
 TINY = ("--device", "cpu", "--kv-cache-memory-bytes", "8MiB")
 IN_TURN = ("--data-parallel-size", "2", "--data-parallel-placement", "round-robin")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
 
 
 def requests(number: int, max_tokens: int) -> list[Request]:
@@ -87,6 +81,7 @@ def test_streams_of_a_core_that_is_killed_go_on_with_the_other(model: str) -> No
     assert server.orphans() == []
 
 
+@pytest.mark.full
 def test_api_processes_make_a_core_free_together_for_what_they_have_lost(model: str, tmp_path: Path) -> None:
     flags = ("--data-parallel-size", "3", "--data-parallel-placement", "round-robin", "--api-server-count", "2")
     asked, tally, told = requests(12, 200), Tally(), False
@@ -125,6 +120,7 @@ def busy(server: Server) -> Iterator[None]:
             thread.join()
 
 
+@pytest.mark.full
 def test_each_core_and_each_api_process_is_recorded_whatever_takes_its_place(model: str, tmp_path: Path) -> None:
     path = tmp_path / "recording"
     recorded = ("--data-parallel-size", "2", "--scheduler-recording", str(path))
@@ -146,6 +142,7 @@ def test_each_core_and_each_api_process_is_recorded_whatever_takes_its_place(mod
     assert sum(replay_file(each)["stats"]["num_requests"] for each in (path, Path(f"{path}.core-1"))) == 0
 
 
+@pytest.mark.full
 def test_a_server_goes_on_without_a_core_that_is_lost_for_good_and_ends_with_the_last(model: str) -> None:
     with Server("--model", model, *TINY, *IN_TURN, "--max-restarts", "0") as server:
         before = server.complete("The sea is", max_tokens=20).json()["choices"]
@@ -161,6 +158,7 @@ def test_a_server_goes_on_without_a_core_that_is_lost_for_good_and_ends_with_the
     assert "the 1 of 2 that are left go on" in server.log
 
 
+@pytest.mark.full
 def test_an_engine_in_a_program_has_several_cores_and_lives_as_long_as_one(model: str) -> None:
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     options = {"device": "cpu", "kv_cache_memory_bytes": "8MiB", "max_restarts": 0}
@@ -176,6 +174,7 @@ def test_an_engine_in_a_program_has_several_cores_and_lives_as_long_as_one(model
         assert again.outputs[0].token_ids == outputs[0].outputs[0].token_ids
 
 
+@pytest.mark.full
 def test_each_core_publishes_its_events_and_a_request_may_name_its_core(model: str, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/events"
     events = ("--enable-kv-cache-events", "--kv-events-endpoint", address)
@@ -225,6 +224,7 @@ def indices(server: Server) -> list[list[int]]:
     return [[core["index"] for core in cores_of(server) if core["ready"]] for _ in range(6)]
 
 
+@pytest.mark.full
 def test_cores_come_and_leave_under_streams_whichever_api_process_is_asked(model: str, tmp_path: Path) -> None:
     flags = ("--api-server-count", "2", "--admin-on-loopback")
     with headless_core(model, tmp_path) as address, Server("--model", model, *TINY, *flags) as server:
@@ -260,6 +260,7 @@ def test_cores_come_and_leave_under_streams_whichever_api_process_is_asked(model
         assert server.stop() == 0
 
 
+@pytest.mark.full
 def test_the_only_api_process_dies_and_the_next_one_has_the_same_cores(model: str, tmp_path: Path) -> None:
     flags = ("--data-parallel-size", "2", "--admin-on-loopback")
     with headless_core(model, tmp_path) as address, Server("--model", model, *TINY, *flags) as server:

@@ -1,10 +1,10 @@
-"""Sampling with the embedded model and real processes: every parameter alone, among others, and however scheduled."""
+"""Sampling with the embedded model: every parameter alone, among others, and however scheduled."""
 
 import asyncio
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -14,15 +14,19 @@ import pytest
 from jsonschema import Draft202012Validator
 from torch import Tensor
 
-from pyllm import LLM, AsyncEngine, SamplingParams
+from pyllm import LLM, AsyncEngine, LLMEngine, SamplingParams
 from pyllm.client.logprobs import Logprob
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
 from pyllm.structured_outputs_params import StructuredOutputsParams
+from tests import in_process
 from tests.e2e.stretches import stretches
+from tests.in_process import KV_CACHE
 from tests.schemas import SCHEMAS
+from tests.tiers import full
 
 FRANCE = "The capital of France is"
+DOCUMENT = "A JSON document: "
 STEPS = {"max_tokens": 24, "ignore_eos": True}
 # Every way to change the next token, in a request that would do something else without it.
 CHANGES: dict[str, dict[str, Any]] = {
@@ -38,14 +42,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "choice": {"structured_outputs": StructuredOutputsParams(choice=["Rome", "Berlin"]), "ignore_eos": False},
     "regex": {"structured_outputs": StructuredOutputsParams(regex=r"[0-9]{3}-[a-z]{4}"), "ignore_eos": False},
 }
+FEW: dict[str, Any] = {"num_gpu_blocks_override": 44, "enable_prefix_caching": False}
 SCHEDULED: dict[str, dict[str, Any]] = {
-    "in small chunks": {"max_num_batched_tokens": 40},
-    "one step at a time": {"async_scheduling": False},
-    "preempted and computed again": {"kv_cache_memory_bytes": 700, "enable_prefix_caching": False},
-    "swapped out and in": {"kv_cache_memory_bytes": 700, "enable_prefix_caching": False, "kv_offloading_size": "64MiB"},
+    "in small chunks": {"max_num_batched_tokens": 40, "async_scheduling": False},
+    "swapped out and in": FEW | {"kv_offloading_size": "64MiB"},
+    "preempted and computed again": FEW,
 }
 PRESSED = {"expected_growth": 0.0, "watermark": 0.0}  # so that what runs does run out of blocks
-TOKEN_BYTES = 30 * 2 * 3 * 64 * 2  # keys and values of a token: layers, heads, head_dim, bfloat16
 
 
 def changed(**fixed: Any) -> list[SamplingParams]:
@@ -56,15 +59,23 @@ def changed(**fixed: Any) -> list[SamplingParams]:
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM() as llm:
-        yield llm
+def engine() -> Iterator[LLMEngine]:
+    with in_process.engine() as engine:
+        yield engine
+
+
+def generate(
+    engine: LLMEngine, prompt: str | list[int], params: SamplingParams | Sequence[SamplingParams]
+) -> list[RequestOutput]:
+    """What the prompt gives with each of the parameters, all at once."""
+    each = [params] if isinstance(params, SamplingParams) else params
+    return in_process.generate(engine, [prompt] * len(each), each)
 
 
 @pytest.fixture(scope="module")
-def alone(llm: LLM) -> list[CompletionOutput]:
+def alone(engine: LLMEngine) -> list[CompletionOutput]:
     """What each request gives when nothing runs beside it."""
-    return [llm.generate(FRANCE, params)[0].outputs[0] for params in changed()]
+    return [generate(engine, FRANCE, params)[0].outputs[0] for params in changed()]
 
 
 def test_every_change_changes_what_comes(alone: list[CompletionOutput]) -> None:
@@ -79,42 +90,41 @@ def test_every_change_changes_what_comes(alone: list[CompletionOutput]) -> None:
     assert by_name["thinking"].token_ids[:8] == [*by_name["nothing"].token_ids[:5], 9617, 17400, 46]
 
 
-def test_a_budget_needs_to_know_how_reasoning_ends(llm: LLM) -> None:
+def test_a_budget_needs_to_know_how_reasoning_ends(engine: LLMEngine) -> None:
     with pytest.raises(RequestError, match="thinking_token_budget is not supported here: there is no reasoning parser"):
-        llm.generate(FRANCE, SamplingParams(thinking_token_budget=5))
+        generate(engine, FRANCE, SamplingParams(thinking_token_budget=5))
 
 
-@pytest.mark.parametrize("setting", SCHEDULED)
+@pytest.mark.parametrize(
+    "setting",
+    ["in small chunks", "swapped out and in", full("preempted and computed again")],
+)
 def test_changes_depend_on_nothing_but_the_request(setting: str, alone: list[CompletionOutput]) -> None:
-    options = dict(SCHEDULED[setting])
-    if "kv_cache_memory_bytes" in options:
-        options = PRESSED | options | {"kv_cache_memory_bytes": options["kv_cache_memory_bytes"] * TOKEN_BYTES}
-    with LLM(**options) as llm:
-        outputs = llm.generate([FRANCE] * 2 * len(changed()), changed() * 2)
-        stats = llm.stats()
-    assert [output.outputs[0].token_ids for output in outputs] == [output.token_ids for output in alone] * 2
-    if "preempted" in setting or "swapped" in setting:
-        assert stats["num_preemptions"] > 0
+    with in_process.engine(**PRESSED, **SCHEDULED[setting]) as scheduled:
+        outputs = generate(scheduled, FRANCE, changed() * 2)
+        stats = scheduled.stats()
+    assert in_process.tokens(outputs) == [output.token_ids for output in alone] * 2
+    assert (stats["num_preemptions"] > 0) == ("num_gpu_blocks_override" in SCHEDULED[setting])
 
 
-def test_what_repeats_itself_is_guessed_and_is_told_as_without(llm: LLM) -> None:
+def test_what_repeats_itself_is_guessed_and_is_told_as_without(engine: LLMEngine) -> None:
     prompt = "One, two, three, four, five. One, two, three, four, five. One, two,"
     each = {"max_tokens": 60, "ignore_eos": True, "logprobs": 3}
     params = [SamplingParams(**each, temperature=0), SamplingParams(**each, temperature=0.5, seed=1, stop=["five. T"])]
     thinking = each | CHANGES["thinking"] | {"temperature": 0, "min_tokens": 30}
     params += [SamplingParams(**thinking | {"thinking_token_budget": budget}) for budget in (5, 10, 11)]
-    before = llm.stats()["num_accepted_drafts"]
-    guessed = [llm.generate(prompt, own)[0].outputs for own in params]
-    assert llm.stats()["num_accepted_drafts"] >= before + 10
-    with LLM(num_speculative_tokens=0) as plain:
-        assert [plain.generate(prompt, own)[0].outputs for own in params] == guessed
+    before = engine.stats()["num_accepted_drafts"]
+    guessed = [generate(engine, prompt, own)[0].outputs for own in params]
+    assert engine.stats()["num_accepted_drafts"] >= before + 10
+    with in_process.engine(num_speculative_tokens=0) as plain:
+        assert [generate(plain, prompt, own)[0].outputs for own in params] == guessed
         assert plain.stats()["num_drafts"] == 0
 
 
-def test_log_probabilities_of_a_prompt_are_those_that_it_was_written_with(llm: LLM) -> None:
+def test_log_probabilities_of_a_prompt_are_those_that_it_was_written_with(engine: LLMEngine) -> None:
     prompts = [stretch[:100] for stretch in stretches()[:8]]
     params = SamplingParams(max_tokens=20, seed=3, logprobs=4, ignore_eos=True)
-    for prompt, written in zip(prompts, llm.generate(prompts, params), strict=True):
+    for prompt, written in zip(prompts, in_process.generate(engine, prompts, params), strict=True):
         output = written.outputs[0]
         assert output.logprobs is not None
         assert output.cumulative_logprob == pytest.approx(
@@ -123,20 +133,20 @@ def test_log_probabilities_of_a_prompt_are_those_that_it_was_written_with(llm: L
         for told, token in zip(output.logprobs, output.token_ids, strict=True):
             check_entries(told, token, 4)
         read = SamplingParams(max_tokens=1, prompt_logprobs=4)
-        again = llm.generate([prompt + output.token_ids], read)[0].prompt_logprobs
+        again = generate(engine, prompt + output.token_ids, read)[0].prompt_logprobs
         assert again is not None
         assert again[0] is None
         assert again[len(prompt) :] == output.logprobs
         assert len(again) == len(prompt) + len(output.token_ids)
 
 
-def test_log_probabilities_of_the_whole_vocabulary_come_however_many_they_are(llm: LLM) -> None:
+def test_log_probabilities_of_the_whole_vocabulary_come_however_many_they_are(engine: LLMEngine) -> None:
     prompt = stretches()[0][:150]
     asked = SamplingParams(max_tokens=1, temperature=0, logprobs=5)
-    (few,) = llm.generate(FRANCE, asked)[0].outputs[0].logprobs or ()
+    (few,) = generate(engine, FRANCE, asked)[0].outputs[0].logprobs or ()
     # One message holds 113 rows of them; those of a prompt and of 20 streams come in several steps.
     params = [SamplingParams(max_tokens=1, temperature=0, logprobs=-1)] * 20
-    with LLM(max_logprobs=-1) as whole:
+    with LLM(max_logprobs=-1, kv_cache_memory_bytes=KV_CACHE) as whole:
         scored, *streams = whole.generate(
             [prompt, *[FRANCE] * 20], [SamplingParams(max_tokens=1, prompt_logprobs=-1), *params]
         )
@@ -151,13 +161,13 @@ def test_log_probabilities_of_the_whole_vocabulary_come_however_many_they_are(ll
     assert all(row is not None and few.items() <= row.items() for row in rows[-20:])
 
 
-def test_tokens_that_a_request_names_are_told_as_the_likeliest_are(llm: LLM) -> None:
-    (likeliest,) = llm.generate(FRANCE, SamplingParams(max_tokens=1, temperature=0, logprobs=6))
+def test_tokens_that_a_request_names_are_told_as_the_likeliest_are(engine: LLMEngine) -> None:
+    (likeliest,) = generate(engine, FRANCE, SamplingParams(max_tokens=1, temperature=0, logprobs=6))
     assert likeliest.outputs[0].logprobs is not None
     (told,) = likeliest.outputs[0].logprobs
     named = [*told][:1:-1]
     params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=named, n=2)
-    for output in llm.generate([FRANCE] * 3, params):
+    for output in generate(engine, FRANCE, [params] * 3):
         for sample in output.outputs:
             assert sample.logprobs is not None
             (entries,) = sample.logprobs
@@ -165,10 +175,11 @@ def test_tokens_that_a_request_names_are_told_as_the_likeliest_are(llm: LLM) -> 
             assert [(token, entry.logprob) for token, entry in entries.items()] == expected
 
 
+@pytest.mark.full
 def test_three_ranks_sample_as_one() -> None:
-    with LLM(tensor_parallel_size=3) as llm:
+    with LLM(tensor_parallel_size=3, kv_cache_memory_bytes=KV_CACHE) as llm:
         structured = of_schema(SCHEMAS[0], logprobs=0)
-        (document,) = llm.generate("A JSON document: ", structured)
+        (document,) = llm.generate(DOCUMENT, structured)
         check_document(SCHEMAS[0], document)
         tokens, told = document.outputs[0].token_ids, document.outputs[0].logprobs
         assert told is not None
@@ -190,27 +201,25 @@ def check_entries(told: dict[int, Logprob], token: int, num_top: int) -> None:
     assert sum(math.exp(entry.logprob) for entry in told.values()) < 1.0 + 1e-4
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.oracle)])
-def test_all_documents_are_valid(llm: LLM, first: int) -> None:
-    """Of every other schema; `make oracle` takes the rest."""
+@pytest.mark.full
+def test_all_documents_are_valid(engine: LLMEngine) -> None:
     assert len(SCHEMAS) >= 200
-    schemas = SCHEMAS[first::2]
-    outputs = llm.generate(["A JSON document: "] * len(schemas), [of_schema(schema) for schema in schemas])
-    for schema, output in zip(schemas, outputs, strict=True):
+    outputs = in_process.generate(engine, [DOCUMENT] * len(SCHEMAS), [of_schema(schema) for schema in SCHEMAS])
+    for schema, output in zip(SCHEMAS, outputs, strict=True):
         check_document(schema, output)
 
 
-def test_documents_are_valid_however_they_are_scheduled(llm: LLM) -> None:
+def test_documents_are_valid_however_they_are_scheduled(engine: LLMEngine) -> None:
     some = SCHEMAS[::5]
-    prompts, params = ["A JSON document: "] * len(some), [of_schema(schema, n=2, seed=1) for schema in some]
-    expected = [[sample.text for sample in output.outputs] for output in llm.generate(prompts, params)]
-    options = PRESSED | {"max_num_batched_tokens": 48, "kv_cache_memory_bytes": 900 * TOKEN_BYTES, "max_model_len": 800}
-    with LLM(**options) as pressed:
-        outputs = pressed.generate(prompts, params)
+    params = [of_schema(schema, n=2, seed=1) for schema in some]
+    few = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 56, "max_model_len": 800}
+    with in_process.engine(**PRESSED, **few) as pressed:
+        outputs = generate(pressed, DOCUMENT, params)
         assert pressed.stats()["num_preemptions"] > 0
     for schema, output in zip(some, outputs, strict=True):
         check_document(schema, output)
-    assert [[sample.text for sample in output.outputs] for output in outputs] == expected
+    for pressed_output, output in zip(outputs, generate(engine, DOCUMENT, params), strict=True):
+        assert [sample.text for sample in pressed_output.outputs] == [sample.text for sample in output.outputs]
 
 
 def of_schema(schema: dict[str, Any], **more: Any) -> SamplingParams:
@@ -227,40 +236,38 @@ def check_document(schema: dict[str, Any], output: RequestOutput) -> None:
         validator.validate(json.loads(sample.text, parse_float=Decimal))
 
 
-async def test_a_document_streams_while_a_pathological_grammar_fails_alone() -> None:
-    # Left alone, the library would be at this for minutes.
-    explosive = {
-        "type": "object",
-        "patternProperties": {f"^(a|b{{1,9}}){{1,{number}}}$": {} for number in range(1, 1000)},
-    }
-    async with AsyncEngine() as engine:
-        doomed = asyncio.ensure_future(anext(engine.generate(FRANCE, of_schema(explosive))))
-        document = engine.generate("A JSON document: ", of_schema(SCHEMAS[0]))
-        texts = [output.outputs[0].text async for output in document]
-        assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
-        Draft202012Validator(SCHEMAS[0]).validate(json.loads(texts[-1]))
-        with pytest.raises(RequestError, match="patternProperties"):
-            await doomed
-        assert (await engine.stats())["num_requests"] == 0
-
-
 def endless() -> StructuredOutputsParams:
     """A grammar that the library would be compiling for minutes, within all of its limits."""
     links = "".join(f'T{i}: T{i + 1} | T{i + 1} "b"\n' for i in range(3000))
     return StructuredOutputsParams(grammar=f'start: T0\n{links}T3000: "a"\n')
 
 
-async def test_a_grammar_that_would_never_be_compiled_fails_alone() -> None:
-    async with AsyncEngine() as engine:
+async def test_grammars_that_would_never_be_compiled_fail_alone_beside_a_document_that_streams() -> None:
+    # Left alone, the library would be at this for minutes.
+    explosive = {
+        "type": "object",
+        "patternProperties": {f"^(a|b{{1,9}}){{1,{number}}}$": {} for number in range(1, 1000)},
+    }
+    async with AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as engine:
+
+        async def chosen(word: str) -> str:
+            sampling = SamplingParams(structured_outputs=StructuredOutputsParams(choice=[word]))
+            return (await engine.complete(FRANCE, sampling)).outputs[0].text
+
+        refused = asyncio.ensure_future(anext(engine.generate(FRANCE, of_schema(explosive))))
+        document = engine.generate(DOCUMENT, of_schema(SCHEMAS[0]))
+        texts = [output.outputs[0].text async for output in document]
+        assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+        Draft202012Validator(SCHEMAS[0]).validate(json.loads(texts[-1]))
+        with pytest.raises(RequestError, match="patternProperties"):
+            await refused
         sampling = SamplingParams(structured_outputs=endless())
         doomed = asyncio.ensure_future(anext(engine.generate(FRANCE, sampling)))
-        for word in ("beside", "too"):
-            sampling = SamplingParams(structured_outputs=StructuredOutputsParams(choice=[word]))
-            assert [output async for output in engine.generate(FRANCE, sampling)][-1].outputs[0].text == word
+        assert [await chosen(word) for word in ("beside", "too")] == ["beside", "too"]
         with pytest.raises(RequestError, match="was not compiled within 3 s of processor time; make it simpler"):
             await doomed
-        sampling = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["after"]))
-        assert [output async for output in engine.generate(FRANCE, sampling)][-1].outputs[0].text == "after"
+        assert await chosen("after") == "after"
+        assert (await engine.stats())["num_requests"] == 0
 
 
 def only_even(arguments: dict[str, Any], prompt: Any, output: Any, logits: Tensor) -> Tensor:
@@ -281,7 +288,7 @@ def test_a_logits_processor_of_another_package(tmp_path: Path, monkeypatch: pyte
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: even\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(f"[pyllm.logits_processors]\neven = {__name__}:make_even\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}")
-    with LLM() as llm:
+    with LLM(kv_cache_memory_bytes=KV_CACHE) as llm:
         params = [SamplingParams(**STEPS, extra_args={"even": {"limit": limit}}) for limit in (100, 100)]
         even, plain = llm.generate([FRANCE] * 2, [params[0], SamplingParams(**STEPS, temperature=0)])
         assert not any(token % 2 for token in even.outputs[0].token_ids)

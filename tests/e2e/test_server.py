@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.server import DEADLINE, Server, find, until
 from tests.monitoring import VLLM_SERIES
+from tests.tiers import full
 
 FRANCE = "The capital of France is"
 
@@ -232,7 +233,7 @@ def stream(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str
     return [json.loads(line) for line in lines[:-1]]
 
 
-@pytest.mark.parametrize("is_path", [False, True])
+@pytest.mark.parametrize("is_path", [False, full(True)])
 def test_a_second_start_on_an_address_whose_server_still_loads_ends_and_the_first_is_reached(
     is_path: bool, tmp_path: Path
 ) -> None:

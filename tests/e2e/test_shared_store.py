@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from pyllm import LLMEngine, SamplingParams
+from pyllm import SamplingParams
 from pyllm.kv_transfer.stores.disk_store import DiskStore
+from tests import in_process
 from tests.e2e.server import Server, until
 from tests.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.full
 PROMPT = list(range(1, 200))
 NUM_TOKENS = 8
 NUM_BLOCKS = (len(PROMPT) + NUM_TOKENS - 1) // 16  # those that are full once the answer is there
@@ -61,15 +63,10 @@ def ask(server: Server, prompt: list[int]) -> Answer:
 
 def without_store(model: Model, prompts: Sequence[list[int]]) -> list[list[int]]:
     """The answers of an engine that has no store, one after another."""
-    engine = LLMEngine(model.path, dtype=model.dtype, num_gpu_blocks_override=64, enable_prefix_caching=False)
+    options = {"dtype": model.dtype, "num_gpu_blocks_override": 64, "enable_prefix_caching": False, "max_num_seqs": 1}
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    answers = []
-    for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), prompt, params)
-        while engine.has_unfinished_requests():
-            answers += [list(output.outputs[0].token_ids) for output in engine.step() if output.finished]
-    engine.close()
-    return answers
+    with in_process.engine(model.path, **options) as engine:
+        return in_process.tokens(in_process.generate(engine, prompts, params))
 
 
 def wait_for_blocks(folder: Path, number: int) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from pyllm import LLM, LLMEngine, RequestOutput, SamplingParams
+from pyllm import LLM, LLMEngine, SamplingParams
+from tests import in_process
+from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 
 OPTIONS = {
@@ -29,19 +31,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_tiny_model(folder / "model", layers=3)
 
 
-def served(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams = GREEDY) -> list[RequestOutput]:
-    """The answers to prompts that are served together."""
-    for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), prompt, params)
-    found: dict[str, RequestOutput] = {}
-    while engine.has_unfinished_requests():
-        found |= {output.request_id: output for output in engine.step() if output.finished}
-    return [found[str(number)] for number in range(len(prompts))]
-
-
 def outputs(engine: LLMEngine, prompts: list[list[int]]) -> list[list[int]]:
-    """Their tokens."""
-    return [list(output.outputs[0].token_ids) for output in served(engine, prompts)]
+    """The tokens that follow prompts that are served together."""
+    return in_process.tokens(in_process.generate(engine, prompts, GREEDY))
 
 
 def test_a_request_has_the_tokens_that_it_has_alone(model: str) -> None:
@@ -71,34 +63,36 @@ def test_blocks_of_a_store_give_the_bits_of_blocks_that_were_computed(model: str
     prompt, other = (random.Random(number).choices(range(256), k=120) for number in range(2))
     sparse: dict[str, Any] = OPTIONS | {"sparse_attention": "quest", "num_gpu_blocks_override": 50}
     options = sparse | {"kv_cache_dir": str(tmp_path / "blocks")}
-    with closing(LLMEngine(model, **sparse, enable_prefix_caching=False)) as engine:
+    with in_process.engine(model, **sparse, enable_prefix_caching=False) as engine:
         expected = bits_of(engine, prompt)
-    with closing(LLMEngine(model, **options)) as engine:
+    with in_process.engine(model, **options) as engine:
         assert bits_of(engine, prompt) == expected
-    with closing(LLMEngine(model, **options)) as engine:
-        served(engine, [other])
+    with in_process.engine(model, **options) as engine:
+        outputs(engine, [other])
         assert bits_of(engine, prompt) == expected
         assert engine.stats()["num_kv_loaded_tokens"] == 116, "all blocks but the last, which is computed"
     dense = {name: value for name, value in options.items() if not name.startswith("sparse")}
     for changed in (dense, options | {"sparse_attention_top_k": 4}):
-        with closing(LLMEngine(model, **changed)) as engine:
-            assert served(engine, [prompt])[0].num_cached_tokens == 0, "blocks of other settings mean something else"
+        with in_process.engine(model, **changed) as engine:
+            assert in_process.generate(engine, [prompt], GREEDY)[0].num_cached_tokens == 0, (
+                "blocks of other settings mean something else"
+            )
 
 
-@pytest.mark.parametrize(("kind", "ranks", "stages"), [("quest", 2, 1), ("mean", 1, 2)])
+@pytest.mark.parametrize(("kind", "ranks", "stages"), [("quest", 2, 1), full("mean", 1, 2)])
 def test_ranks_and_stages_give_the_tokens_of_one_process(tmp_path: Path, kind: str, ranks: int, stages: int) -> None:
     """Each rank has its own heads, and chooses by those of all."""
     folder = write_tiny_model(tmp_path / "model", layers=4, heads=4, kv_heads=2)
     prompts = [random.Random(number).choices(range(256), k=30 + 9 * number) for number in range(8)]
-    with closing(LLMEngine(folder, **OPTIONS, sparse_attention=kind)) as engine:
+    with in_process.engine(folder, **OPTIONS, sparse_attention=kind) as engine:
         expected = outputs(engine, prompts)
     options: dict[str, Any] = OPTIONS | {"sparse_attention": kind, "warm_spares": False}
     with closing(LLM(folder, **options, tensor_parallel_size=ranks, pipeline_parallel_size=stages)) as llm:
-        assert [list(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)] == expected
+        assert in_process.tokens(llm.generate(prompts, GREEDY)) == expected
 
 
 def bits_of(engine: LLMEngine, prompt: list[int]) -> list[Any]:
     """Tokens and log-probabilities of an answer."""
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=2)
-    (sample,) = served(engine, [prompt], params)[0].outputs
+    (sample,) = in_process.generate(engine, [prompt], params)[0].outputs
     return [sample.token_ids, sample.logprobs]

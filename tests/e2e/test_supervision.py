@@ -16,6 +16,7 @@ from tests.e2e import faulty_processor
 from tests.e2e.server import Server, until
 from tests.e2e.streaming import accepts, ended_whole, streaming
 from tests.e2e.titles import API, CORE, FORK_SERVER, STATE, WORKER
+from tests.tiers import full
 
 
 def have_successors(server: Server, old: list[psutil.Process]) -> bool:
@@ -30,7 +31,7 @@ def have_successors(server: Server, old: list[psutil.Process]) -> bool:
 TITLES = (API, CORE, STATE, FORK_SERVER)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, full(signal.SIGSTOP)])
 def test_processes_that_die_or_stand_still_together_are_replaced(number: signal.Signals) -> None:
     with Server("--api-server-count", "2") as server:
         tree = server.tree
@@ -83,12 +84,12 @@ def test_the_record_of_a_dead_core_has_its_last_steps_and_who_was_in_flight(tmp_
     assert all(request in suspects for request in steps[-1]["requests"])
 
 
-@pytest.mark.parametrize("title", ["pyllm::api-0", "pyllm::core-0"])
+@pytest.mark.parametrize("title", [CORE, full(API)])
 def test_a_process_that_dies_too_often_ends_the_server_with_1_and_the_reason_last(title: str) -> None:
     with Server("--max-restarts", "0") as server:
         with streaming(server, max_tokens=5000) as stream:
             server.titled(title).kill()
-        if title == "pyllm::core-0":
+        if title == CORE:
             assert "max_restarts allows 0" in json.loads(stream.events[-2])["error"]["message"]
         assert server.wait() == 1
         last = server.log.splitlines()[-1]
@@ -107,7 +108,7 @@ def test_killed_supervisor_leaves_no_orphan_though_all_stand_still() -> None:
         assert server.orphans() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, full(signal.SIGTERM)])
 def test_signal_drains_running_streams_and_exits_0(number: signal.Signals) -> None:
     with Server() as server:
         with streaming(server, max_tokens=60) as stream:

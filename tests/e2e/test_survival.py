@@ -3,9 +3,12 @@
 Some of the kills; `python -m tests.e2e.kill_everywhere` has them all.
 """
 
+import pytest
+
 from tests.e2e.kill_everywhere import at_event, at_steps, live
 from tests.e2e.kills import Tally
 from tests.e2e.titles import CORE, FORK_SERVER, WORKER
+from tests.tiers import full
 
 NUM_TOKENS = 24
 
@@ -21,6 +24,13 @@ async def test_worker_killed_at_a_step() -> None:
     assert_survived(await at_steps(first=14, most_runs=1, num_tokens=NUM_TOKENS, warm_spares=False), least_counted=1)
 
 
-def test_processes_of_a_server_killed() -> None:
-    kills = [at_event(WORKER, 60), at_event(CORE, 100), at_event(FORK_SERVER, 80)]
-    assert_survived(live(kills, NUM_TOKENS), least_counted=3)
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [(CORE, 100)],
+        full([(WORKER, 60), (FORK_SERVER, 80)]),
+    ],
+)
+def test_processes_of_a_server_killed(kills: list[tuple[str, int]]) -> None:
+    tally = live([at_event(title, number) for title, number in kills], NUM_TOKENS)
+    assert_survived(tally, least_counted=len(kills))

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from pyllm import LLM, LLMEngine, SamplingParams, StructuredOutputsParams
+from pyllm import LLM, SamplingParams, StructuredOutputsParams
 from pyllm.errors import RequestError
+from tests import in_process
 from tests.e2e.server import Server
 from tests.e2e.titles import CORE, WORKER
+from tests.in_process import KV_CACHE
+from tests.tiers import full
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -83,18 +86,16 @@ def test_a_plain_prompt_that_opens_reasoning_is_bounded(thinking: Server) -> Non
 
 def test_python_bounds_reasoning_by_the_models_template() -> None:
     params = SamplingParams(temperature=0, max_tokens=12, thinking_token_budget=4)
-    with LLM(chat_template=TEMPLATE) as llm:
+    with LLM(chat_template=TEMPLATE, kv_cache_memory_bytes=KV_CACHE) as llm:
         (outputs,) = llm.chat(MESSAGES, params)
         prompt = outputs.prompt_token_ids
-    engine = LLMEngine(chat_template=TEMPLATE)
-    engine.add_request("same", {"prompt_token_ids": prompt}, params)
-    same = [output for _ in range(14) for output in engine.step()]
-    with pytest.raises(RequestError, match="structured_outputs leave no room for reasoning"):
-        engine.add_request("form", prompt, SamplingParams(thinking_token_budget=4, structured_outputs=FORM))
-    engine.close()
+    with in_process.engine(chat_template=TEMPLATE) as engine:
+        (same,) = in_process.generate(engine, [{"prompt_token_ids": prompt}], params)
+        with pytest.raises(RequestError, match="structured_outputs leave no room for reasoning"):
+            engine.add_request("form", prompt, SamplingParams(thinking_token_budget=4, structured_outputs=FORM))
     tokens = outputs.outputs[0].token_ids
     assert tokens[4:7] == CLOSING
-    assert same[-1].outputs[0].token_ids == tokens
+    assert same.outputs[0].token_ids == tokens
 
 
 def test_a_format_follows_the_end_of_reasoning(thinking: Server) -> None:
@@ -108,8 +109,15 @@ def test_a_format_follows_the_end_of_reasoning(thinking: Server) -> None:
         assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == budget + len(CLOSING)
 
 
-@pytest.mark.parametrize("title", [WORKER, CORE])
-@pytest.mark.parametrize("num_events", [4, 12])
+@pytest.mark.parametrize(
+    ("title", "num_events"),
+    [
+        (WORKER, 4),
+        (CORE, 12),
+        full(WORKER, 12),
+        full(CORE, 4),
+    ],
+)
 def test_an_answer_goes_on_after_a_crash_as_it_would_have(thinking: Server, title: str, num_events: int) -> None:
     """Before its reasoning has ended, and after that."""
     body: dict[str, Any] = {"messages": MESSAGES, **DRAWN, "thinking_token_budget": 9}

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pyllm import LLMEngine, SamplingParams
+from pyllm import SamplingParams
+from tests import in_process
 from tests.e2e.server import Server
 from tests.families.tiny_families import write_tiny_family
-from tests.tiny_model import write_tiny_model
+from tests.tiers import full
 
 # Longer than one KV split of the Triton decode kernel, which is 256 positions.
 PROMPT = [(7 * position) % 256 for position in range(300)]
@@ -16,66 +18,51 @@ TWO_RANKS = ("--tensor-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def expected(model: str) -> list[str]:
-    """What a server says that plans a step ahead, as it does by default."""
-    return generated(model, "--async-scheduling")
+    """What torch's kernels say after a long prompt and after a short one."""
+    return [referenced(model, prompt, 12, kernel_backend="reference") for prompt in (PROMPT, PROMPT[:5])]
+
+
+def referenced(model: str, prompt: list[int], max_tokens: int, **options: Any) -> str:
+    """What an engine in this process says: it starts in less time than a server."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    with in_process.engine(model, dtype="float32", **options) as engine:
+        text = in_process.generate(engine, [prompt], params)[0].outputs[0].text
+    assert text
+    return text
 
 
 def generated(model: str, *arguments: str, environment: Mapping[str, str] | None = None) -> list[str]:
-    """What a server says after a long prompt, computed in chunks, and after a short one."""
-    with Server(model, "--dtype", "float32", *arguments, environment=environment) as server:
+    """What a server says to the same prompts, of which it computes the long one in chunks."""
+    chunks = ("--max-num-batched-tokens", "128")
+    with Server(model, "--dtype", "float32", *chunks, *arguments, environment=environment) as server:
         answers = [server.complete(prompt, max_tokens=12, ignore_eos=True).json() for prompt in (PROMPT, PROMPT[:5])]
     return [answer["choices"][0]["text"] for answer in answers]
 
 
-def test_triton_kernels_give_the_tokens_of_the_reference(model: str) -> None:
-    reference = referenced(model, PROMPT, 12), referenced(model, PROMPT[:5], 12)
-    triton = generated(
-        model,
-        *("--kernel-backend", "triton", "--max-num-batched-tokens", "128"),
-        environment={"TRITON_INTERPRET": "1"},
-    )
-    assert triton == list(reference)
-    assert all(reference)
-
-
-def referenced(model: str, prompt: list[int], max_tokens: int) -> str:
-    """What torch's kernels say, in this process: it starts in less time than a server."""
-    engine = LLMEngine(model, dtype="float32", kernel_backend="reference")
-    engine.add_request("only", prompt, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
-    text = ""
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            text = output.outputs[0].text
-    engine.close()
-    return text
+def test_triton_kernels_give_the_tokens_of_the_reference(model: str, expected: list[str]) -> None:
+    assert generated(model, "--kernel-backend", "triton", environment={"TRITON_INTERPRET": "1"}) == expected
 
 
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
-        ("qwen3-moe", ()),
-        ("qwen3-moe", TWO_RANKS),
-        ("qwen3-moe", (*TWO_RANKS, "--enable-expert-parallel")),
-        ("gpt-oss", TWO_RANKS),
         ("gpt-oss-clamped", (*TWO_RANKS, "--enable-expert-parallel")),
+        full("gpt-oss", TWO_RANKS),
+        full("qwen3-moe", ()),
+        full("qwen3-moe", TWO_RANKS),
+        full("qwen3-moe", (*TWO_RANKS, "--enable-expert-parallel")),
     ],
 )
 def test_experts_on_triton_give_the_tokens_of_the_reference(
     tmp_path: Path, family: str, ranks: tuple[str, ...]
 ) -> None:
     model = write_tiny_family(tmp_path, family)
-    reference = referenced(model, PROMPT[:50], 6)
+    reference = referenced(model, PROMPT[:50], 6, kernel_backend="reference")
     arguments = ("--dtype", "float32", "--kernel-backend", "triton", *ranks)
     with Server(model, *arguments, environment={"TRITON_INTERPRET": "1"}) as server:
         answer = server.complete(PROMPT[:50], max_tokens=6, ignore_eos=True).json()
     assert answer["choices"][0]["text"] == reference
-    assert reference
 
 
 def test_triton_without_card_or_interpreter_is_refused(model: str) -> None:
@@ -88,8 +75,10 @@ def test_model_in_the_core_process_says_the_same(model: str, expected: list[str]
     assert generated(model, "--distributed-executor-backend", "uni") == expected
 
 
-def test_no_overlap_says_the_same(model: str, expected: list[str]) -> None:
-    assert generated(model, "--no-async-scheduling") == expected
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_step_planned_ahead_changes_nothing(model: str, expected: list[str], overlap: bool) -> None:
+    texts = [referenced(model, prompt, 12, async_scheduling=overlap) for prompt in (PROMPT, PROMPT[:5])]
+    assert texts == expected
 
 
 def test_flags_as_vllms_users_guess(model: str, expected: list[str]) -> None:
@@ -101,10 +90,3 @@ def test_flags_as_vllms_users_guess(model: str, expected: list[str]) -> None:
         assert titles == ["pyllm::worker-0-0", "pyllm::worker-0-1", "pyllm::worker-0-2"]
         answer = server.complete(PROMPT[:5], max_tokens=12, ignore_eos=True).json()
     assert answer["choices"][0]["text"] == expected[1]
-
-
-def test_unsupported_architecture_is_named(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "strange", architectures=["MambaForCausalLM"])
-    server = Server(folder)
-    assert server.wait() == 2
-    assert "MambaForCausalLM" in server.log

@@ -8,15 +8,25 @@ from typing import Any
 import pytest
 
 from pyllm import LLM, SamplingParams
+from tests import in_process
 from tests.e2e.server import Server
 from tests.e2e.titles import WORKER, find
 from tests.families.test_engine import check
 from tests.families.tiny_families import write_tiny_family
+from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 
 PROMPTS = [
     [(17 * place * (seed + 1)) % 250 + 3 for place in range(length)] for seed, length in enumerate((70, 5, 33, 70))
 ]
+PROMPTS.append([*PROMPTS[0][:64], 9])  # with a prefix of the first
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_num_batched_tokens": 32,
+    "block_size": 8,
+    "max_model_len": 128,
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
@@ -27,18 +37,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def answers(model: str, **options: Any) -> tuple[list[list[int]], dict[str, Any]]:
     """Of prompts that share a prefix, in chunks, with a cache that is too small for all of them."""
-    chosen = {"dtype": "float32", "max_num_batched_tokens": 32, "block_size": 8, "max_model_len": 128, **options}
-    with LLM(model, device="cpu", **chosen) as llm:
-        outputs = llm.generate([*PROMPTS, [*PROMPTS[0][:64], 9]], GREEDY)
-        return [output.outputs[0].token_ids for output in outputs], llm.stats()
+    with LLM(model, **OPTIONS, **options) as llm:
+        return in_process.tokens(llm.generate(PROMPTS, GREEDY)), llm.stats()
 
 
 @pytest.fixture(scope="module")
 def native(tiny: str) -> list[list[int]]:
-    return answers(tiny)[0]
+    with in_process.engine(tiny, **OPTIONS) as engine:
+        return in_process.tokens(in_process.generate(engine, PROMPTS, GREEDY))
 
 
-@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"distributed_executor_backend": "uni"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"tensor_parallel_size": 2}, full({"distributed_executor_backend": "uni"})],
+)
 def test_tokens_are_those_of_the_family(tiny: str, native: list[list[int]], options: dict[str, Any]) -> None:
     tokens, stats = answers(tiny, model_impl="transformers", **options)
     assert tokens == native
@@ -49,7 +61,7 @@ def test_tokens_are_those_of_the_family(tiny: str, native: list[list[int]], opti
     ("family", "ranks", "options"),
     [
         ("gemma3", 1, {"kv_offloading_size": "8MiB"}),
-        ("gpt-oss", 1, {}),
+        full("gpt-oss", 1, {}),
         pytest.param("granite", 2, {}, marks=pytest.mark.oracle),
         pytest.param("qwen3-moe", 1, {}, marks=pytest.mark.oracle),
         pytest.param("cohere2", 1, {"kv_offloading_size": "8MiB"}, marks=pytest.mark.oracle),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from pyllm import (
 from pyllm.client.client import EngineClient as Client
 from pyllm.errors import ConfigError, EngineDeadError, GivenUpError, RequestError
 from pyllm.wire.messages import FinishCode
+from tests import in_process
 from tests.e2e.titles import find
+from tests.in_process import KV_CACHE
 from tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -37,13 +40,13 @@ LONG_GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_llm_says_paris_in_every_precision(dtype: str) -> None:
-    with LLM(dtype=dtype) as llm:
-        one, two = llm.generate([FRANCE, "The opposite of hot is"], GREEDY)
+def test_every_precision_says_paris(dtype: str) -> None:
+    with in_process.engine(dtype=dtype) as engine:
+        one, two = in_process.generate(engine, [FRANCE, "The opposite of hot is"], GREEDY)
         assert one.outputs[0].text.startswith(" Paris")
         assert two.outputs[0].text
-        assert llm.generate(FRANCE, GREEDY)[0].outputs[0].text == one.outputs[0].text
-        assert llm.chat([{"role": "user", "content": "Hi"}], GREEDY)[0].finished
+        (again,) = in_process.generate(engine, [FRANCE], GREEDY)
+        assert again.outputs[0].text == one.outputs[0].text
 
 
 CHAT_PROGRAM = """
@@ -81,9 +84,10 @@ def test_llm_has_vllms_keywords() -> None:
         bars.append(tqdm(**options, file=io.StringIO()))
         return bars[-1]
 
-    with LLM() as llm:
+    with LLM(kv_cache_memory_bytes=KV_CACHE) as llm:
         params = llm.get_default_sampling_params()
         params.temperature, params.max_tokens = 0.0, 4
+        assert llm.chat([{"role": "user", "content": "Hi"}], GREEDY)[0].finished
         (output,) = llm.generate({"prompt": FRANCE}, params, use_tqdm=bar)
         assert output.outputs[0].text.startswith(" Paris")
         assert (bars[0].n, bars[0].total) == (1, 1)
@@ -115,17 +119,17 @@ def test_llm_has_vllms_keywords() -> None:
         with pytest.raises(RequestError, match="adapters"):
             llm.chat(begun, GREEDY, True, "adapter")
         summary = llm.get_summary()
-        assert summary.num_requests == 6
-        assert summary.time_to_first_token.count == 6
+        assert summary.num_requests == 7
+        assert summary.time_to_first_token.count == 7
         assert 0 < summary.time_to_first_token.p50 <= summary.end_to_end.max
         assert summary.memory_bytes > 100 << 20
         metrics = {metric.name: metric for metric in llm.get_metrics() if not metric.labels.get("finished_reason")}
-        assert metrics["vllm:generation_tokens"].value == 24
-        assert metrics["vllm:time_to_first_token_seconds"].count == 6
+        assert metrics["vllm:generation_tokens"].value == 28
+        assert metrics["vllm:time_to_first_token_seconds"].count == 7
 
 
 async def test_a_cancelled_task_ends_its_request_beside_another_engine() -> None:
-    async with AsyncEngine() as one, AsyncEngine() as other:
+    async with AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as one, AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as other:
         endless = SamplingParams(max_tokens=5000, ignore_eos=True)
         task = asyncio.create_task(one.complete(FRANCE, endless))
         while not (await one.stats())["num_running"]:
@@ -169,7 +173,7 @@ def test_a_second_engine_leaves_the_path_of_kv_events_to_the_first(tmp_path: Pat
 
 
 async def test_async_engine_streams_aborts_and_outlives_its_core() -> None:
-    async with AsyncEngine() as engine:
+    async with AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as engine:
         outputs = [output async for output in engine.generate(FRANCE, GREEDY)]
         assert outputs[0].outputs[0].text.startswith(" Paris")
         assert [output.finished for output in outputs[-2:]] == [False, True]
@@ -218,7 +222,7 @@ async def test_a_server_for_vllm_runs_when_its_import_is_changed() -> None:
 
 
 async def test_async_engine_reports_a_core_that_dies_too_often() -> None:
-    async with AsyncEngine(max_restarts=0) as engine:
+    async with AsyncEngine(max_restarts=0, kv_cache_memory_bytes=KV_CACHE) as engine:
         doomed = engine.generate(FRANCE, SamplingParams(max_tokens=5000, ignore_eos=True))
         await anext(doomed)
         core_of_ours().kill()
@@ -235,7 +239,7 @@ def core_of_ours() -> psutil.Process:
 
 
 def test_llm_engine_steps() -> None:
-    engine = LLMEngine(max_num_seqs=4)
+    engine = LLMEngine(max_num_seqs=4, kv_cache_memory_bytes=KV_CACHE)
     engine.add_request("first", FRANCE, GREEDY)
     engine.add_request("second", FRANCE, SamplingParams(temperature=0, max_tokens=50))
     with pytest.raises(RequestError, match="running already"):
@@ -269,7 +273,7 @@ def test_llm_engine_steps() -> None:
 
 
 def test_llm_engine_loses_nothing_when_a_request_fails() -> None:
-    engine = LLMEngine(max_num_seqs=4)
+    engine = LLMEngine(max_num_seqs=4, kv_cache_memory_bytes=KV_CACHE)
     # The first leaves no token to choose from, in the step in which the other one ends.
     impossible = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=[5], bad_words_token_ids=[[5]])
     engine.add_request("ends", FRANCE, SamplingParams(temperature=0, max_tokens=1))
@@ -291,12 +295,21 @@ def test_llm_engine_refuses_processes(options: dict[str, object]) -> None:
         LLMEngine(**options)
 
 
-async def test_engine_client_against_a_headless_core(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/core"
+@pytest.fixture(scope="module")
+def headless_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a core of the embedded model."""
+    address = f"ipc://{tmp_path_factory.mktemp('core')}/core"
     core = subprocess.Popen(
         [sys.executable, "-m", "pyllm", "core", "--bind", address], stdout=subprocess.PIPE, text=True
     )
-    client = await EngineClient.connect(address, timeout=90)
+    yield address
+    core.send_signal(signal.SIGTERM)
+    core.communicate(timeout=60)
+    assert core.returncode == 0
+
+
+async def test_engine_client_against_a_headless_core(headless_core: str) -> None:
+    client = await EngineClient.connect(headless_core, timeout=90)
     assert client.model.name == "SmolLM2-135M-Instruct.Q4_1"
     tokens: list[int] = []
     async for delta in client.generate([504, 3575, 282, 4649, 314], GREEDY):
@@ -304,30 +317,23 @@ async def test_engine_client_against_a_headless_core(tmp_path: Path) -> None:
         last = delta
     assert last.finish == FinishCode.LENGTH
     assert len(tokens) == 4
-    stranger = await Client.connect(address)
+    stranger = await Client.connect(headless_core)
     assert (await stranger.call("stats"))["num_clients"] == 2
     with pytest.raises(RequestError, match="unknown method"):
         await stranger.call("explode")
     stranger.close()
     client.close()
-    core.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(core.wait, 60) == 0
-    core.communicate()
 
 
-async def test_random_bytes_on_the_core_socket_harm_nobody(tmp_path: Path) -> None:
+async def test_random_bytes_on_the_core_socket_harm_nobody(headless_core: str) -> None:
     import random
 
     import zmq
 
-    address = f"ipc://{tmp_path}/core"
-    core = subprocess.Popen(
-        [sys.executable, "-m", "pyllm", "core", "--bind", address], stdout=subprocess.PIPE, text=True
-    )
-    client = await EngineClient.connect(address, timeout=90)
+    client = await EngineClient.connect(headless_core, timeout=90)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     noise = context.socket(zmq.DEALER)
-    noise.connect(address)
+    noise.connect(headless_core)
     generator = random.Random(0)
     for _ in range(300):
         noise.send_multipart([generator.randbytes(generator.randrange(200)) for _ in range(generator.randrange(1, 4))])
@@ -339,9 +345,6 @@ async def test_random_bytes_on_the_core_socket_harm_nobody(tmp_path: Path) -> No
     noise.close(0)
     context.destroy(0)
     client.close()
-    core.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(core.wait, 60) == 0
-    core.communicate()
 
 
 def examples() -> list[str]:

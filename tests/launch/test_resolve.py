@@ -17,11 +17,6 @@ GIB = 1 << 30
 A100, T4 = VisibleCard(80, 39 * GIB + GIB // 2), VisibleCard(75, 15 * GIB)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
-
-
 def test_resolve_leaves_nothing_open(model: str) -> None:
     config, checkpoint = resolve_config(engine_config({"model": model, "device": "cpu"}))
     assert config.model.dtype == "float32"

@@ -16,14 +16,8 @@ from pyllm.launch.service_manager import ServiceManager
 from pyllm.wire.messages import Restarts
 from pyllm.wire.supervision_messages import MAX_ENDED, CoreEntry, CoreList, Kept
 from tests.frontend.api_config import api_config
-from tests.tiny_model import write_tiny_model
 
 NEVER_READ = LiveCredentials(ServerConfig(), Credentials(), ServiceManager(""))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
 
 
 def _core(model: str, folder: Path, **options: object) -> CoreConfig:
