@@ -193,11 +193,6 @@ impl Config {
     /// Maximum weight of a tenant.
     pub const MAX_TENANT_WEIGHT: u32 = 1_000_000;
 
-    /// Blocks of one group that hold `num_tokens` tokens.
-    pub(crate) fn blocks_for(&self, num_tokens: u32) -> u32 {
-        num_tokens.div_ceil(self.block_size)
-    }
-
     /// Log-probabilities that come with a request's first tokens at most: a quarter of those that a step may carry.
     pub fn most_logprobs(&self) -> u64 {
         (1 << 17).max(2 * (u64::from(self.vocab_size) + 1))

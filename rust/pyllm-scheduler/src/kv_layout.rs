@@ -72,6 +72,11 @@ impl GroupLayout {
 }
 
 impl KvLayout {
+    /// Blocks of one group that hold `num_tokens` tokens.
+    pub(crate) fn blocks_for(&self, num_tokens: u32) -> u32 {
+        num_tokens.div_ceil(self.block_size)
+    }
+
     /// Uses these settings' largest chunk. If larger ones are allowed later, prompts still come in chunks of this size.
     pub(crate) fn new(config: &Config) -> Self {
         let largest_chunk = match config.long_prefill_token_threshold {

@@ -14,8 +14,8 @@ use crate::config::PrefixHash;
 use crate::error::{Error, Result};
 use crate::estimates::core_load::{CoreLoad, work};
 use crate::estimates::output_lengths::FIRST_LENGTH;
-use crate::kv_cache::changes::Change;
-use crate::kv_cache::request_hasher::RequestHasher;
+use crate::kv::cache::changes::Change;
+use crate::kv::cache::request_hasher::RequestHasher;
 use crate::recorder::Recorder;
 
 use choice::{Candidate, choose};

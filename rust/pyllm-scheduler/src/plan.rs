@@ -6,8 +6,8 @@
 //! plan, and swapped in again. No block is both the target of a block copy and the source of another, so the copies may
 //! run in parallel. Slot copies may run in parallel if every source is read before any destination is written.
 
+use crate::block_hash::GroupHash;
 use crate::ids::{BlockId, HostBlockId, Slot, StepId};
-use crate::kv_cache::prefix::Name;
 
 /// Every section starts at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 64;
@@ -166,10 +166,11 @@ impl Draft {
         self.slot_copies.extend([source.0 as i32, destination.0 as i32]);
     }
 
-    pub(crate) fn swap_out(&mut self, device: BlockId, host: HostBlockId, name: Option<Name>) {
+    /// Adds a swap to the host. `name` has the hash of the block's contents, and its index in the chain.
+    pub(crate) fn swap_out(&mut self, device: BlockId, host: HostBlockId, name: Option<(GroupHash, u32)>) {
         self.swaps.extend([0, device.0 as i32, host.0 as i32]);
         let (hash, group, index) = match &name {
-            Some(name) => (*name.key.hash.as_bytes(), name.key.group, name.index),
+            Some((key, index)) => (*key.hash.as_bytes(), key.group, *index),
             None => ([0; 32], NO_GROUP, 0),
         };
         self.swap_names.extend(hash);
@@ -272,8 +273,7 @@ fn aligned(offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_cache::hash::BlockHash;
-    use crate::kv_cache::prefix::Saved;
+    use crate::block_hash::BlockHash;
 
     #[test]
     fn sections_follow_one_another_at_multiples_of_64_bytes() {
@@ -299,8 +299,7 @@ mod tests {
         let key = BlockHash::root(&["x"]).of(3);
         let mut draft = Draft::default();
         draft.clear();
-        let name = Name { key, index: 9, filled: StepId(7), saved: Saved::Nothing };
-        draft.swap_out(BlockId(1), HostBlockId(0), Some(name));
+        draft.swap_out(BlockId(1), HostBlockId(0), Some((key, 9)));
         draft.swap_out(BlockId(2), HostBlockId(1), None);
         draft.swap_in(HostBlockId(1), BlockId(4));
         let plan = draft.finish(StepId(0));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, LoadId, RequestId, SaveId, StepId};
-use crate::kv_cache::host_block::HostBlock;
+use crate::kv::cache::host_block::HostBlock;
 use crate::output::logprobs::Logprobs;
 use crate::plan::Plan;
 use crate::request::{Finish, Request};

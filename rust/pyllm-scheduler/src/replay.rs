@@ -3,8 +3,9 @@
 
 use crate::config::Config;
 use crate::error::Result;
+use crate::observer::stats::Stats;
 use crate::recorder::{Entries, Input, MAGIC};
-use crate::scheduler::{Scheduler, Stats};
+use crate::scheduler::Scheduler;
 
 /// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]

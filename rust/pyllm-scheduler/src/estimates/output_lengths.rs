@@ -14,13 +14,12 @@ pub(crate) struct OutputLengths {
     sums: Box<[f64; NUM_BUCKETS]>,    // of those lengths, weighted
     longer: Box<[f64; NUM_BUCKETS]>,  // expected length beyond each bucket; 0 where nothing was longer
     mean: f64,
-    is_stale: bool,
 }
 
 impl OutputLengths {
     pub(crate) fn new() -> Self {
         let nothing = || Box::new([0.0; NUM_BUCKETS]);
-        Self { weights: nothing(), sums: nothing(), longer: nothing(), mean: FIRST_LENGTH, is_stale: false }
+        Self { weights: nothing(), sums: nothing(), longer: nothing(), mean: FIRST_LENGTH }
     }
 
     /// Adds a sample that ended with `length` output tokens.
@@ -31,31 +30,25 @@ impl OutputLengths {
         let bucket = bucket(length);
         self.weights[bucket] += 1.0;
         self.sums[bucket] += f64::from(length);
-        self.is_stale = true;
+        self.refresh();
     }
 
     /// Expected output tokens of a new sample.
-    pub(crate) fn mean(&mut self) -> f64 {
-        self.refresh();
+    pub(crate) fn mean(&self) -> f64 {
         self.mean
     }
 
     /// Expected output tokens after the first `length`: the mean remainder of the samples that were longer. A sample
     /// longer than all before is expected to reach the mean, or to double.
-    pub(crate) fn remaining(&mut self, length: u32) -> f64 {
+    pub(crate) fn remaining(&self, length: u32) -> f64 {
         if length == 0 {
             return self.mean();
         }
-        self.refresh();
         let (length, longer) = (f64::from(length), self.longer[bucket(length)]);
         if longer > 0.0 { (longer - length).max(1.0) } else { (self.mean - length).max(length) }
     }
 
     fn refresh(&mut self) {
-        if !self.is_stale {
-            return;
-        }
-        self.is_stale = false;
         let (mut weight, mut sum) = (0.0, 0.0);
         for bucket in (0..NUM_BUCKETS).rev() {
             self.longer[bucket] = if weight > 1e-3 { sum / weight } else { 0.0 };

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 
-use crate::kv_cache::changes::Change;
-use crate::kv_cache::hash::HashMapByShort;
+use crate::block_hash::HashMapByShort;
+use crate::kv::cache::changes::Change;
 use crate::kv_layout::GroupLayout;
 
 use super::core_set::{CoreSet, MAX_CORES};

@@ -9,7 +9,7 @@ use super::*;
 use crate::config::{Config, KvGroup, PolicyName};
 use crate::estimates::core_load::TenantLoad;
 use crate::ids::{ClientId, RequestId};
-use crate::kv_cache::events::KvEvent;
+use crate::kv::cache::events::KvEvent;
 use crate::plan::{ALIGNMENT, Plan, SECTIONS};
 use crate::request::Request;
 use crate::scheduler::Scheduler;

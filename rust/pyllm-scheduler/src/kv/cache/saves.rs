@@ -1,0 +1,170 @@
+//! Saves of blocks' contents to an external store. A candidate holds no reference: if its block is evicted first, it is
+//! not saved. A save under way holds a reference, so that its block is neither reused nor written until the save ends.
+//! Knows neither reference counts nor the store.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::block_hash::{BlockHash, GroupHash};
+use crate::ids::{BlockId, SaveId, StepId};
+use crate::request::Retention;
+
+/// A block to save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Save {
+    /// Its id for `Scheduler::finish_save`.
+    pub id: SaveId,
+    /// The hash of its contents: keys and values of one group of layers.
+    pub hash: BlockHash,
+    /// The group.
+    pub group: u32,
+    /// Its position in its chain.
+    pub index: u32,
+    /// The block with the contents.
+    pub block: BlockId,
+    /// The retention in the store; never `None`.
+    pub retention: Retention,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Candidate {
+    pub(crate) block: BlockId,
+    pub(crate) key: GroupHash,
+    /// The block's position in its chain.
+    pub(crate) index: u32,
+    /// The step that writes it.
+    pub(crate) filled: StepId,
+    pub(crate) retention: Retention,
+}
+
+pub(crate) struct Saves {
+    candidates: VecDeque<Candidate>,
+    under_way: BTreeMap<SaveId, BlockId>,
+    most_candidates: usize,
+    most_under_way: usize, // 0: no saves
+    next: SaveId,
+    /// Candidates that were dropped.
+    pub(crate) num_dropped: u64,
+}
+
+impl Saves {
+    pub(crate) fn new(most_candidates: u32, most_under_way: u32) -> Self {
+        Self {
+            candidates: VecDeque::new(),
+            under_way: BTreeMap::new(),
+            most_candidates: most_candidates as usize,
+            most_under_way: most_under_way as usize,
+            next: SaveId(0),
+            num_dropped: 0,
+        }
+    }
+
+    pub(crate) fn num_under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// References of saves to a block.
+    pub(crate) fn references(&self, block: BlockId) -> u32 {
+        self.under_way.values().filter(|&&saved| saved == block).count() as u32
+    }
+
+    pub(crate) fn propose(&mut self, candidate: Candidate) {
+        if self.most_under_way == 0 {
+            return;
+        }
+        if self.candidates.len() == self.most_candidates {
+            self.num_dropped += 1;
+            return;
+        }
+        self.candidates.push_back(candidate);
+    }
+
+    /// Drops the candidates of a block that may be written again.
+    pub(crate) fn withdraw(&mut self, block: BlockId) {
+        let before = self.candidates.len();
+        self.candidates.retain(|candidate| candidate.block != block);
+        self.num_dropped += (before - self.candidates.len()) as u64;
+    }
+
+    /// Whether `next` returns a candidate: one that a step before `committed` has written.
+    pub(crate) fn has_next(&self, committed: StepId) -> bool {
+        let is_written = self.candidates.front().is_some_and(|candidate| candidate.filled < committed);
+        is_written && self.under_way.len() < self.most_under_way
+    }
+
+    /// The next candidate. The caller calls `begin` for it, or counts it as dropped.
+    pub(crate) fn next(&mut self, committed: StepId) -> Option<Candidate> {
+        if self.has_next(committed) { self.candidates.pop_front() } else { None }
+    }
+
+    /// Begins a save. The caller adds a reference to the block, and drops it after `finish`.
+    pub(crate) fn begin(&mut self, block: BlockId) -> SaveId {
+        let save = self.next;
+        self.next = SaveId(save.0 + 1);
+        self.under_way.insert(save, block);
+        save
+    }
+
+    /// Ends a save. Returns its block, whose reference the caller drops.
+    pub(crate) fn finish(&mut self, save: SaveId) -> Option<BlockId> {
+        self.under_way.remove(&save)
+    }
+
+    /// Drops all candidates, because their contents have lost their names.
+    pub(crate) fn forget(&mut self) {
+        self.num_dropped += self.candidates.len() as u64;
+        self.candidates.clear();
+    }
+
+    /// Drops all candidates and all saves under way after the loss of the device.
+    pub(crate) fn clear(&mut self) {
+        self.num_dropped += self.under_way.len() as u64;
+        self.under_way.clear();
+        self.forget();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_hash::BlockHash;
+
+    fn candidate(block: u32, filled: u64) -> Candidate {
+        let key = BlockHash::root(&[&block.to_string()]).of(0);
+        Candidate { block: BlockId(block), key, index: 0, filled: StepId(filled), retention: Retention::Default }
+    }
+
+    fn take(saves: &mut Saves, committed: u64) -> Vec<u32> {
+        let mut taken = Vec::new();
+        while let Some(next) = saves.next(StepId(committed)) {
+            saves.begin(next.block);
+            taken.push(next.block.0);
+        }
+        taken
+    }
+
+    #[test]
+    fn what_committed_steps_wrote_is_taken_up_to_a_bound() {
+        let mut saves = Saves::new(9, 2);
+        for (block, filled) in [(1, 4), (2, 4), (3, 4), (4, 5)] {
+            saves.propose(candidate(block, filled));
+        }
+        assert_eq!(take(&mut saves, 4), []);
+        assert_eq!(take(&mut saves, 5), [1, 2]);
+        assert_eq!((saves.num_under_way(), saves.references(BlockId(1))), (2, 1));
+        assert_eq!((saves.finish(SaveId(0)), saves.finish(SaveId(0))), (Some(BlockId(1)), None));
+        assert_eq!((take(&mut saves, 5), take(&mut saves, 6)), (vec![3], vec![]));
+    }
+
+    #[test]
+    fn what_may_be_written_again_or_finds_no_place_is_dropped() {
+        let mut saves = Saves::new(2, 2);
+        for block in 1..4 {
+            saves.propose(candidate(block, 0));
+        }
+        saves.withdraw(BlockId(1));
+        assert_eq!((take(&mut saves, 1), saves.num_dropped), (vec![2], 2));
+        let mut none = Saves::new(2, 0);
+        none.propose(candidate(1, 0));
+        assert_eq!((take(&mut none, 1), none.num_dropped), (vec![], 0));
+    }
+}
