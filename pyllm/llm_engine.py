@@ -19,8 +19,9 @@ from pyllm.client.prompt_tokens import known_tokens
 from pyllm.config.engine_settings import ParallelConfig
 from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
-from pyllm.core import core_parts
+from pyllm.core.composition import compose
 from pyllm.core.executors.inline import InlineExecutor
+from pyllm.core.startup import start
 from pyllm.engine_args import EngineArgs
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
@@ -207,10 +208,10 @@ class LLMEngine:
             raise EngineDeadError("the engine is closed")
 
     async def _start(self, config: CoreConfig) -> None:
-        parts = await core_parts.start(config, self._executor)
+        setup = await start(config, self._executor)
         to_client: MemoryEndpoint[ClientMessage, CoreMessage] = MemoryEndpoint()
         to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
-        core, loop = core_parts.make_core(config, parts, self._executor, to_client), self._loop
+        core, loop = compose(setup, to_client), self._loop
         self._core = core
         # Callbacks at the end must not reference this object, as it would then never be dropped.
         self._at_close.callback(core.close)

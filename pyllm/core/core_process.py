@@ -17,10 +17,11 @@ import uvloop
 import zmq
 
 from pyllm.config.process_config import CoreConfig
-from pyllm.core.core_parts import make_core, start
+from pyllm.core.composition import Surroundings, compose
 from pyllm.core.event_publisher import EventPublisher, claim_addresses
 from pyllm.core.executors.executor import Executor
 from pyllm.core.loop import EngineCore
+from pyllm.core.startup import start
 from pyllm.errors import ConfigError, StartError
 from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.log_level import set_log_level
@@ -44,7 +45,7 @@ def run(
 ) -> int:
     """Serve until SIGTERM, then drain; the exit code is 0 unless workers died too often or did not start.
 
-    `memory` outlives this process, see `EngineCore`.
+    `memory` outlives this process, see `Surroundings`.
     """
 
     def serve() -> int:
@@ -95,20 +96,17 @@ async def _serve(
         )
         publisher: EventPublisher | None = None
         try:
-            parts, events = starting.result(), config.engine.kv_events
+            setup, events = starting.result(), config.engine.kv_events
             if events.kv_events_endpoint:
-                publisher = EventPublisher(parts.scheduler, context, events, rank=config.index)
-            core = make_core(
-                config,
-                parts,
-                executor,
-                endpoint,
+                publisher = EventPublisher(setup.scheduler, context, events, rank=config.index)
+            around = Surroundings(
                 on_alone=parent.set_blamed_on_request,
                 publish=publisher.publish if publisher else _publish_nothing,
-                memory=memory,
                 keep=parent.keep,
                 set_log_level=set_log_level,
+                memory=memory,
             )
+            core = compose(setup, endpoint, around)
             gc.freeze()
             parent.started(address)
             await _run(core, stop, parent, config.shutdown_timeout)

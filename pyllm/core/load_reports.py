@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pyllm._rust import Scheduler
 from pyllm.core.clients import Clients
-from pyllm.core.lost_requests import LostRequests
+from pyllm.core.faults.lost_requests import LostRequests
 from pyllm.core.reservation import Reservation
 from pyllm.wire.messages import LoadReport
 

@@ -4,17 +4,15 @@ Knows token ids, not text. Starts no process, touches no tensor, and gets its cl
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from mmap import mmap
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from pyllm._rust import Plan, Scheduler
 from pyllm.config.engine_settings import EngineConfig
-from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.executor import Executor
-from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.faults.crash import Crash, crash_report
 from pyllm.core.faults.isolation_reporter import IsolationReporter
 from pyllm.core.faults.recovery import Recovery
@@ -22,132 +20,66 @@ from pyllm.core.inbox import Inbox
 from pyllm.core.kept_state import KeptState
 from pyllm.core.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
-from pyllm.core.lost_requests import LostRequests
-from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
-from pyllm.core.reservation import Reservation
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
 from pyllm.errors import WorkerDeadError
-from pyllm.kv_transfer import SchedulerConnector
 from pyllm.recording import Recording
-from pyllm.supervision import step_trace
-from pyllm.supervision.restart_budget import RestartBudget
-from pyllm.wire.ipc import Sender
-from pyllm.wire.messages import ClientMessage, CoreMessage, Deltas, Ready, Rejected, Sampled
-from pyllm.wire.supervision_messages import Kept
+from pyllm.wire.messages import ClientMessage, Rejected, Sampled
 
-NOTHING_KEPT = Kept()
+
+class CoreParts(NamedTuple):
+    """The parts of a core; `composition.compose` makes them.
+
+    `depth` is the number of steps in flight. `publish` is called before each step, and `on_crash` when workers have
+    died, with a name and a report: contents by file name.
+    """
+
+    scheduler: Scheduler
+    executor: Executor
+    config: EngineConfig
+    epoch: int
+    depth: int
+    clock: Callable[[], float]
+    publish: Callable[[], object]
+    on_crash: Callable[[str, Mapping[str, bytes]], object]
+    recording: Recording | None
+    clients: Clients
+    inbox: Inbox
+    in_flight: StepsInFlight
+    transfers: KVTransfers
+    recovery: Recovery
+    isolation: IsolationReporter
+    stage: Stage
+    load_reporter: LoadReporter
+    kept: KeptState
+    profiling: Profiling
 
 
 class EngineCore:
-    """One inbox, one scheduler, one executor.
+    """The loop over one inbox, one scheduler and one executor."""
 
-    `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known; a pipeline
-    has one per stage, with different sequences. `config` has the settings of the scheduler, `policy` is a scheduling
-    policy of another package, `recording` keeps the scheduler's calls, `connector` moves KV blocks to and from outside,
-    and `sampling_plugins` names the logits processors and samplers that workers can load. `token_seconds` is the
-    measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a name
-    and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that it is to
-    blame for a crash of this process, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes,
-    keeps a trace of the last steps after this process ends. `publish` is called before each step. `earlier` is the
-    state of the core before, and `keep` is called with state for the next one. `set_log_level` is None in a process
-    that is not the core's own.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        executor: Executor,
-        sender: Sender[CoreMessage],
-        ready: Ready,
-        *,
-        config: EngineConfig,
-        clock: Callable[[], float],
-        depth: int = 1,
-        policy: Policy | None = None,
-        recording: Recording | None = None,
-        connector: SchedulerConnector | None = None,
-        sampling_plugins: Collection[str] = (),
-        token_seconds: float = 0.0,
-        on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
-        on_alone: Callable[[bool], object] = lambda is_alone: None,
-        publish: Callable[[], object] = lambda: None,
-        memory: mmap | bytearray | None = None,
-        earlier: Kept = NOTHING_KEPT,
-        keep: Callable[[Kept], object] = lambda kept: None,
-        set_log_level: Callable[[str], None] | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._scheduler = scheduler
-        self._executor = executor
-        self._config = config
-        self._epoch = ready.epoch
-        self._clock = clock
-        self._depth = depth
-        self._recording = recording
-        self._on_crash = on_crash
-        self._publish = publish
-        self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
-        self._profiling = Profiling(executor, lambda: len(self._in_flight), clock=clock, sleep=sleep)
-        self._kept = KeptState(scheduler, earlier, keep)
-        self._transfers = KVTransfers(
-            scheduler,
-            executor,
-            connector,
-            clock=clock,
-            sleep=sleep,
-            fail=lambda client, request, reason: self._fail(client, request, Rejected(request, "error", reason)),
-        )
-        inventory = HostInventory(scheduler, executor)
-        self._calls = Calls(
-            scheduler,
-            config,
-            policy,
-            self._stats_for_client,
-            clock,
-            profiling=self._profiling,
-            inventory=inventory,
-            kept=self._kept,
-            set_log_level=set_log_level,
-        )
-        memory = bytearray(step_trace.size(config.scheduler.max_num_seqs)) if memory is None else memory
-        self._in_flight = StepsInFlight(
-            scheduler, executor, clock=clock, memory=memory, epoch=ready.epoch, token_seconds=token_seconds
-        )
-        budget = RestartBudget(config.recovery.max_restarts)
-        shrink = self._calls.halve_budget
-        self._recovery = Recovery(
-            scheduler,
-            executor,
-            budget,
-            shrink=shrink,
-            connect=self._transfers.connect,
-            inventory=inventory,
-            clock=clock,
-            sleep=sleep,
-        )
-        self._quarantine = self._recovery.quarantine
-        self._isolation = IsolationReporter(self._quarantine, scheduler, ready.epoch, self._clients.post, on_alone)
-        self._stage = Stage(self._clients, self._recovery, self._in_flight)
-        reservation, lost_requests = Reservation(clock), LostRequests(scheduler)
-        self._load_reporter = LoadReporter(
-            scheduler, self._clients, reservation, lost_requests, epoch=ready.epoch, clock=clock
-        )
-        self._inbox = Inbox(
-            scheduler,
-            clients=self._clients,
-            calls=self._calls,
-            quarantine=self._quarantine,
-            stage=self._stage,
-            load_reporter=self._load_reporter,
-            reservation=reservation,
-            lost_requests=lost_requests,
-            transfers=self._transfers,
-            ready=ready,
-            clock=clock,
-            sampling_plugins=sampling_plugins,
-        )
+    def __init__(self, parts: CoreParts) -> None:
+        self._scheduler = parts.scheduler
+        self._executor = parts.executor
+        self._config = parts.config
+        self._epoch = parts.epoch
+        self._depth = parts.depth
+        self._clock = parts.clock
+        self._publish = parts.publish
+        self._on_crash = parts.on_crash
+        self._recording = parts.recording
+        self._clients = parts.clients
+        self._inbox = parts.inbox
+        self._in_flight = parts.in_flight
+        self._transfers = parts.transfers
+        self._recovery = parts.recovery
+        self._quarantine = parts.recovery.quarantine
+        self._isolation = parts.isolation
+        self._stage = parts.stage
+        self._load_reporter = parts.load_reporter
+        self._kept = parts.kept
+        self._profiling = parts.profiling
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -242,7 +174,7 @@ class EngineCore:
         verdict = self._recovery.begin(crash)
         self._stage.send_changes()
         if verdict is not None:
-            self._fail(*verdict.key, Rejected(verdict.key.request, "error", verdict.reason))
+            self.fail(*verdict.key, Rejected(verdict.key.request, "error", verdict.reason))
         self._clients.deliver(self._scheduler.pending_clients())
         await self._recovery.end(death)
         self._transfers.recovered()
@@ -288,7 +220,7 @@ class EngineCore:
             **self._transfers.stats(),
         }
 
-    def _stats_for_client(self) -> dict[str, int]:
+    def stats_for_client(self) -> dict[str, int]:
         """Return `stats`, and make idle ranks report figures, for a later call."""
         if not self._in_flight:
             self._transfers.request_figures()
@@ -298,6 +230,11 @@ class EngineCore:
     def last_step(self) -> int:
         """The last committed step; -1 before the first."""
         return self._in_flight.last_step
+
+    def fail(self, client: int, request: int, rejected: Rejected) -> None:
+        """End a request, and tell its client why."""
+        self._clients.post(client, rejected)
+        self._scheduler.abort(client, request)
 
     def drain(self) -> None:
         """Refuse new requests from now on; `run` returns when the last one has ended."""
@@ -326,11 +263,7 @@ class EngineCore:
             if owner is not None:  # Another row of the request may have failed first.
                 client, request = owner
                 code = "error" if row in sampled.faults else "failed"
-                self._fail(client, request, Rejected(request, code, reason, sampled.parameters.get(row)))
-
-    def _fail(self, client: int, request: int, rejected: Rejected) -> None:
-        self._clients.post(client, rejected)
-        self._scheduler.abort(client, request)
+                self.fail(client, request, Rejected(request, code, reason, sampled.parameters.get(row)))
 
     def _has_requests(self) -> bool:
         return self._scheduler.stats()["num_requests"] > 0
@@ -339,7 +272,3 @@ class EngineCore:
         self._transfers.ended(self._kept.gather())
         if self._recording is not None:
             self._recording.gather()
-
-    def _take_deltas(self, client: int) -> Deltas | None:
-        columns = self._scheduler.take_deltas(client)
-        return None if columns is None else Deltas(self._epoch, *columns)

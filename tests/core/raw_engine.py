@@ -10,10 +10,9 @@ import msgspec
 from pyllm._rust import Scheduler
 from pyllm.config.option_reading import engine_config
 from pyllm.core.calls import live_settings
-from pyllm.core.loop import NOTHING_KEPT, EngineCore
+from pyllm.core.composition import NOTHING_KEPT, CoreSetup, Surroundings, compose
 from pyllm.core.policy_plugins import Policy
 from pyllm.kv_transfer import SchedulerConnector
-from pyllm.recording import Recording
 from pyllm.wire.messages import (
     PROTOCOL_VERSION,
     Call,
@@ -75,6 +74,8 @@ class Engine:
         max_saving_blocks: int = 0,
         **options: Any,
     ) -> None:
+        if recording is not None:
+            options["scheduler_recording"] = str(recording)
         config = engine_config(OPTIONS | options)
         self.epoch = epoch
         self.executor = executor or CountingExecutor()
@@ -90,33 +91,30 @@ class Engine:
             incarnation=epoch,
             **live_settings(config.scheduler),
         )
-        log = None
-        if recording is not None:
-            log = Recording(recording, self.scheduler.take_recording)
-            self.scheduler.start_recording()
         self.now = 0.0
         self.sent: list[tuple[bytes, CoreMessage]] = []
         self.slow = False  # whether the client's queue is full
-        self.core = EngineCore(
-            spy(self.scheduler),
-            self.executor,
-            self,
-            Ready(PROTOCOL_VERSION, epoch, MODEL, "fingerprint"),
+        setup = CoreSetup(
+            scheduler=spy(self.scheduler),
+            executor=self.executor,
+            ready=Ready(PROTOCOL_VERSION, epoch, MODEL, "fingerprint"),
             config=config,
-            clock=lambda: self.now,
             depth=depth,
             policy=policy,
-            recording=log,
-            on_crash=on_crash,
+            connector=connector,
             token_seconds=token_seconds,
-            on_alone=on_alone,
-            memory=memory,
             earlier=earlier,
+            on_crash=on_crash,
+        )
+        around = Surroundings(
+            on_alone=on_alone,
             keep=keep,
             set_log_level=set_log_level,
-            connector=connector,
+            memory=memory,
+            clock=lambda: self.now,
             sleep=self.sleep,
         )
+        self.core = compose(setup, self, around)
         self.receive(Hello(PROTOCOL_VERSION))
 
     def send(self, message: CoreMessage, *frames: object, identity: bytes = b"") -> bool:

@@ -5,8 +5,8 @@ from typing import Any
 
 from pyllm._rust import Placement
 from pyllm.core.clients import Clients
+from pyllm.core.faults.lost_requests import LostRequests
 from pyllm.core.load_reports import INTERVAL, PART_BYTES, PARTS_AT_ONCE, LoadReporter
-from pyllm.core.lost_requests import LostRequests
 from pyllm.core.reservation import Reservation
 from pyllm.wire.messages import PROTOCOL_VERSION, CoreMessage, Hello, LoadReport
 from tests.core.raw_engine import Engine

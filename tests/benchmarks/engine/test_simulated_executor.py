@@ -8,7 +8,7 @@ import pytest
 from benchmarks.engine.simulated_executor import SimulatedExecutor, StepCost, section
 from pyllm._rust import Plan, Scheduler
 from pyllm.config.engine_settings import EngineConfig
-from pyllm.core.loop import EngineCore
+from pyllm.core.composition import CoreSetup, Surroundings, compose
 from pyllm.errors import ConfigError, EngineDeadError
 from pyllm.wire.messages import (
     POOLING,
@@ -66,15 +66,10 @@ class Simulation:
             tensor_parallel_size=1,
         )
         ready = Ready(PROTOCOL_VERSION, 0, model, "fingerprint")
-        self.core = EngineCore(
-            self.scheduler,
-            self.executor,
-            self,
-            ready,
-            config=EngineConfig(),
-            clock=self.executor.clock,
-            depth=depth,
+        setup = CoreSetup(
+            scheduler=self.scheduler, executor=self.executor, ready=ready, config=EngineConfig(), depth=depth
         )
+        self.core = compose(setup, self, Surroundings(clock=self.executor.clock))
         self.core.receive(b"client", Hello(PROTOCOL_VERSION))
 
     def send(self, message: CoreMessage, *frames: object, identity: bytes = b"") -> bool:

@@ -12,8 +12,9 @@ from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.kv_transfer_settings import KVTransferConfig, KVTransferSettings
 from pyllm.config.option_reading import config_part
 from pyllm.config.process_config import CoreConfig
-from pyllm.core.core_parts import CoreParts, make_core, start
+from pyllm.core.composition import CoreSetup, compose
 from pyllm.core.replay import replay_file
+from pyllm.core.startup import start
 from pyllm.errors import ConfigError
 from pyllm.wire.plan_layout import PLAN_SECTIONS
 from tests.core.counting_executor import CountingExecutor
@@ -37,9 +38,9 @@ class UnequalRanks(CountingExecutor):
 
 async def test_every_rank_gets_what_the_smallest_has_room_for(tmp_path: Path) -> None:
     ranks = UnequalRanks()
-    scheduler, ready, *_ = await start(core_config(str(tmp_path), ranks=2), ranks)
+    setup = await start(core_config(str(tmp_path), ranks=2), ranks)
     assert ("allocate", 48, 8) in ranks.calls
-    assert (scheduler.stats()["num_blocks"], ready.model.num_blocks) == (48, 48)
+    assert (setup.scheduler.stats()["num_blocks"], setup.ready.model.num_blocks) == (48, 48)
 
 
 async def test_the_number_of_blocks_may_be_given(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ async def test_the_number_of_blocks_may_be_given(tmp_path: Path) -> None:
     config = core_config(str(tmp_path), ranks=2)
     cache = msgspec.structs.replace(config.engine.cache, num_gpu_blocks_override=33)
     engine = msgspec.structs.replace(config.engine, cache=cache)
-    scheduler, *_ = await start(msgspec.structs.replace(config, engine=engine), ranks)
+    scheduler = (await start(msgspec.structs.replace(config, engine=engine), ranks)).scheduler
     assert ("allocate", 33, 8) in ranks.calls
     assert scheduler.stats()["num_blocks"] == 33
 
@@ -75,7 +76,7 @@ async def test_a_cache_without_room_for_one_block_is_a_configuration_error(tmp_p
     assert [call for call in ranks.calls if call[0] == "allocate"] == []
 
 
-async def started(folder: Path, executor: CountingExecutor, **options: Any) -> tuple[CoreConfig, CoreParts]:
+async def started(folder: Path, executor: CountingExecutor, **options: Any) -> tuple[CoreConfig, CoreSetup]:
     """A configuration with some options changed, and what it starts with."""
     config = core_config(str(folder))
     engine = config.engine
@@ -134,7 +135,7 @@ async def test_an_unknown_policy_is_told_of_before_the_ranks_start(tmp_path: Pat
 
 async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
     executor = CountingExecutor()
-    _, (scheduler, ready, policy, *_) = await started(
+    _, setup = await started(
         tmp_path,
         executor,
         max_pinned_blocks=3,
@@ -143,7 +144,8 @@ async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
         tenant_weights={"acme": 2},
         watermark=0.5,
     )
-    assert policy is None
+    scheduler, ready = setup.scheduler, setup.ready
+    assert setup.policy is None
     with pytest.raises(SchedulerError, match="max_pinned_blocks 3"):
         scheduler.pin(1, bytes(4 * 16 * 4))
     scheduler.reset_prefix_cache()
@@ -188,7 +190,7 @@ async def test_a_successor_goes_on_without_a_store_that_is_gone(tmp_path: Path) 
     config = msgspec.structs.replace(config, is_successor=True)
     parts = await start(config, executor)
     assert parts.connector is None
-    core = make_core(config, parts, executor, Nobody())
+    core = compose(parts, Nobody())
     parts.scheduler.add(0, 1, bytes(4 * 40), seed=0, max_tokens=2)
     while await core.step():
         pass
@@ -199,15 +201,15 @@ async def test_a_successor_goes_on_without_a_store_that_is_gone(tmp_path: Path) 
 
 async def test_a_recording_is_begun_before_anything_happens(tmp_path: Path) -> None:
     executor, path = CountingExecutor(), tmp_path / "recording"
-    config, parts = await started(tmp_path, executor, scheduler_recording=str(path))
-    core = make_core(config, parts, executor, Nobody())
+    _, parts = await started(tmp_path, executor, scheduler_recording=str(path))
+    core = compose(parts, Nobody())
     parts.scheduler.add(0, 1, bytes(4), seed=0, max_tokens=2)
     while await core.step():
         pass
     core.close()
     assert replay_file(path)["stats"] == parts.scheduler.stats()
     with pytest.raises(ConfigError, match="exists and is not overwritten"):
-        make_core(config, parts, executor, Nobody())
+        compose(parts, Nobody())
 
 
 class Nobody:

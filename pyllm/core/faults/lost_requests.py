@@ -1,6 +1,6 @@
 """The requests of this core that were lost with another one and may have crashed it, until they have enough tokens.
 
-Isolates none of them: `faults/quarantine.py` does. Knows no reservation.
+Isolates none of them: `quarantine.py` does. Knows no reservation.
 """
 
 from pyllm._rust import Scheduler, SchedulerError

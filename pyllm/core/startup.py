@@ -1,4 +1,4 @@
-"""Starts the ranks, asks them how many KV blocks they hold, and makes the scheduler and the core for that many.
+"""Starts the ranks, asks them how many KV blocks they hold, and makes the scheduler for that many.
 
 Knows no process and no socket.
 """
@@ -7,30 +7,26 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from mmap import mmap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.engine_settings import EngineConfig, ParallelConfig, is_rust
 from pyllm.config.process_config import CoreConfig
 from pyllm.config.rank_coordinates import num_ranks, ranks_of_stage
 from pyllm.core.calls import live_settings
+from pyllm.core.composition import CoreSetup
 from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import whole_blocks
 from pyllm.core.fingerprints import fingerprints
-from pyllm.core.loop import EngineCore
-from pyllm.core.policy_plugins import Policy, load_policy
+from pyllm.core.policy_plugins import load_policy
 from pyllm.errors import ConfigError, EngineDeadError, WorkerDeadError
 from pyllm.families.kv_layout import KVGroup, kv_groups
 from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, find_connector, make_scheduler_connector
 from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
-from pyllm.recording import Recording
 from pyllm.supervision.flight_recorder import FlightRecorder
-from pyllm.wire.ipc import Sender
-from pyllm.wire.messages import PROTOCOL_VERSION, CoreMessage, ModelInfo, Ready
-from pyllm.wire.supervision_messages import Kept
+from pyllm.wire.messages import PROTOCOL_VERSION, ModelInfo, Ready
 
 # At most one of this many KV blocks may wait to be copied for the KV connector.
 _SAVING_SHARE = 16
@@ -38,22 +34,7 @@ _SAVING_SHARE = 16
 logger = logging.getLogger(__name__)
 
 
-class CoreParts(NamedTuple):
-    """The result of `start`, for `make_core`; `policy` is None if the scheduler has it built in.
-
-    `token_seconds` is the measured upper bound per token in a step, 0 if none was measured. `host_blocks` are the KV
-    blocks in host memory that have outlived an earlier core.
-    """
-
-    scheduler: Scheduler
-    ready: Ready
-    policy: Policy | None
-    token_seconds: float
-    connector: SchedulerConnector | None = None
-    host_blocks: bytes = b""
-
-
-async def start(config: CoreConfig, executor: Executor) -> CoreParts:
+async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
     """Start the ranks, size the KV cache by the rank with the least memory, and make the scheduler for it.
 
     The host pool has the same size on every rank; the slowest rank sets the time of a swap.
@@ -120,57 +101,21 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         cache_namespace=cache_namespace,
     )
     host_blocks = await whole_blocks(executor) if num_host_blocks else b""
-    ready = Ready(PROTOCOL_VERSION, epoch, model, numerics)
-    return CoreParts(scheduler, ready, policy, token_seconds, connector, host_blocks)
-
-
-def make_core(
-    config: CoreConfig,
-    parts: CoreParts,
-    executor: Executor,
-    sender: Sender[CoreMessage],
-    *,
-    on_alone: Callable[[bool], object] = lambda is_alone: None,
-    publish: Callable[[], object] = lambda: None,
-    memory: mmap | None = None,
-    keep: Callable[[Kept], object] = lambda kept: None,
-    set_log_level: Callable[[str], None] | None = None,
-) -> EngineCore:
-    """The core from the parts of `start`, with the recording set in the configuration; else see `EngineCore`.
-
-    Raises:
-        ConfigError: the recording's file cannot be made.
-    """
-    settings, scheduler = config.engine.scheduler, parts.scheduler
-    recording = None
-    if settings.scheduler_recording:
-        recording = Recording(Path(settings.scheduler_recording), scheduler.take_recording)
-        scheduler.start_recording()
-    recorder = FlightRecorder(Path(config.engine.recovery.flight_recorder_dir))
-    core = EngineCore(
-        scheduler,
-        executor,
-        sender,
-        parts.ready,
-        on_crash=lambda name, report: recorder.record(f"core-{config.index}-{name}", report),
-        on_alone=on_alone,
-        publish=publish,
-        memory=memory,
-        earlier=config.kept,
-        keep=keep,
-        set_log_level=set_log_level,
-        config=config.engine,
-        clock=time.monotonic,
-        depth=_depth(config.engine),
-        policy=parts.policy,
-        connector=parts.connector,
-        recording=recording,
+    crashes = FlightRecorder(Path(engine.recovery.flight_recorder_dir))
+    return CoreSetup(
+        scheduler=scheduler,
+        executor=executor,
+        ready=Ready(PROTOCOL_VERSION, epoch, model, numerics),
+        config=engine,
+        depth=_depth(engine),
+        policy=policy,
+        connector=connector,
         sampling_plugins=offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS),
-        token_seconds=parts.token_seconds,
+        token_seconds=token_seconds,
+        host_blocks=host_blocks,
+        earlier=config.kept,
+        on_crash=lambda name, report: crashes.record(f"core-{config.index}-{name}", report),
     )
-    if parts.host_blocks:  # after the settings that clients of an earlier core have changed
-        scheduler.restore_host_blocks(parts.host_blocks)
-    return core
 
 
 async def _allocate(config: CoreConfig, executor: Executor) -> tuple[int, int]:
