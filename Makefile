@@ -45,7 +45,7 @@ $(VENV)/.extension: $(VENV)/.dependencies $(RUST_SOURCES)
 serve: setup
 	@$(BIN)/pyllm serve $(ARGS)
 
-# For the loop of editing: what imports no torch.
+# For the loop of editing: no model runs.
 check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
