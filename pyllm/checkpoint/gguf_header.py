@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES, TENSOR_TYPES, WITH_KERNELS
+from pyllm.checkpoint.git_lfs import refuse_pointer
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
 
@@ -105,6 +106,7 @@ class _Reader:
 
     def read(self, path: Path, file: int) -> tuple[dict[str, Any], list[FileTensor]]:
         if self._take(4) != b"GGUF":
+            refuse_pointer(path, self._content[:64])
             raise ValueError("it does not begin with GGUF")
         version = self._number("I")
         if version not in _VERSIONS:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from pyllm.checkpoint.git_lfs import refuse_pointer
 from pyllm.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -15,14 +16,16 @@ def read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
     """A JSON file as `kind`; its defaults if the file is optional and absent.
 
     Raises:
-        ConfigError: the file is missing or damaged.
+        ConfigError: the file is missing, damaged or a Git LFS pointer.
     """
     if optional and not path.is_file():
         return kind()
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is no file")
-        return _decoded(path.read_bytes(), kind)
+        content = path.read_bytes()
+        refuse_pointer(path, content)
+        return _decoded(content, kind)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give the folder of a Hugging Face model") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -30,16 +33,18 @@ def read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
 
 
 def _decoded(content: bytes, kind: type[_T]) -> _T:
-    """Decode JSON that may have Infinity and NaN: Python writes them, and only its own decoder accepts them."""
+    """Decode JSON by Python's rules where msgspec's fail: Infinity, NaN, 1e400 and halves of surrogate pairs.
+
+    Such a half is no text that other code can encode, so it becomes a question mark.
+    """
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError:
-        if b"Infinity" not in content and b"NaN" not in content:
-            raise
         try:
-            document = json.loads(content.decode())
+            text = json.dumps(json.loads(content.decode()), ensure_ascii=False)
+            document = json.loads(text.encode(errors="replace"))
         except ValueError:
             document = None
         if document is None:
             raise
-        return msgspec.convert(document, type=kind)
+        return msgspec.convert(document, type=kind, str_keys=True)

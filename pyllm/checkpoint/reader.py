@@ -16,6 +16,7 @@ import msgspec
 from pyllm.checkpoint.cache import CacheError, cache_folder, cached_gguf, temporary_folder
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.gguf import read_gguf
+from pyllm.checkpoint.git_lfs import refuse_pointer
 from pyllm.checkpoint.hub import Hub, find_model
 from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer, gguf_models
 from pyllm.checkpoint.huggingface import Probe, read_dummy, read_huggingface
@@ -104,9 +105,15 @@ def embedded_model(package: str = EMBEDDED_PACKAGE) -> Path:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins with GGUF's magic number."""
+    """Whether the file begins with GGUF's magic number.
+
+    Raises:
+        ConfigError: it is a Git LFS pointer.
+    """
     with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+        beginning = file.read(64)
+    refuse_pointer(path, beginning)
+    return beginning.startswith(b"GGUF")
 
 
 def _read_dummy(
