@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm.checkpoint.cache import CacheError, cache_folder, temporary_folder, write_file
+from pyllm.checkpoint.git_lfs import refuse_pointer
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.types import TokenizerFiles
 from pyllm.errors import ConfigError
@@ -46,7 +47,14 @@ class _ProcessorTemplate(msgspec.Struct):
 
 
 class _TokenizerConfig(_ProcessorTemplate):
-    added_tokens_decoder: dict[int, _Token] | None = None
+    added_tokens_decoder: dict[int, dict[str, Any]] | None = None
+
+    def decoder(self) -> dict[int, _Token]:
+        """The added tokens by id; as in `tokenizers`, a token whose content is null has an empty one."""
+        given = (self.added_tokens_decoder or {}).items()
+        return {
+            index: msgspec.convert(token | {"content": token.get("content") or ""}, _Token) for index, token in given
+        }
 
 
 class _SpecialTokens(NamedTuple):
@@ -99,7 +107,7 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
     special = _special_tokens(folder, options)
     vocabulary = document.model.ids()
     ids = vocabulary | {token.content: token.id for token in document.added_tokens}
-    added = _changed_tokens(document, options.added_tokens_decoder or {}, special)
+    added = _changed_tokens(document, options.decoder(), special)
     added |= _missing_tokens(folder, document, vocabulary, _declared_tokens(folder, options, special))
     if added:
         path = _with_tokens(path, added)
@@ -140,10 +148,12 @@ def _special_tokens(folder: Path, options: _TokenizerConfig) -> _SpecialTokens:
 def _declared_tokens(folder: Path, options: _TokenizerConfig, special: _SpecialTokens) -> dict[int, _Token]:
     """The tokens in the files beside tokenizer.json, by id; tokens without an id have -1, -2 and so on."""
     by_name = {token.content: token for token in (*special.named.values(), *special.listed) if token.content}
-    declared = dict(options.added_tokens_decoder or {})
-    for name, index in read_json(folder / "added_tokens.json", dict[str, int], optional=True).items():
+    declared = options.decoder()
+    for name, number in read_json(folder / "added_tokens.json", dict[str, float], optional=True).items():
+        if not number.is_integer():
+            raise ConfigError(f"{folder}/added_tokens.json gives {name!r} the id {number}, which is no whole number")
         is_special = name in by_name
-        declared.setdefault(index, _Token(name, special=is_special, normalized=not is_special))
+        declared.setdefault(int(number), _Token(name, special=is_special, normalized=not is_special))
     found = {token.content for token in declared.values()}
     without_id = [token for name, token in by_name.items() if name not in found]
     return declared | {-number: token for number, token in enumerate(without_id, start=1)}
@@ -255,6 +265,7 @@ def _chat_templates(folder: Path, options: _TokenizerConfig) -> tuple[str | None
 def _template_text(file: Path) -> str:
     """The text of a template. Invalid characters are replaced, since the template may still be usable."""
     content = file.read_bytes()
+    refuse_pointer(file, content)
     encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
         return content.decode(encoding)

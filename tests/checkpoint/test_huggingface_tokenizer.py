@@ -47,6 +47,9 @@ def decoder(*tokens: tuple[int, str]) -> dict[str, Any]:
     [
         ({}, {"added_tokens_decoder": decoder((257, END), (258, NEW)), "eos_token": END}),
         ({"added_tokens.json": {NEW: 258}}, {"eos_token": END}),
+        ({"added_tokens.json": {NEW: 258.0}}, {"eos_token": END}),
+        ({}, {"added_tokens_decoder": {"300": {"content": None}} | decoder((258, NEW)), "eos_token": END}),
+        ({}, {"added_tokens_decoder": decoder((257, END), (258, NEW)), "eos_token": END, "odd": float("inf")}),
         ({"added_tokens.json": {NEW: 258}, "special_tokens_map.json": {"eos_token": END}}, {}),
         ({"added_tokens.json": {NEW: 258}, "special_tokens_map.json": {"eos_token": {"content": END}}}, {}),
         ({"added_tokens.json": {NEW: 258}, "special_tokens_map.json": {"eos_token": END}}, {"eos_token": "h"}),
