@@ -84,7 +84,8 @@ def _base_of(rope: Fields, fields: Fields) -> Fields:
 
 def _with_architecture(fields: Fields) -> ModelFields:
     """The fields with the architecture in the families' spelling; if it is missing, derived from `model_type`."""
-    fields = fields | {"architectures": fields.get("architectures") or None}
+    found = fields.get("architectures") or None
+    fields = fields | {"architectures": [found] if isinstance(found, str) else found}
     named = fields["architectures"] or [""]
     if not isinstance(named, list) or not isinstance(named[0], str):
         return ModelFields(fields, has_head=True)

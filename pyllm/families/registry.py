@@ -59,7 +59,8 @@ def find_family(architecture: str, offered: Iterable[EntryPoint] | None = None) 
 def spelled_architecture(name: str) -> str:
     """The architecture for another name: a model_type, a class without a head, another spelling; empty if unknown.
 
-    `llama`, `LlamaModel` and `LLaMAForCausalLM` give `LlamaForCausalLM`; `Gemma3TextModel` gives `Gemma3ForCausalLM`.
+    `llama`, `LlamaModel`, `LLaMAForCausalLM` and `FSDPLlamaForCausalLM`, which a trainer may save, give
+    `LlamaForCausalLM`; `Gemma3TextModel` gives `Gemma3ForCausalLM`.
     """
     names = [known for family in FAMILIES for known in family.architectures]
     if name in names or not (stem := _stem(name)):
@@ -68,7 +69,7 @@ def spelled_architecture(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    stem = name.lower().replace("_", "")
+    stem = name.removeprefix("FSDP").lower().replace("_", "")
     for ending in ("forcausallm", "forconditionalgeneration", "model", "text"):
         stem = stem.removesuffix(ending)
     return stem
