@@ -49,7 +49,7 @@ def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> 
     """
     names = [file for file in names if is_within(file)]
     is_named = bool({INDEX, WEIGHTS} & set(names))
-    is_other = bool(_models_alone(names)) and not gguf_models(names)
+    is_other = bool(models_alone(names)) and not gguf_models(names)
     has_safetensors = "config.json" in names and (is_named or is_other)
     if name.file or name.quantization or not has_safetensors:
         return _get_gguf(choose_gguf(name, names), get)
@@ -125,17 +125,18 @@ def shards(index: Path) -> list[str]:
 def choose_safetensors(place: str, names: Iterable[str], indexed: Sequence[str]) -> list[str]:
     """The weights of a model: the files in its index; else one whole file, all parts of one set, or any other files.
 
-    `names` are the files at the `place`, `indexed` those of the index, which may be outdated.
+    `names` are the files at the `place`, `indexed` those of the index, which may be outdated or lack parts of a set.
 
     Raises:
         ConfigError: a part is missing, or there are no readable weights; the text names the files that exist.
     """
     files = {file for file in names if "/" not in file}
     if indexed and set(indexed) <= files:
-        return list(indexed)
+        parts = safetensors_parts(indexed[0])
+        return parts if set(indexed) < set(parts) <= files else list(indexed)
     if WEIGHTS in files:
         return [WEIGHTS]
-    others = {file: safetensors_parts(file) for file in _models_alone(files) if file not in indexed}
+    others = {file: safetensors_parts(file) for file in models_alone(files) if file not in indexed}
     sets = [parts for parts in others.values() if len(parts) > 1]
     if whole := [parts for parts in sets if files.issuperset(parts)]:
         return whole[0]
@@ -148,7 +149,7 @@ def _no_weights(place: str, files: Set[str], indexed: Sequence[str], sets: Itera
     """The error where neither the index nor a set is whole: the missing parts, or weights in other formats."""
     if missing := sorted({part for parts in (indexed, *sets) for part in parts} - files):
         named = f"{INDEX} names" if set(missing) & set(indexed) else "it lacks"
-        found = _models_alone(files)
+        found = models_alone(files)
         there = f"it has {_some(found)}" if found else "it has no safetensors file"
         return ConfigError(f"{place}: {named} {_some(missing)}, and {there}: download what is missing")
     weights = sorted(file for file in files if Path(file).suffix in _WEIGHTS)
@@ -157,7 +158,8 @@ def _no_weights(place: str, files: Set[str], indexed: Sequence[str], sets: Itera
     return ConfigError(f"{place} has no {WEIGHTS}; weights are read from safetensors files only{convert}")
 
 
-def _models_alone(names: Iterable[str]) -> list[str]:
+def models_alone(names: Iterable[str]) -> list[str]:
+    """The safetensors files that could be a model or a part of one, sorted."""
     files = (file for file in names if file.endswith(".safetensors") and "/" not in file)
     return sorted(file for file in files if not file.startswith(_NOT_ALONE))
 

@@ -22,7 +22,7 @@ from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
 from pyllm.checkpoint.quantization_config import read_quantization_config
-from pyllm.checkpoint.safetensors_files import read_tensors
+from pyllm.checkpoint.safetensors_files import read_tensors, unread_files
 from pyllm.checkpoint.types import (
     Checkpoint,
     TokenizerFiles,
@@ -37,6 +37,7 @@ from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
 from pyllm.families.spec import ModelImpl, ModelSpec
 from pyllm.families.tensors import (
+    MissingTensorError,
     TensorEntry,
     TensorNames,
     dummy_entries,
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 GENERATION_CONFIG = "generation_config.json"
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # Name parts that peft gives to an adapter's tensors and to the layers that it changes.
-_OF_ADAPTERS = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.")
+_OF_ADAPTERS = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.", "base_model.model.")
 _ADAPTER = (
     "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
     "`save_pretrained`) and give that folder"
@@ -148,7 +149,12 @@ def _map_to_family(family: Family, config: Config, gathered: Gathered, files: Se
     names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
     has_head = has_head or spec.tie_word_embeddings or has_own_head(names, gathered.tensors)
     spec = _with_own_head(spec, names, gathered, files) if has_head else without_head(spec)
-    return _Mapped(spec, *map_tensors(spec, names, gathered.tensors, gathered.quantised), has_head)
+    try:
+        return _Mapped(spec, *map_tensors(spec, names, gathered.tensors, gathered.quantised), has_head)
+    except MissingTensorError as error:
+        if unread := unread_files(files):
+            raise ConfigError(f"{error}; not read beside them: {', '.join(unread)}") from None
+        raise
 
 
 def _map_to_transformers(probe: Probe, fields: Mapping[str, Any], gathered: Gathered) -> _Mapped:

@@ -6,11 +6,13 @@ Format: https://github.com/huggingface/safetensors#format
 import logging
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from pyllm.checkpoint.hub_files import INDEX, choose_safetensors, shards
+from pyllm.checkpoint.git_lfs import refuse_pointer
+from pyllm.checkpoint.hub_files import INDEX, choose_safetensors, models_alone, shards
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
 
@@ -51,7 +53,8 @@ def read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]
     indexed = shards(folder / INDEX) if (folder / INDEX).is_file() else []
     names = choose_safetensors(str(folder), [path.name for path in folder.iterdir() if path.is_file()], indexed)
     if indexed and set(names) - set(indexed):
-        logger.warning("%s: %s names files that are not there; reading %s", folder, INDEX, ", ".join(names))
+        fault = "lacks files" if set(indexed) <= set(names) else "names files that are not there"
+        logger.warning("%s: %s %s; reading %s", folder, INDEX, fault, ", ".join(names))
     paths = [folder / name for name in names]
     entries = [entry for number, path in enumerate(paths) for entry in _read_header(path, number)]
     first: dict[str, int] = {}
@@ -62,6 +65,12 @@ def read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]
                 f"the model there, or the {INDEX} of one"
             )
     return tuple(str(path) for path in paths), tuple(_renamed(entries))
+
+
+def unread_files(files: Sequence[str]) -> list[str]:
+    """The safetensors files beside those of a model that could be parts of it."""
+    folder, names = Path(files[0]).parent, {Path(file).name for file in files}
+    return [name for name in models_alone(path.name for path in folder.iterdir()) if name not in names]
 
 
 def _renamed(tensors: list[FileTensor]) -> list[FileTensor]:
@@ -80,6 +89,8 @@ def _read_header(path: Path, number: int) -> list[FileTensor]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _MAX_HEADER_BYTES):
+            file.seek(0)
+            refuse_pointer(path, file.read(64))
             raise ConfigError(f"{path} is damaged: it is {size} bytes long and announces a header of {length}")
         header = file.read(length)
     start = 8 + length

@@ -33,11 +33,10 @@ class Config:
     def integer(self, name: str, default: int = _REQUIRED, least: int = 1, most: int = _LARGEST) -> int:
         """A whole number from `least` to `most`."""
         value = self._get(name, default)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        whole = _whole(value)
+        if whole is None or not least <= whole <= most:
             raise self.error(name, value, f"a whole number from {least} to {most}")
-        return value
+        return whole
 
     def optional_integer(self, name: str) -> int | None:
         """A whole number of at least 1, or None."""
@@ -90,11 +89,12 @@ class Config:
         return values[:count]
 
     def integers(self, name: str) -> list[int]:
-        """A list of whole numbers; empty if there is none."""
+        """A list of whole numbers, null items skipped; empty if there is none."""
         values = self._get(name, [])
-        if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
+        found = [_whole(value) for value in values if value is not None] if isinstance(values, list) else [None]
+        if None in found:
             raise self.error(name, values, "a list of whole numbers")
-        return values
+        return [value for value in found if value is not None]
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty if there is none."""
@@ -146,3 +146,10 @@ class Config:
         if value is _REQUIRED:
             raise ConfigError(f"{self.place} has no field {name}, which this architecture needs")
         return value
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number, which may be written as 7.0; None for any other value."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

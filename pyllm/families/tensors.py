@@ -18,6 +18,10 @@ from pyllm.families.transformers_probe import Probed
 Shape = tuple[int, ...]
 
 
+class MissingTensorError(ConfigError):
+    """A model's files lack a tensor that its architecture needs."""
+
+
 class FileTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A tensor in a file. `shape` is in torch's order."""
 
@@ -439,7 +443,8 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         module = place.source.rpartition(".")[0]
         beside = [f"{found.name} ({found.type})" for name, found in tensors.items() if name.startswith(f"{module}.")]
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
-        raise ConfigError(f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}")
+        text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
+        raise MissingTensorError(text)
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()

@@ -202,13 +202,14 @@ def test_weights_may_be_of_64_bits(tmp_path: Path) -> None:
         ("model.norm.weight", "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"),
         ("self_attn.q_proj.weight", "self_attn.q_proj.base_layer.weight"),
         ("model.norm.weight", "model.norm.modules_to_save.default.weight"),
+        ("model.", "base_model.model.model."),
     ],
 )
 def test_adapters_are_refused_with_the_reason(tmp_path: Path, old: str, new: str) -> None:
     folder = Path(write_tiny_model(tmp_path))
     tensors = load_file(folder / "model.safetensors")
     save_file({name.replace(old, new): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"has \d tensors such as '.*', a LoRA adapter.*merge it into its"):
+    with pytest.raises(ConfigError, match=r"has \d+ tensors such as '.*', a LoRA adapter.*merge it into its"):
         read_checkpoint(str(folder))
 
 
@@ -248,6 +249,8 @@ def test_end_tokens_come_from_the_generation_config_and_the_tokenizer(tmp_path: 
     folder = Path(write_tiny_model(tmp_path))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (7, 9, 257)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, None, 9.0]}))
+    assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (9, 256, 257)
     (folder / "generation_config.json").unlink()
     edit(folder / "config.json", eos_token_id=11)
     assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (11, 257)

@@ -92,6 +92,20 @@ def test_an_index_whose_files_are_there_decides(tmp_path: Path) -> None:
     assert read(folder) == parts("model", 2)
 
 
+def test_an_index_that_lacks_parts_of_its_set_is_completed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = split(tmp_path, parts("model", 3))
+    index(folder, parts("model", 3)[:2])
+    assert read(folder) == parts("model", 3)
+    assert f"{INDEX} lacks files; reading model-00001-of-00003.safetensors" in caplog.text
+
+
+def test_a_missing_tensor_may_lie_in_a_file_that_is_not_read(tmp_path: Path) -> None:
+    folder = split(tmp_path, ["a.safetensors", "b.safetensors"])
+    index(folder, ["a.safetensors"])
+    with pytest.raises(ConfigError, match=r"have no tensor .*; not read beside them: b\.safetensors"):
+        read(folder)
+
+
 def test_what_is_no_model_of_its_own_is_not_taken(tmp_path: Path) -> None:
     folder = split(tmp_path, parts("model", 2))
     for name in ("adapter_model.safetensors", "consolidated.safetensors"):
