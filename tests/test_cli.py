@@ -308,7 +308,7 @@ WRONG = {
     ],
     "rm": [
         ("", "required: NAME"),
-        ("nowhere", "no model at"),
+        ("nowhere", "`pyllm models` lists"),
         ("a/b", "not in the cache"),
         ("a/b@v1", "not in the cache"),
         ("a/b c/d", "unexpected argument 'c/d'"),

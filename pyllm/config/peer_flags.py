@@ -1,6 +1,7 @@
-"""Flags of llama.cpp and Ollama, with replacements. They are not accepted: some have another meaning here.
+"""Flags of llama.cpp, Ollama, SGLang and TGI, with replacements. They are not accepted: some have another meaning here.
 
-Sources: `llama-server --help` and `ollama run --help`. Reads no command line.
+Sources: the `--help` of `llama-server`, `ollama run`, `sglang.launch_server` and `text-generation-launcher`. Reads no
+command line.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,12 +25,17 @@ _BUILT_IN = "it is always so here: leave it out"
 
 # Spellings of flags by the replacement, which many share.
 _FLAGS: Mapping[str, tuple[str, ...]] = {
-    "name the model without a flag, as in `pyllm serve model.gguf`, or by --model": ("-m",),
+    "name the model without a flag, as in `pyllm serve model.gguf`, or by --model": (
+        "-m",
+        "--model-path",
+        "--model-id",
+    ),
     "name the model without a flag, as in `pyllm serve owner/repo:Q4_K_M`": (
         *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"),
     ),
     "use --served-model-name": ("-a", "--alias"),
-    _LENGTH: ("-c", "--ctx-size", "--num-ctx", "--num_ctx", "--n-ctx", "--context-length"),
+    _LENGTH: ("-c", "--ctx-size", "--num-ctx", "--num_ctx", "--n-ctx", "--context-length", "--max-total-tokens"),
+    "use --max-model-len, which bounds prompt and output together": ("--max-input-tokens", "--max-input-length"),
     _ONE_DEVICE: (
         *("-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu", "-mg", "--main-gpu", "-dev", "-ncmoe", "--n-cpu-moe"),
         *("-cmoe", "--cpu-moe", "-ot", "--override-tensor", "-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"),
@@ -37,15 +43,44 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     ),
     _THREADS: ("-t", "--threads", "-tb", "--threads-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range", "--num-thread"),
     "start it below `numactl`": ("--numa",),
-    "use --max-num-seqs, the sequences that run at once": ("-np", "--parallel", "--num-parallel"),
-    _STEP: ("-b", "--batch-size", "-ub", "--num-batch"),
+    "use --max-num-seqs, the sequences that run at once": (
+        *("-np", "--parallel", "--num-parallel", "--max-running-requests", "--max-batch-size"),
+    ),
+    _STEP: (
+        *("-b", "--batch-size", "-ub", "--num-batch", "--chunked-prefill-size", "--max-prefill-tokens"),
+        "--max-batch-prefill-tokens",
+    ),
+    "use --gpu-memory-utilization": ("--mem-fraction-static", "--cuda-memory-fraction"),
+    "use --kv-cache-memory-bytes, the memory of all sequences' KV cache": ("--max-batch-total-tokens",),
+    "use --tensor-parallel-size": ("--tp", "--tp-size", "--num-shard", "--sharded"),
+    "use --pipeline-parallel-size": ("--pp", "--pp-size"),
+    "use --data-parallel-size": ("--dp", "--dp-size"),
+    "use --tokenizer": ("--tokenizer-path",),
+    "use --scheduling-policy": ("--schedule-policy",),
+    "sequences are preempted when the KV cache is full: nothing to tune": ("--schedule-conservativeness",),
+    "use --max-num-queued-reqs": ("--max-queued-requests",),
+    "use --seed": ("--random-seed",),
+    "use --no-enable-prefix-caching": ("--disable-radix-cache",),
+    "use --enforce-eager": ("--disable-cuda-graph",),
+    "use --block-size": ("--page-size",),
+    "use --hf-overrides": ("--json-model-override-args",),
+    "use --quantization": ("--quantize",),
+    "use --host": ("--hostname",),
+    "use --log-format json": ("--json-output",),
+    "use --otlp-traces-endpoint": ("--otlp-endpoint",),
+    "use --allowed-origins": ("--cors-allow-origin",),
+    "use --enable-log-requests": ("--log-requests",),
+    "use --num-speculative-tokens": ("--speculate", "--speculative-num-draft-tokens"),
+    "use --download-dir": ("--huggingface-hub-cache",),
+    "set CUDA_VISIBLE_DEVICES": ("--base-gpu-id",),
     _MAPPED: ("--mlock", "--mmap", "--no-mmap", "-dio", "--direct-io", "--no-repack", "--repack"),
     _KV_TYPE: ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
     _BUILT_IN: (
         *("-fa", "--flash-attn", "-cb", "--cont-batching", "--jinja", "--metrics", "--embedding", "--embeddings"),
         *("--cache-prompt", "--cache-reuse", "--webui", "--ui", "-kvu", "--kv-unified", "--warmup", "--no-warmup"),
-        "--no-context-shift",
+        *("--no-context-shift", "--no-perf", "--perf", "--is-embedding", "--enable-metrics", "--grammar-backend"),
     ),
+    "escapes belong to the shell or to JSON: a prompt is taken as it is": ("-e", "--escape", "--no-escape"),
     "a sequence ends at --max-model-len: nothing is shifted out": ("--context-shift", "--keep"),
     "layers with a window keep what the window needs": ("--swa-full",),
     "there are no slots: /metrics and the routes below /admin show what runs": ("--slots", "--no-slots", "--props"),
@@ -56,7 +91,7 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "use --chat-template FILE": ("--chat-template-file",),
     "use --default-chat-template-kwargs": ("--chat-template-kwargs",),
     "use --reasoning-parser": ("--reasoning-format", "-rea", "--reasoning"),
-    "use --kv-offloading-size": ("-cram", "--cache-ram"),
+    "use --kv-offloading-size": ("-cram", "--cache-ram", "--enable-hierarchical-cache", "--hicache-size"),
     "use --kv-cache-dir, which keeps the prefix cache on disk": ("--slot-save-path", "--prompt-cache"),
     "use --api-server-count, the processes that speak HTTP": ("--threads-http",),
     "use --request-timeout": ("-to", "--timeout"),
@@ -86,16 +121,32 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "it is short for nothing here: use --seed": ("-s",),
     _CHAT: ("-p", "--prompt", "-cnv", "--conversation", "-i", "--interactive", "-f", "--file", "-sys"),
     "use `pyllm chat --system-prompt TEXT`; a server's clients send their own": ("--system-prompt", "--system"),
-    _NO_ADAPTERS: ("--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector"),
-    _TEXT_ONLY: ("-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio"),
+    _NO_ADAPTERS: (
+        *(
+            "--lora",
+            "--lora-scaled",
+            "--lora-init-without-apply",
+            "--control-vector",
+            "--lora-paths",
+            "--lora-adapters",
+        ),
+    ),
+    _TEXT_ONLY: (
+        *("-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio", "--no-mmproj", "--mmproj-auto"),
+        *("--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload", "--enable-multimodal"),
+    ),
     _NO_DRAFT_MODEL: (
         *("-md", "--model-draft", "-hfd", "--hf-repo-draft", "-ngld", "-devd", "-cd", "--ctx-size-draft"),
         *("--draft", "--draft-max", "--draft-n", "--draft-min", "--draft-p-min", "--spec-type"),
+        *("--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min", "--spec-draft-p-split"),
+        *("--spec-draft-model", "--spec-draft-hf", "--spec-draft-ngl", "--spec-draft-device", "--spec-draft-ctx-size"),
+        *("--speculative-algorithm", "--speculative-draft-model-path", "--speculative-num-steps"),
+        "--speculative-eagle-topk",
     ),
     _SPLIT: ("-sm", "--split-mode", "-ts", "--tensor-split", "--rpc"),
     _ROPE: (
         *("--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"),
-        *("--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"),
+        *("--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast", "--rope-factor"),
     ),
     "use --hf-overrides, of a Hugging Face folder; nothing replaces a GGUF file's metadata": ("--override-kv",),
     _ONE_MODEL: ("--models-dir", "--models-max", "--models-preset"),
@@ -114,12 +165,13 @@ _SAME: Mapping[str, tuple[str, ...]] = {
     "--quick": ("-p", "--prompt"),
     "--temperature": ("--temp",),
     "--max-tokens": ("--predict", "--n-predict", "--num-predict"),
+    "--url": ("--base-url",),
 }
 _OWN = {flag: own for own, flags in _SAME.items() for flag in flags}
 
 
 def explain_peer_flag(flag: str, known: Collection[str] = ()) -> str:
-    """The replacement for a flag of llama.cpp or Ollama, spelled as written; empty for other flags.
+    """The replacement for a flag of a peer or of another command, spelled as written; empty for other flags.
 
     `known` are the flags of the command.
     """

@@ -28,7 +28,7 @@ class SettingsParser(CommandParser):
     """The parser of a command that takes settings: it knows vLLM's flags."""
 
     def explain_unknown(self, flag: str) -> str:
-        """The explanation of a flag of vLLM, llama.cpp or Ollama that is unknown here; empty for other flags."""
+        """The explanation of an unknown flag that vLLM, llama.cpp, Ollama, SGLang or TGI has; empty for others."""
         name = flag.lstrip("-")
         text = explain_flag(name) or explain_flag(name.removeprefix("no-")) or explain_peer_flag(flag, self.flags())
         return f"{flag}: {text}" if text else ""
