@@ -14,7 +14,7 @@ from pyllm.errors import RequestError
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, is_unsupported, unsupported_field
 from pyllm.nearest_name import NEAR_NAMES, PEER_NAMES
-from pyllm.sampling_params import MaxTokens, MinTokens, N, RepetitionPenalty, Seed, ThinkingTokenBudget
+from pyllm.sampling_params import MAX_LOGIT_BIAS, MaxTokens, MinTokens, N, RepetitionPenalty, Seed, ThinkingTokenBudget
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ def same_as_ours(name: str) -> Meta:
 
 
 UseLogprobs = Annotated[T | None, unsupported_field("logprobs")]
+UseLogitBias = Annotated[Any, unsupported_field("logit_bias", "", [], {})]
 UseReasoningEffort = Annotated[T | None, unsupported_field("reasoning_effort", True)]
 UseSeparateFields = Annotated[T | None, unsupported_field("the fields in it, outside of it", {})]
 UseStructuredOutputs = Annotated[T | None, unsupported_field("structured_outputs")]
@@ -230,6 +231,8 @@ class PeerFields(Struct, kw_only=True):
     max_length: Annotated[int | None, unsupported_field(NEAR_NAMES["max_length"])] = None
     min_length: Annotated[int | None, unsupported_field(NEAR_NAMES["min_length"], 0)] = None
     stop_sequences: Annotated[list[str] | None, same_as_ours("stop_sequences")] = None
+    stop_strings: Annotated[str | list[str] | None, same_as_ours("stop_strings")] = None
+    stopping_strings: Annotated[str | list[str] | None, same_as_ours("stopping_strings")] = None
     parameters: UseSeparateFields[Any] = None
     inputs: Annotated[Any, unsupported_field("prompt or messages")] = None
     truncate: Annotated[Any, unsupported_field("truncate_prompt_tokens", False)] = None
@@ -254,6 +257,22 @@ class PeerFields(Struct, kw_only=True):
     no_repeat_ngram_size: Unsupported[int] = 0
     encoder_repetition_penalty: Unsupported[float] = 1.0
     num_beams: Annotated[int | None, unsupported_field("use_beam_search")] = 1
+    num_beam_groups: Unsupported[int] = 1
+    diversity_penalty: Unsupported[float] = 0.0
+    early_stopping: Unsupported[Any] = False
+    suppress_tokens: UseLogitBias = None
+    begin_suppress_tokens: Annotated[Any, unsupported_field(None, [])] = None
+    custom_token_bans: UseLogitBias = None
+    banned_tokens: UseLogitBias = None
+    sequence_bias: UseLogitBias = None
+    bad_words_ids: Annotated[Any, unsupported_field("bad_words", [])] = None
+    banned_strings: Annotated[Any, unsupported_field("bad_words", "", [])] = None
+    ban_eos_token: Annotated[bool | None, unsupported_field("ignore_eos")] = False
+    forced_bos_token_id: Unsupported[int] = None
+    forced_eos_token_id: Unsupported[Any] = None
+    exponential_decay_length_penalty: Unsupported[Any] = None
+    adapters: Annotated[Any, unsupported_field(None, "", [], {})] = None
+    negative_prompt: Annotated[Any, unsupported_field(None, "")] = None
 
 
 def use_own_names(body: Struct, default_penalty: float | None = None) -> dict[str, str]:
@@ -276,8 +295,19 @@ def use_own_names(body: Struct, default_penalty: float | None = None) -> dict[st
         own = next(iter(owns))
         setattr(body, own, value)
         names[own] = theirs
+    _use_bias_by_id(body)
     _check_window(body, default_penalty)
     return names
+
+
+def _use_bias_by_id(body: Struct) -> None:
+    """Turn llama.cpp's list of biases, where false bans a token, into ours by token."""
+    biases = getattr(body, "logit_bias", None)
+    if not isinstance(biases, list):
+        return
+    if any(bias is True for _, bias in biases):
+        raise RequestError("logit_bias has true for a token: give a number, or false, which bans it", "logit_bias")
+    body.logit_bias = {token: -MAX_LOGIT_BIAS if bias is False else bias for token, bias in biases}  # type: ignore[attr-defined] # the field of `SampledRequest`
 
 
 def _check_window(body: Struct, default_penalty: float | None) -> None:

@@ -73,6 +73,16 @@ REFUSED = {
     "return_weight_versions": (True, False),
     "previous_input_messages": ([{"role": "user"}], []),
     "mm_processor_kwargs": ({"a": 1}, {}),
+    "suppress_tokens": ([5], []),
+    "bad_words_ids": ([[5]], []),
+    "custom_token_bans": ("5,6", ""),
+    "forced_bos_token_id": (5, None),
+    "adapters": (["mine"], []),
+    "sequence_bias": ([[[5], -1.0]], []),
+    "banned_strings": (["x"], []),
+    "ban_eos_token": (True, False),
+    "early_stopping": (True, False),
+    "negative_prompt": ("x", ""),
 }
 SAME = {
     "repeat_penalty": (1.3, "repetition_penalty"),
@@ -81,6 +91,8 @@ SAME = {
     "sampling_seed": (7, "seed"),
     "random_seed": (7, "seed"),
     "stop_sequences": (["e"], "stop"),
+    "stop_strings": (["e"], "stop"),
+    "stopping_strings": (["e"], "stop"),
     "extra_args": ({"mine": {"x": 1}}, "vllm_xargs"),
     "rid": ("mine", "request_id"),
     "n_predict": (3, "max_tokens"),
@@ -150,6 +162,18 @@ def test_what_means_the_same_is_ours(kind: type[Struct], name: str) -> None:
     both = decode(kind, **{name: value, own: value})
     use_own_names(both)
     assert getattr(both, own) == value
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_biases_may_be_the_list_of_llama_cpp(tokenizer: Tokenizer, route: str) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        answer = await frontend.http.post(route, json=ROUTES[route] | {"logit_bias": [[5, 1.5], [6, False]]})
+        wrong = await frontend.http.post(route, json=ROUTES[route] | {"logit_bias": [[5, True]]})
+        (submit,) = frontend.core.sent(Submit)
+    assert answer.status_code == 200, answer.text
+    assert submit.sampling.logit_bias == {5: 1.5, 6: -100.0}
+    assert wrong.status_code == 400
+    assert "or false, which bans it" in wrong.json()["error"]["message"]
 
 
 def test_a_limit_of_tokens_has_the_name_that_each_api_has_for_it() -> None:
