@@ -70,7 +70,8 @@ def check_core_address(address: str) -> None:
         if address.startswith(("http://", "https://")):
             hint = "that is the address of a server, for clients of OpenAI's API; a core is started by `pyllm core`, at"
         else:
-            hint = f"did you mean ipc://{address}? A core is at" if "/" in address and "://" not in address else "give"
+            path = address.removeprefix("ipc:").removeprefix("file://").removeprefix("unix://")
+            hint = f"did you mean ipc://{path}? A core is at" if "/" in path and "://" not in path else "give"
         raise ConfigError(f"{address!r} is no address of a core: {hint} ipc://PATH or tcp://HOST:PORT")
     size = len(os.fsencode(address)) - len("ipc://")
     if address.startswith("ipc://") and size > _MAX_PATH_BYTES:

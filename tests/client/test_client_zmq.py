@@ -127,6 +127,7 @@ async def test_what_is_no_address_is_refused_by_what_one_is(address: Any) -> Non
 @pytest.mark.parametrize(
     ("address", "text"),
     [
+        ("ipc:/tmp/core", r"did you mean ipc:///tmp/core\? A core is at ipc://PATH or tcp://HOST:PORT"),
         ("/tmp/core", r"did you mean ipc:///tmp/core\? A core is at ipc://PATH or tcp://HOST:PORT"),
         ("http://127.0.0.1:8000", r"the address of a server, for clients of OpenAI's API; .* `pyllm core`"),
         ("https://127.0.0.1:8000/v1", "the address of a server"),
