@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyllm.workers.model_runner import ModelRunner
-from tests.families.tiny_families import FAMILIES, PROMPT, oracle, write_tiny_family
+from tests.families.tiny_families import FAMILIES, LONG_CONTEXTS, PROMPT, oracle, write_tiny_family
 from tests.plans import Planner, Row
 from tests.workers.engine import loaded_runner
 
@@ -42,7 +42,7 @@ class Sequences:
         return parts
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, *LONG_CONTEXTS])
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

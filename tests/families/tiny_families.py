@@ -1,5 +1,6 @@
 """A tiny random model of each family, written by transformers: every optional feature is on in at least one."""
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4", _HEAD),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
+# Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
+LONG_CONTEXTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3-longrope-long": ("Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}),
+}
 
 
 @functools.cache
 def oracle(name: str) -> PreTrainedModel:
     """The model in transformers, float32, with weights large enough that logits differ clearly."""
-    kind, changes = FAMILIES[name]
+    kind, changes = copy.deepcopy((FAMILIES | LONG_CONTEXTS)[name])  # configurations write into their RoPE
     config = getattr(transformers, f"{kind}Config")(**_SIZES | changes)
     generator = torch.Generator().manual_seed(len(name))
     with torch.random.fork_rng():

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import WorkerConfig
+from pyllm.families.rope import at_context
 from pyllm.wire.messages import Step
 from pyllm.workers.attention_backends import GROUP
 from pyllm.workers.layers.rank_group import RankGroup
@@ -29,9 +31,12 @@ def resolved(model: str, **options: object) -> EngineConfig:
 def worker_config(
     model: str, rank: int = 0, rendezvous: str = "", address: str = "", **options: object
 ) -> WorkerConfig:
+    """The configuration of a rank, whose model has the RoPE of its context, as in a server."""
+    engine, checkpoint = resolved(model, **options), read_checkpoint(model)
+    assert engine.model.max_model_len is not None
     return WorkerConfig(
-        engine=resolved(model, **options),
-        checkpoint=read_checkpoint(model),
+        engine=engine,
+        checkpoint=msgspec.structs.replace(checkpoint, spec=at_context(checkpoint.spec, engine.model.max_model_len)),
         rank=rank,
         address=address,
         rendezvous=rendezvous,
