@@ -18,6 +18,8 @@ _MARKS = "\t\"'`([{<>-_/\\.,:;!?*#=$@&|~+%^“\u2018«¿¡—…"
 # Texts that may stand before a word, in pairs: the part that is removed again, and the text that is encoded with the
 # word. A space belongs to the word.
 _PLACES = [("\n", "\n"), ("", ""), ("a", "a "), *((char, char) for char in _MARKS)]
+# Texts that one request may have encoded to find words whose last signs are part of a longer token.
+_MOST_JOINED_TEXTS = 8192
 
 
 def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore = warn_once) -> SamplingParams:
@@ -48,19 +50,25 @@ async def resolve_texts_aside(
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
     """Each word's tokens in every place where it can stand, except forms that end with a shorter one."""
-    words = [word.lstrip() for word in params.bad_words or ()]
+    # A space after a word is part of the next word's token, and any word may follow.
+    words = [word.strip() for word in params.bad_words or ()]
     if not all(words):
         raise RequestError("bad_words must not contain a word of nothing but spaces", "bad_words")
-    forms = []
+    forms: dict[str, list[list[int]]] = {}
     for word in words:
-        (of_word,) = token_forms([word], tokenizer, tokenizer.vocabulary.places(word))
+        places = tokenizer.vocabulary.places(word)
+        (of_word,) = token_forms([word], tokenizer, places)
         if not all(of_word):
             raise RequestError(f"bad_words has {word!r}, which has no tokens", "bad_words")
-        forms += _distinct([*of_word, *_joined_forms(word, of_word, tokenizer.vocabulary)])
-    num_tokens = sum(map(len, forms))
-    allowed = f"at most {MAX_BAD_WORDS_TOKENS} tokens in all the forms that they have"
+        joined = _joined_forms(word, of_word, tokenizer.vocabulary)
+        ends = _forms_with_joined_end(word, tokenizer, places, _MOST_JOINED_TEXTS // len(words))
+        forms[word] = _distinct([*of_word, *joined, *ends])
+    sizes = {word: sum(map(len, of_word)) for word, of_word in forms.items()}
+    num_tokens = sum(sizes.values())
+    largest = max(sizes, key=lambda word: sizes[word])
+    allowed = f"at most {MAX_BAD_WORDS_TOKENS} tokens in all the forms that they have, most of them of {largest!r:.80}"
     check("bad_words", num_tokens, num_tokens <= MAX_BAD_WORDS_TOKENS, allowed)
-    return forms
+    return [form for of_word in forms.values() for form in of_word]
 
 
 def token_forms(words: Sequence[str], tokenizer: Tokenizer, others: Collection[str] = ()) -> list[list[list[int]]]:
@@ -83,6 +91,29 @@ def _joined_forms(word: str, forms: list[list[int]], vocabulary: Vocabulary) -> 
     for *start, last in _distinct(forms):
         if start:
             yield from ([*start, token] for token in vocabulary.longer(last))
+
+
+def _forms_with_joined_end(word: str, tokenizer: Tokenizer, places: Collection[str], most: int) -> Iterator[list[int]]:
+    """Forms whose last token has signs from the word's end and the text after it: `-` and `>"` for `->`.
+
+    At most about `most` texts are encoded, the shortest ones.
+    """
+    vocabulary = tokenizer.vocabulary
+    starts = [at for at in range(1, len(word)) if not any(char.isalnum() or char.isspace() for char in word[at:])]
+    before = [("", ""), ("a", "a"), ("a", "a "), *((place, place) for place in sorted(places, key=len))]
+    known = tokenizer.encode_batch([start for start, _ in before], add_special_tokens=False)
+    for at in starts:
+        tokens = sorted(vocabulary.beyond(word[at:]), key=lambda token: len(vocabulary.texts[token]))
+        texts = [
+            (number, token, place + word[:at] + vocabulary.texts[token])
+            for number, (_, place) in enumerate(before)
+            for token in tokens
+        ][: most // len(starts)]
+        encoded = tokenizer.encode_batch([text for _, _, text in texts], add_special_tokens=False)
+        for (number, token, _), whole in zip(texts, encoded, strict=True):
+            form = _rest(whole, known[number])
+            if form[-1:] == [token] and len(form) > 1:
+                yield form
 
 
 def _rest(tokens: list[int], start: list[int]) -> list[int]:

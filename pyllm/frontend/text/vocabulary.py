@@ -36,11 +36,14 @@ class Vocabulary:
 
     def longer(self, token: int) -> Iterator[int]:
         """Tokens that extend a token at the end of a word by text that follows the word."""
-        begin = self.texts[token]
-        if begin:
-            for other, _ in self._find(_END + begin):
-                if (rest := self.texts[other][len(begin) :]) and is_edge(begin, rest):
-                    yield other
+        if begin := self.texts[token]:
+            yield from self.beyond(begin)
+
+    def beyond(self, begin: str) -> Iterator[int]:
+        """Tokens that begin with the end of a word, and extend beyond it."""
+        for other, _ in self._find(_END + begin):
+            if (rest := self.texts[other][len(begin) :]) and is_edge(begin, rest):
+                yield other
 
     def _find(self, wanted: str) -> Iterator[tuple[int, int]]:
         """Tokens, and the index of these characters in their texts, a leading end mark not counted."""

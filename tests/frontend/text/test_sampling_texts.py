@@ -68,10 +68,10 @@ def test_a_sign_may_be_part_of_a_words_first_token(joining: Tokenizer) -> None:
 
 
 def test_signs_are_banned_beside_others(real: Tokenizer) -> None:
-    for word in ("!", "...", "etc.", "C++"):
+    for word in ("!", "...", "etc.", "C++", "->", "=>", "!=", "--", "*/"):
         forms = banned(real, word)
-        for before in ("", " ", '"', "so "):
-            for after in ("", '"', '"\n\n', ")", ",", " it"):
+        for before in ("", " ", '"', "so ", "X", "x ", "("):
+            for after in ("", '"', '"\n\n', ")", ",", " it", "”", "'", ">", "=", "(", "[]", '");'):
                 assert is_banned(forms, ids(real, f"{before}{word}{after} the")), (word, before, after)
 
 
@@ -96,9 +96,15 @@ class Long(Tokenizer):
 
 def test_as_many_words_as_may_be_fit_and_too_many_tokens_are_refused(real: Tokenizer) -> None:
     assert len(banned(real, *(f"unbelievable{number}" for number in range(MAX_BAD_WORDS)))) >= 2 * MAX_BAD_WORDS
-    with pytest.raises(RequestError, match="bad_words must be at most 65536 tokens in all the forms") as refused:
+    text = r"bad_words must be at most 65536 tokens in all the forms that they have, most of them of 'word', got"
+    with pytest.raises(RequestError, match=text) as refused:
         banned(Long(), "word")
     assert refused.value.parameter == "bad_words"
+
+
+def test_a_space_after_a_word_is_part_of_what_follows(real: Tokenizer) -> None:
+    for word in ("trailing ", "n\t", "->  "):
+        assert banned(real, word) == banned(real, word.strip())
 
 
 @pytest.mark.parametrize("words", [[" "], ["x", "\n\t"]])
