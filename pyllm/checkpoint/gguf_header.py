@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES, TENSOR_TYPES, WITH_KERNELS
-from pyllm.checkpoint.git_lfs import refuse_pointer
+from pyllm.checkpoint.json_files import refuse_pointer
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
 

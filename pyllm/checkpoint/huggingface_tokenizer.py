@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm.checkpoint.cache import CacheError, cache_folder, temporary_folder, write_file
-from pyllm.checkpoint.git_lfs import refuse_pointer
-from pyllm.checkpoint.json_files import read_json
+from pyllm.checkpoint.json_files import read_json, refuse_pointer
 from pyllm.checkpoint.types import TokenizerFiles
 from pyllm.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""Reads JSON files, as Python writes them, as structs. Knows no field."""
+"""Reads JSON files, as Python writes them, as structs, and recognises Git LFS pointers. Knows no field."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,12 @@ from typing import TypeVar
 
 import msgspec
 
-from pyllm.checkpoint.git_lfs import refuse_pointer
 from pyllm.errors import ConfigError
 
 _T = TypeVar("_T")
+
+# A clone without Git LFS has pointers in place of large files: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
@@ -30,6 +32,16 @@ def read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give the folder of a Hugging Face model") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
+
+
+def refuse_pointer(path: Path, content: bytes) -> None:
+    """Refuse a file whose content, or its beginning, is that of a Git LFS pointer.
+
+    Raises:
+        ConfigError: it is; the text has the command that gets the file.
+    """
+    if content.startswith(_POINTER):
+        raise ConfigError(f"{path} is a Git LFS pointer, not the file: run `git lfs pull` in {path.parent}")
 
 
 def _decoded(content: bytes, kind: type[_T]) -> _T:

@@ -16,11 +16,11 @@ import msgspec
 from pyllm.checkpoint.cache import CacheError, cache_folder, cached_gguf, temporary_folder
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.gguf import read_gguf
-from pyllm.checkpoint.git_lfs import refuse_pointer
 from pyllm.checkpoint.hub import Hub, find_model
 from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer, gguf_models
 from pyllm.checkpoint.huggingface import Probe, read_dummy, read_huggingface
 from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
+from pyllm.checkpoint.json_files import refuse_pointer
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
 from pyllm.errors import ConfigError

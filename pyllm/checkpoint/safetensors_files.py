@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from pyllm.checkpoint.git_lfs import refuse_pointer
 from pyllm.checkpoint.hub_files import INDEX, choose_safetensors, models_alone, shards
+from pyllm.checkpoint.json_files import refuse_pointer
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
 
