@@ -1,20 +1,20 @@
-from .async_engine import AsyncEngine, AsyncLLMEngine
 from .client.client import EngineClient
 from .client.embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
-from .engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
+from .engine.async_engine import AsyncEngine, AsyncLLMEngine
+from .engine.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
+from .engine.llm import LLM
+from .engine.llm_engine import LLMEngine
+from .engine.prompts import Rendering, TextPrompt, TokensPrompt
 from .frontend.observability.metrics_snapshot import Counter, Gauge, Histogram, Metric
 from .frontend.observability.summary import Percentiles, Summary
 from .frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .frontend.text.model_tokenizer import ModelTokenizer
 from .frontend.text.outputs import CompletionOutput, RequestOutput
 from .frontend.text.structured_outputs import resolve_constraint
-from .llm import LLM
-from .llm_engine import LLMEngine
-from .prompts import Rendering, TextPrompt, TokensPrompt
-from .sampling_params import RequestOutputKind, SamplingParams
-from .scheduling_params import SchedulingParams
-from .structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
-from .vllm_parameters import PoolingParams
+from .parameters.sampling_params import RequestOutputKind, SamplingParams
+from .parameters.scheduling_params import SchedulingParams
+from .parameters.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
+from .parameters.vllm_parameters import PoolingParams
 
 __all__ = [
     "LLM",

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyllm import LLMEngine, RequestOutput, SamplingParams, SchedulingParams
-from pyllm.prompts import Prompt
-from pyllm.scheduling_params import DEFAULT_SCHEDULING
+from pyllm.engine.prompts import Prompt
+from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING
 
 # Enough for a sequence of the embedded model's context. In a larger cache, blocks that are used for the first time lie
 # so far from one another that each costs milliseconds.

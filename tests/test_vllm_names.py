@@ -7,10 +7,10 @@ import pytest
 
 import pyllm
 from pyllm import LLM, AsyncEngine, EngineArgs, LLMEngine, PoolingParams, TextPrompt, TokensPrompt
+from pyllm.engine.prompts import read_prompt
 from pyllm.errors import ConfigError, RequestError
-from pyllm.prompts import read_prompt
-from pyllm.scheduling_params import DEFAULT_SCHEDULING
-from pyllm.vllm_parameters import METHODS
+from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING
+from pyllm.parameters.vllm_parameters import METHODS
 
 
 def test_names_of_vllm_are_ours() -> None:

@@ -22,7 +22,7 @@ from pyllm.frontend.openai.embedding_protocol import EmbeddingRequest
 from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest
 from pyllm.frontend.openai.tokenization import DetokenizeRequest, TokenizeRequest
 from pyllm.frontend.responses.protocol import ResponsesRequest
-from pyllm.vllm_parameters import METHODS
+from pyllm.parameters.vllm_parameters import METHODS
 
 pytestmark = pytest.mark.oracle
 
@@ -45,9 +45,9 @@ BODIES: dict[str, tuple[str, type[msgspec.Struct], dict[str, Any]]] = {
     "DetokenizeRequest": (TOKENIZE, DetokenizeRequest, {"tokens": [1]}),
 }
 PARAMETERS: dict[str, tuple[str, type[msgspec.Struct], dict[str, Any]]] = {
-    "SamplingParams": ("sampling_params.py", SamplingParams, {}),
-    "StructuredOutputsParams": ("sampling_params.py", StructuredOutputsParams, {"choice": ["a"]}),
-    "BeamSearchParams": ("sampling_params.py", BeamSearchParams, {"beam_width": 2, "max_tokens": 3}),
+    "SamplingParams": ("parameters/sampling_params.py", SamplingParams, {}),
+    "StructuredOutputsParams": ("parameters/sampling_params.py", StructuredOutputsParams, {"choice": ["a"]}),
+    "BeamSearchParams": ("parameters/sampling_params.py", BeamSearchParams, {"beam_width": 2, "max_tokens": 3}),
     "PoolingParams": ("pooling_params.py", PoolingParams, {}),
 }
 SET_BY_THE_ENGINE = {"PoolingParams": {"output_kind"}}

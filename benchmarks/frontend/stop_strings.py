@@ -14,7 +14,7 @@ from benchmarks.record import Record
 from pyllm.bench.prompt_sets import WORDS
 from pyllm.frontend.text.detokenizer import Detokenizer
 from pyllm.frontend.text.stop_strings import StopStrings
-from pyllm.sampling_params import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, SamplingParams
+from pyllm.parameters.sampling_params import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, SamplingParams
 from pyllm.wire.messages import FinishCode
 
 NUMBERS = (1, 4, 64, MAX_STOP_STRINGS)

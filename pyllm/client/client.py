@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from pyllm.arguments import shown
 from pyllm.client.core_calls import CoreCalls
 from pyllm.client.core_connection import ATTEMPT, Condition, ConnectionCounts, CoreConnect, over_zeromq
 from pyllm.client.core_connections import CLOSE_LINGER, ConnectionLimits, CoreConnections
 from pyllm.client.cores import Core, CoreReport, Cores
 from pyllm.client.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
+from pyllm.client.owning_process import OwningProcess
 from pyllm.client.pending_calls import Calls, Done
 from pyllm.client.placers import PlacementKind, PrefixPlacer, RoundRobin
 from pyllm.client.prompt_tokens import Prompt
@@ -28,10 +28,10 @@ from pyllm.client.submission import prepare, prepare_embedding, random_seed, ref
 from pyllm.client.token_reader import TokenDelta, TokenReader
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
-from pyllm.owning_process import OwningProcess
+from pyllm.parameters.arguments import shown
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.recording import check_recording_path
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.curve import client_keys
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import Deltas, Isolated, LoadReport, ModelInfo, Rejected, Reply

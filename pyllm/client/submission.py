@@ -9,15 +9,15 @@ import msgspec
 
 from pyllm.client.prompt_tokens import Prompt, known_tokens
 from pyllm.errors import Field, RequestError, RequestTooLargeError
-from pyllm.sampling_params import (
+from pyllm.parameters.sampling_params import (
     LEAST_POSITIVE,
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGIT_BIAS,
     RequestOutputKind,
     SamplingParams,
 )
-from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
-from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
+from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.parameters.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
 # Parameters about text, or about outputs put together: their neutral values, and advice for errors.

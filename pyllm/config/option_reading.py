@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.nearest_name import nearest_name
 from pyllm.config.option_fields import ConfigPart, options_of, read_value
 from pyllm.config.server_settings import HeadlessConfig, ServerConfig
 from pyllm.errors import ConfigError
-from pyllm.nearest_name import nearest_name
 
 Part = TypeVar("Part", bound=ConfigPart)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from pyllm import plugins
+from pyllm.config import plugins
 from pyllm.config.option_fields import ConfigPart, TextForm
 from pyllm.config.option_texts import parse_hosts, parse_origins
 

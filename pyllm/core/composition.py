@@ -21,7 +21,7 @@ from pyllm.core.faults.lost_requests import LostRequests
 from pyllm.core.faults.recovery import Recovery
 from pyllm.core.inbox import Inbox
 from pyllm.core.kept_state import KeptState
-from pyllm.core.kv_transfers import KVTransfers
+from pyllm.core.kv.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.loop import CoreParts, EngineCore
 from pyllm.core.policy_plugins import Policy

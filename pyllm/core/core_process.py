@@ -18,8 +18,8 @@ import zmq
 
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.composition import Surroundings, compose
-from pyllm.core.event_publisher import EventPublisher, claim_addresses
 from pyllm.core.executors.executor import Executor
+from pyllm.core.kv.event_publisher import EventPublisher, claim_addresses
 from pyllm.core.loop import EngineCore
 from pyllm.core.startup import start
 from pyllm.errors import ConfigError, StartError

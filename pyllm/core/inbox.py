@@ -15,7 +15,7 @@ from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.faults.lost_requests import LostRequests
 from pyllm.core.faults.quarantine import Quarantine, RequestKey
-from pyllm.core.kv_transfers import KVTransfers
+from pyllm.core.kv.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.policy_plugins import facts, policy_key
 from pyllm.core.reservation import Reservation

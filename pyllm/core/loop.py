@@ -18,7 +18,7 @@ from pyllm.core.faults.isolation_reporter import IsolationReporter
 from pyllm.core.faults.recovery import Recovery
 from pyllm.core.inbox import Inbox
 from pyllm.core.kept_state import KeptState
-from pyllm.core.kv_transfers import KVTransfers
+from pyllm.core.kv.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.profiling import Profiling
 from pyllm.core.stage import Stage

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from numbers import Real
 
+from pyllm.config.plugins import find_entry_point
 from pyllm.errors import ConfigError, RequestError
-from pyllm.plugins import find_entry_point
 from pyllm.wire.messages import Submit
 
 GROUP = "pyllm.policies"

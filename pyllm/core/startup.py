@@ -13,6 +13,7 @@ from typing import Any
 
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.engine_settings import EngineConfig, ParallelConfig, is_rust
+from pyllm.config.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.config.process_config import CoreConfig
 from pyllm.config.rank_coordinates import num_ranks, ranks_of_stage
 from pyllm.core.calls import live_settings
@@ -24,7 +25,6 @@ from pyllm.core.policy_plugins import load_policy
 from pyllm.errors import ConfigError, EngineDeadError, WorkerDeadError
 from pyllm.families.kv_layout import KVGroup, kv_groups
 from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, find_connector, make_scheduler_connector
-from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.supervision.flight_recorder import FlightRecorder
 from pyllm.wire.messages import PROTOCOL_VERSION, ModelInfo, Ready
 

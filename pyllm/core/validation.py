@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from pyllm.arguments import RangeChecks, check
 from pyllm.errors import RequestError
-from pyllm.sampling_params import (
+from pyllm.parameters.arguments import RangeChecks, check
+from pyllm.parameters.sampling_params import (
     LEAST_POSITIVE,
     MAX_BAD_WORDS_TOKENS,
     MAX_EXTRA_ARGS_BYTES,
@@ -21,8 +21,8 @@ from pyllm.sampling_params import (
     SamplingParams,
     arguments_by_plugin,
 )
-from pyllm.scheduling_params import MAX_NAME_CHARACTERS
-from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
+from pyllm.parameters.scheduling_params import MAX_NAME_CHARACTERS
+from pyllm.parameters.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
 MAX_AGE = 1e9  # seconds that a request may have waited already

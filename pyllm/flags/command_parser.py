@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from pyllm.nearest_name import nearest_name
+from pyllm.config.nearest_name import nearest_name
 
 # Metavars that stand for paths, which a shell can complete.
 PATHS = frozenset({"FILE", "FOLDER", "MODEL"})

@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pyllm.arguments import is_unicode, shown
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_fields import Option, options_of
 from pyllm.config.option_reading import SECRETS, config_part, option_names
@@ -22,6 +21,7 @@ from pyllm.flags.settings_flags import (
     given_settings,
 )
 from pyllm.flags.vllm_settings import settle
+from pyllm.parameters.arguments import is_unicode, shown
 
 _NO_STATS = "disable_log_stats"
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from pyllm.client.client import EngineClient
 from pyllm.errors import PyllmError
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 # Seconds that a token may take, as in SGLang.
 PATIENCE = 20.0

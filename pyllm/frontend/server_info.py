@@ -14,7 +14,7 @@ from pyllm.frontend.http.event_ids import model_hash
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.templates import no_chat_template
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 
 class ServerInfo(Struct, kw_only=True):

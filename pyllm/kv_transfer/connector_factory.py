@@ -5,11 +5,11 @@ from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple, TypeVar
 
 from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.config.plugins import find_entry_point
 from pyllm.errors import ConfigError
 from pyllm.kv_transfer.scheduler_connector import ConnectorContext, SchedulerConnector
 from pyllm.kv_transfer.store_settings import read_store_settings
 from pyllm.kv_transfer.worker_connector import WorkerConnector
-from pyllm.plugins import find_entry_point
 
 KV_CONNECTORS = "pyllm.kv_connectors"
 Half = TypeVar("Half", SchedulerConnector, WorkerConnector)

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import msgspec
 
-from pyllm.arguments import check
 from pyllm.checkpoint.generation_config import SamplingDefaults, parse_overrides
 from pyllm.checkpoint.huggingface import read_generation_config
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.model_settings import ModelConfig
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.text.templates import ChatTemplate, no_chat_template
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.arguments import check
+from pyllm.parameters.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

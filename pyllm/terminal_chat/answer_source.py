@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pyllm.arguments import check
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.arguments import check
+from pyllm.parameters.sampling_params import SamplingParams
 
 # A role and its content, as in OpenAI's API.
 Message = Mapping[str, str]

@@ -6,7 +6,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-from pyllm.async_engine import AsyncEngine
+from pyllm.engine.async_engine import AsyncEngine
+from pyllm.engine.prompts import Prompt
 from pyllm.errors import ConfigError
 from pyllm.frontend.chat.conversation import Conversation
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Reasoning
@@ -14,9 +15,8 @@ from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.frontend.text.templates import no_chat_template
-from pyllm.prompts import Prompt
-from pyllm.sampling_params import SamplingParams
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from pyllm.config.nearest_name import PEER_NAMES, nearest_name
 from pyllm.errors import PyllmError
-from pyllm.nearest_name import PEER_NAMES, nearest_name
 from pyllm.terminal_chat.chat_session import ChatSession
 from pyllm.terminal_chat.transcript import PARAMETER_NAMES, load_transcript
 

@@ -46,7 +46,9 @@ def claim_path(path: str) -> Generator[None, None, None]:
         except BlockingIOError:
             raise _claimed(path) from None
         except OSError as error:
-            raise ConfigError(f"cannot listen on {path}: {error.strerror}; choose another path") from None
+            raise ConfigError(
+                f"cannot listen on {path}: {error.strerror}; choose another --uds, --bind or --kv-events-endpoint"
+            ) from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(file), os.fstat(descriptor)):
                 break

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
+from pyllm.config.plugins import find_entry_point
 from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, ModelSpec
-from pyllm.plugins import find_entry_point
 
 if TYPE_CHECKING:
     import torch

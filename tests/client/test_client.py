@@ -24,8 +24,8 @@ from pyllm.errors import (
     RequestError,
     RequestTooLargeError,
 )
-from pyllm.sampling_params import RequestOutputKind, SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import RequestOutputKind, SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import (
     PROTOCOL_VERSION,

@@ -8,7 +8,7 @@ import pytest
 
 from pyllm.client.client import EngineClient
 from pyllm.errors import ConfigError, EngineDeadError
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.wire.messages import Abort, ClientMessage, FinishCode, Heartbeat, Submit
 from tests.client.fake_core import EPOCH, FakeCore, Row, ScriptedCore
 from tests.client.zmq_core import ZmqCore

@@ -8,8 +8,8 @@ import pytest
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import ATTEMPT, CORE_LOSS, Condition
 from pyllm.errors import EngineDeadError, PyllmError
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.wire.messages import PROTOCOL_VERSION, Abort, FinishCode, Heartbeat, Isolated, Rejected, Submit
 from tests.client.fake_core import EPOCH, Cores, FakeCore, Row, connected, deltas

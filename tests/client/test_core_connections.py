@@ -8,7 +8,7 @@ import pytest
 from pyllm.client.client import EngineClient
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.wire.messages import FinishCode
 from tests.client.fake_core import FakeCore, Row
 from tests.client.mortal_core import Reader

@@ -9,7 +9,7 @@ import pytest
 
 from pyllm.client.client import EngineClient
 from pyllm.errors import Cause
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
 from pyllm.wire.messages import ClientMessage, CoreMessage, FinishCode, Submit
 from tests.client.mortal_core import Reader

@@ -9,7 +9,7 @@ import pytest
 from pyllm.client.client import EngineClient
 from pyllm.client.embedding import Embedding
 from pyllm.errors import DeadlineError, EngineDeadError, PyllmError, RequestError, RequestTooLargeError
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.messages import POOLING, PROTOCOL_VERSION, Abort, FinishCode, Ready, Rejected, Submit
 from tests.client.fake_core import EPOCH, MODEL, FakeCore, Row, connected
 

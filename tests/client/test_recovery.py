@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyllm.client.client import EngineClient
 from pyllm.client.logprobs import LogprobEntries
 from pyllm.client.submission import prepare
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
 from pyllm.wire.messages import CoreMessage, FinishCode
 from tests.client.fake_core import MODEL, START, Entries, embedded, told

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pyllm.client.client import EngineClient
 from pyllm.client.cores import EVACUATION_DELAY
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
 from pyllm.wire.messages import (

@@ -12,8 +12,8 @@ from pyllm.client.client import EngineClient
 from pyllm.client.journal import Journal
 from pyllm.client.streams import Stream, Streams
 from pyllm.client.submission import prepare
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
 from pyllm.wire.messages import ClientMessage, CoreMessage, FinishCode
 from tests.client.fake_core import MODEL

@@ -13,8 +13,8 @@ from pyllm.client.cores import EVACUATION_DELAY, PROBATION, SUCCESSOR_PATIENCE
 from pyllm.client.reports import RequestReport, TenantReport
 from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
 from pyllm.wire.messages import Abort, Call, CoreMessage, FinishCode, Heartbeat, Rejected, Submit

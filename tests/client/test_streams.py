@@ -10,7 +10,7 @@ from pyllm.client.streams import Stream, Streams
 from pyllm.client.submission import prepare
 from pyllm.client.token_reader import TokenDelta
 from pyllm.errors import PyllmError
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.wire.messages import FinishCode
 from tests.client.fake_core import MODEL, Row, deltas
 

@@ -10,9 +10,9 @@ import pytest
 from pyllm.client.client import EngineClient
 from pyllm.client.submission import prepare, prepare_embedding
 from pyllm.errors import RequestError, RequestTooLargeError
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
-from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
+from pyllm.parameters.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from pyllm.wire.messages import Sampling
 from tests.client.fake_core import MODEL
 

@@ -7,7 +7,7 @@ import msgspec
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.frontend.chat.parsers.parser_selection import parsers_of, reasoning_form
-from pyllm.frontend.chat.parsers.reasoning_forms import THINK
+from pyllm.frontend.chat.parsers.reasoning_parsers import THINK
 from pyllm.frontend.chat.template_traits import template_traits
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.templates import ChatTemplate

@@ -7,14 +7,14 @@ import pytest
 
 from pyllm.core.validation import MAX_EXTRA_ARGS_DEPTH, check_submit
 from pyllm.errors import RequestError
-from pyllm.sampling_params import (
+from pyllm.parameters.sampling_params import (
     LEAST_POSITIVE,
     MAX_BAD_WORDS_TOKENS,
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGIT_BIASES,
     MAX_LOGPROB_TOKEN_IDS,
 )
-from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
+from pyllm.parameters.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 from tests.core.raw_engine import EPOCH, MODEL
 

@@ -18,7 +18,7 @@ from pyllm import LLM, AsyncEngine, LLMEngine, SamplingParams
 from pyllm.client.logprobs import Logprob
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from tests import in_process
 from tests.e2e.stretches import stretches
 from tests.in_process import KV_CACHE

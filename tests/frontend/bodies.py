@@ -12,7 +12,7 @@ from pyllm.frontend.openai.embedding_protocol import EmbeddingRequest
 from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest
 from pyllm.frontend.openai.tokenization import DetokenizeRequest, TokenizeRequest
 from pyllm.frontend.responses.protocol import ResponsesRequest
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 
 REQUESTS: list[type[Struct]] = [
     *(CompletionRequest, ChatRequest, ResponsesRequest, CountTokensRequest, MessagesRequest),

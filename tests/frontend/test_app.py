@@ -10,7 +10,7 @@ from pyllm import __version__
 from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.http.field_descriptions import DESCRIPTIONS
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import MAX_SAMPLES
+from pyllm.parameters.sampling_params import MAX_SAMPLES
 from tests.client.fake_core import MODEL
 from tests.frontend.serving import answering, in_process
 

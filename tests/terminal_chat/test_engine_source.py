@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from pyllm import CompletionOutput
-from pyllm.async_engine import AsyncEngine
 from pyllm.checkpoint.generation_config import SamplingDefaults
+from pyllm.engine.async_engine import AsyncEngine
 from pyllm.errors import ConfigError, StartError
 from pyllm.frontend.chat.conversation import Conversation, Prepared
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.outputs import RequestOutput
-from pyllm.sampling_params import SamplingParams
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage, schema_format
 from pyllm.terminal_chat.engine_source import EngineSource
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from pyllm.arguments import declared
 from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.peer_fields import PeerFields
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 from pyllm.frontend.openai.common_fields import SampledRequest
+from pyllm.parameters.arguments import declared
 
 UseLastMessage = unsupported_field("a last message of the role assistant, which the answer goes on with")
 

@@ -30,8 +30,8 @@ from pyllm.frontend.requests.request_context import context_of
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.frontend.requests.server_state import ServerState, check_model
 from pyllm.frontend.requests.serving import begin, generate_chat
-from pyllm.sampling_params import SamplingParams
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 
 # This API's names of fields, by their names in the engine and in OpenAI's API.
 FIELD_NAMES = {

@@ -16,7 +16,7 @@ from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.json_schemas import json_type
 from pyllm.frontend.text.templates import Message
 from pyllm.frontend.text.truncation import Truncation
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 # The key for arguments that are no JSON object, as in Anthropic's documents of streamed tool input.
 INVALID_JSON = "INVALID_JSON"

@@ -6,7 +6,7 @@ Each part that matches one character is rewritten to match that character's JSON
 import re
 
 from pyllm.errors import RequestError
-from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
+from pyllm.parameters.structured_outputs_params import MAX_GRAMMAR_BYTES
 
 _SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _SPECIAL = '"\\' + "".join(map(chr, range(32)))

@@ -15,7 +15,7 @@ from pyllm.frontend.chat.conversation import Conversation, Prepared, check_tools
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
 from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
 from pyllm.frontend.chat.parsers.parser_selection import reasoning_form
-from pyllm.frontend.chat.parsers.reasoning_forms import THINK
+from pyllm.frontend.chat.parsers.reasoning_parsers import THINK
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
 from pyllm.frontend.chat.renderer import ChatRenderer
@@ -26,8 +26,8 @@ from pyllm.frontend.text.prompt_encoder import PromptEncoder, RefusePrompt
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
-from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 
 # Tokens at the end of a prompt in which to look for the opening of reasoning: only whitespace may follow it.
 _TAIL_TOKENS = 16

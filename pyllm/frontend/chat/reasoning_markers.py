@@ -7,11 +7,11 @@ import msgspec
 
 from pyllm.errors import Field, RequestError
 from pyllm.frontend.chat.parsers.parser_selection import reasoning_form, shown_reasoning_parser
-from pyllm.frontend.chat.parsers.reasoning_forms import ReasoningForm
+from pyllm.frontend.chat.parsers.reasoning_parsers import ReasoningForm
 from pyllm.frontend.text.sampling_texts import token_forms
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 Sequences = list[tuple[int, ...]]
 

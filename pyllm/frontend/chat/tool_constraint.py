@@ -25,11 +25,11 @@ from pyllm.frontend.chat.parsers.parser_selection import (
     tool_call_parser,
     tool_form,
 )
-from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER
+from pyllm.frontend.chat.parsers.tool_parsers import LLAMA_OPENER
 from pyllm.frontend.chat.tool_grammar import ANY_TEXT, Content, call_list_grammar, calls_in_text, calls_or_content
 from pyllm.frontend.text.json_schemas import Ignore, enforced_schema, warn_once
 from pyllm.frontend.text.structured_outputs import grammar_text
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 
 # Keywords whose schema is more than the properties of one object, or that change how its text is written.
 _OTHER_FORMS = ("$ref", "allOf", "anyOf", "const", "enum", "not", "oneOf", "patternProperties", "x-guidance")

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pyllm.frontend.chat.grammar_rules import TEXT, TokenId, ToolSchema, marker_rule, schema_rule, until, within
 from pyllm.frontend.chat.parsers.parser_selection import tool_form
-from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
-from pyllm.frontend.chat.parsers.tool_forms import MISTRAL_ARGUMENTS, ToolForm
+from pyllm.frontend.chat.parsers.reasoning_parsers import THINK, ReasoningForm
+from pyllm.frontend.chat.parsers.tool_parsers import MISTRAL_ARGUMENTS, ToolForm
 from pyllm.frontend.chat.tagged_grammar import tagged_calls
 
 ANY_TEXT = f"start: {TEXT}"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.parsers.tool_forms import (
+from pyllm.frontend.chat.parsers.tool_parsers import (
     HERMES_CLOSING,
     HERMES_OPENING,
     MISTRAL_ARGUMENTS,

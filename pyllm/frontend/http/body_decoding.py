@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.arguments import check_range, declaration_of
+from pyllm.parameters.arguments import check_range, declaration_of
 
 _FLOAT_FOR_INTEGER = re.compile(r"Expected `(?:.*[| ])?int(?: \|.*)?`, got `float`(?: - at `\$(.*)`)?")
 # A field, or an index of a list or a key of a dict, which stands for all of them.

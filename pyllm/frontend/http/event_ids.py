@@ -13,7 +13,7 @@ import msgspec
 
 from pyllm.errors import RequestError
 from pyllm.frontend.http.failure import ResumeConflictError
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 LAST_EVENT_ID = "Last-Event-ID"
 MAX_ID_CHARACTERS = 4096

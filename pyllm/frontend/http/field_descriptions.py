@@ -1,7 +1,7 @@
 """Descriptions of the request fields that work, for the OpenAPI document. Checks nothing.
 
-Parameters of sampling and scheduling have theirs where they are declared, with their ranges (`sampling_params.py`,
-`scheduling_params.py`); `docs/http-api.md` says more.
+Parameters of sampling and scheduling have theirs where they are declared, with their ranges, in `pyllm/parameters`;
+`docs/http-api.md` says more.
 """
 
 from collections.abc import Mapping

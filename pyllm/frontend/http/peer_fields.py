@@ -10,11 +10,19 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from pyllm.config.nearest_name import NEAR_NAMES, PEER_NAMES
 from pyllm.errors import RequestError
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, is_unsupported, unsupported_field
-from pyllm.nearest_name import NEAR_NAMES, PEER_NAMES
-from pyllm.sampling_params import MAX_LOGIT_BIAS, MaxTokens, MinTokens, N, RepetitionPenalty, Seed, ThinkingTokenBudget
+from pyllm.parameters.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MaxTokens,
+    MinTokens,
+    N,
+    RepetitionPenalty,
+    Seed,
+    ThinkingTokenBudget,
+)
 
 T = TypeVar("T")
 

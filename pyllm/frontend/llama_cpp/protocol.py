@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from pyllm.frontend.http.ignored_fields import NoEffect
 from pyllm.frontend.openai.common_fields import EngineRequest
-from pyllm.sampling_params import MaxTokens, N
+from pyllm.parameters.sampling_params import MaxTokens, N
 
 
 class InfillFile(Struct, kw_only=True):

@@ -8,7 +8,6 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
-from pyllm.arguments import check
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
 from pyllm.frontend.http.pushed_response import PushedResponse
@@ -21,7 +20,8 @@ from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import begin, generate
 from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, with_middle_stops
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.arguments import check
+from pyllm.parameters.sampling_params import SamplingParams
 
 # Output tokens that files leave room for where the request's limit is absent or 0; editors ask for as many.
 LEAST_OUTPUT = 128

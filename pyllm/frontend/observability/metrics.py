@@ -32,7 +32,7 @@ from pyllm.frontend.observability.metric_families import OURS, VLLM, Families, m
 from pyllm.frontend.shared.messages import LIMIT_REASONS, QUEUE_REASONS, REASONS
 from pyllm.frontend.shared.totals import Row, decode_row, encode_row
 from pyllm.frontend.text.encoding_threads import EncodingCounts
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.supervision.process_samples import ProcessSample
 from pyllm.wire.messages import FinishCode, ModelInfo
 

@@ -10,9 +10,9 @@ from itertools import takewhile
 
 import msgspec
 
-from pyllm.arguments import check, number
 from pyllm.frontend.observability.core_metrics import num_waiting, share
 from pyllm.frontend.observability.metrics import SampleTimes
+from pyllm.parameters.arguments import check, number
 
 MAX_SAMPLES = 10_000  # whose latencies are kept
 MAX_PAUSES = 100_000

@@ -10,7 +10,7 @@ import msgspec
 
 from pyllm import __version__
 from pyllm.frontend.observability.trace_context import TraceContext
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

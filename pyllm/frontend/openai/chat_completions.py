@@ -49,7 +49,7 @@ from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import begin, generate_chat
 from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.truncation import truncation_from
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 _FIELD_NAMES = {"prompt": "messages", "beam_width": "use_beam_search"}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from pyllm import sampling_params, scheduling_params
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.peer_fields import PeerFields
 from pyllm.frontend.http.unsupported import Unsupported
+from pyllm.parameters import sampling_params, scheduling_params
 
 
 class StructuredOutputs(Struct, kw_only=True):

@@ -39,7 +39,7 @@ from pyllm.frontend.requests.serving import begin, generate
 from pyllm.frontend.text.fill_in_the_middle import middle_prompt, with_middle_stops
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.truncation import truncation_from
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, and vLLM's
 

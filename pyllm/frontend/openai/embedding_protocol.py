@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from pyllm.arguments import declared
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
-from pyllm.sampling_params import TruncatePromptTokens
-from pyllm.scheduling_params import Priority, Timeout
+from pyllm.parameters.arguments import declared
+from pyllm.parameters.sampling_params import TruncatePromptTokens
+from pyllm.parameters.scheduling_params import Priority, Timeout
 
 T = TypeVar("T")
 UseInput = Annotated[T | None, unsupported_field("input, a text as the chat template would write it")]

@@ -5,7 +5,6 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from pyllm.arguments import check
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.submission import num_logprobs
 from pyllm.config.server_settings import ServerConfig
@@ -16,9 +15,10 @@ from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest, Strea
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.kv_transfer.stores.store import Retention
-from pyllm.sampling_params import AT_LEAST_ONE_OR_ALL, SamplingParams
-from pyllm.scheduling_params import SchedulingParams
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.arguments import check
+from pyllm.parameters.sampling_params import AT_LEAST_ONE_OR_ALL, SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from pyllm.wire.messages import ModelInfo
 
 Request = TypeVar("Request", bound=GenerationRequest)

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from pyllm.arguments import declared
 from pyllm.client.logprobs import LogprobEntries
 from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint
@@ -25,7 +24,8 @@ from pyllm.frontend.openai.tool_protocol import (
     ToolDefinition,
 )
 from pyllm.frontend.requests.generation import TokenCounts
-from pyllm.sampling_params import (
+from pyllm.parameters.arguments import declared
+from pyllm.parameters.sampling_params import (
     LengthPenalty,
     Logprobs,
     LogprobTokenIds,

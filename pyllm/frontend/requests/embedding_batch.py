@@ -8,7 +8,7 @@ from pyllm.frontend.observability.metrics import RequestMetrics
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.request_lifecycle import OnFailure, RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 
 # Is handed the embedding of one prompt, by its index; they come in any order.
 OnEmbedding = Callable[[int, Embedding], None]

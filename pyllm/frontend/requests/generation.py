@@ -18,8 +18,8 @@ from pyllm.frontend.requests.request_lifecycle import RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.outputs import Request, RequestProcessor
-from pyllm.sampling_params import MAX_SAMPLES, SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import MAX_SAMPLES, SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 
 # Most log-probabilities of an answer, where more than so many come with a token: each takes 2 us of the event loop as
 # JSON, and 100 bytes before.

@@ -12,8 +12,8 @@ from pyllm.frontend.observability.metrics import RequestMetrics
 from pyllm.frontend.observability.tracing import RequestTrace
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 
 SubmitPrompt = Callable[[int, RequestMetrics, SchedulingParams], None]
 OnFailure = Callable[[PyllmError], None]

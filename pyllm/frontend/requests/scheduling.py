@@ -2,10 +2,10 @@
 
 from hashlib import blake2b
 
-from pyllm.arguments import check
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.kv_transfer.stores.store import Retention
-from pyllm.scheduling_params import MAX_NAME_CHARACTERS, SchedulingParams
+from pyllm.parameters.arguments import check
+from pyllm.parameters.scheduling_params import MAX_NAME_CHARACTERS, SchedulingParams
 
 
 def scheduling_from(

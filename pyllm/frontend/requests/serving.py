@@ -17,8 +17,8 @@ from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.generation import Generation
 from pyllm.frontend.requests.request_context import RequestContext, context_of
 from pyllm.frontend.requests.server_state import ServerState, check_model
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 
 
 class GenerationBody(Protocol):

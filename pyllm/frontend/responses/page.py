@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pyllm.arguments import check
 from pyllm.errors import RequestError
 from pyllm.frontend.responses.protocol import Item, ItemList
+from pyllm.parameters.arguments import check
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20

@@ -14,7 +14,7 @@ from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 from pyllm.frontend.openai.common_fields import EngineRequest
 from pyllm.frontend.openai.protocol import ChatLogprob, TopLogprobs
-from pyllm.sampling_params import MaxTokens
+from pyllm.parameters.sampling_params import MaxTokens
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

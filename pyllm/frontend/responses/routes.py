@@ -43,8 +43,8 @@ from pyllm.frontend.responses.protocol import (
 )
 from pyllm.frontend.responses.response_store import ResponseStore
 from pyllm.frontend.responses.tools import built_in_names, callable_tools, shown_tools, tools_and_choice
-from pyllm.sampling_params import SamplingParams
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 
 AnyRequest = Request[Any, Any, Any]
 

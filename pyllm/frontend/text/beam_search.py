@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from pyllm.arguments import NamedParameters, check, flag, integer, number
 from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
-from pyllm.sampling_params import SamplingParams
-from pyllm.vllm_parameters import BEAM_SEARCH, refuse_other_values
+from pyllm.parameters.arguments import NamedParameters, check, flag, integer, number
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.vllm_parameters import BEAM_SEARCH, refuse_other_values
 
 
 class BeamSearchParams(msgspec.Struct, metaclass=NamedParameters, frozen=True, forbid_unknown_fields=True):

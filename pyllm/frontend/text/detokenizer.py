@@ -6,7 +6,7 @@ from pyllm.client.columns import StartTimes
 from pyllm.client.logprobs import LogprobEntries, extended
 from pyllm.frontend.text.stop_strings import StopStrings
 from pyllm.frontend.text.text_decoder import TextDecoder
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.wire.messages import FinishCode
 
 _REASONS = {code: code.name.lower() for code in FinishCode if code}

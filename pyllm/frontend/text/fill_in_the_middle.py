@@ -7,7 +7,7 @@ import msgspec
 
 from pyllm.errors import RequestError
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 
 class _MiddleTokens(NamedTuple):

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from pyllm.structured_outputs_params import check_grammar
+from pyllm.parameters.structured_outputs_params import check_grammar
 
 # Called with the name of a field that has no effect, and the message with which a strict server refuses it.
 Ignore = Callable[[str, str], None]

@@ -6,11 +6,11 @@ The engine uses `Tokenizer`. Knows no request.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyllm.arguments import as_list, flag, integer, mapping, refuse, text, texts, token_ids
 from pyllm.checkpoint.types import TokenizerFiles
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.text.templates import ChatTemplate, no_chat_template
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.parameters.arguments import as_list, flag, integer, mapping, refuse, text, texts, token_ids
 
 # Options of a call that change nothing at these values.
 _FIXED: Mapping[str, tuple[Any, ...]] = {

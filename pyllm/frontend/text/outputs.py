@@ -14,8 +14,8 @@ from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.text.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.text.segment_sink import SegmentSink
 from pyllm.frontend.text.stop_strings import StopStrings
-from pyllm.sampling_params import RequestOutputKind, SamplingParams
-from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.parameters.sampling_params import RequestOutputKind, SamplingParams
+from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.messages import FinishCode
 
 if TYPE_CHECKING:  # Only passed through here; their library loads in 30 ms.

@@ -5,14 +5,14 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from pyllm.arguments import check
 from pyllm.errors import RequestError
 from pyllm.frontend.text.json_schemas import Ignore, warn_once
 from pyllm.frontend.text.structured_outputs import resolve_constraint
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.vocabulary import Vocabulary
-from pyllm.sampling_params import MAX_BAD_WORDS_TOKENS, SamplingParams
-from pyllm.structured_outputs_params import ResolvedConstraint
+from pyllm.parameters.arguments import check
+from pyllm.parameters.sampling_params import MAX_BAD_WORDS_TOKENS, SamplingParams
+from pyllm.parameters.structured_outputs_params import ResolvedConstraint
 
 _MARKS = "\t\"'`([{<>-_/\\.,:;!?*#=$@&|~+%^“\u2018«¿¡—…"
 # Texts that may stand before a word, in pairs: the part that is removed again, and the text that is encoded with the

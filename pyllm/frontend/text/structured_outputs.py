@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyllm.errors import RequestError
 from pyllm.frontend.text.ascii_classes import with_ascii_classes
 from pyllm.frontend.text.json_schemas import Ignore, enforced_schema, warn_once
-from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams, check_grammar
+from pyllm.parameters.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams, check_grammar
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # The library is loaded by the first request that needs it.

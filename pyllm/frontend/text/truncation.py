@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from pyllm.arguments import check
 from pyllm.errors import RequestError
+from pyllm.parameters.arguments import check
 from pyllm.wire.messages import ModelInfo
 
 Side = Literal["left", "right"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pyllm.plugins import LOGITS_PROCESSORS, find_entry_point
+from pyllm.config.plugins import LOGITS_PROCESSORS, find_entry_point
 
 if TYPE_CHECKING:
     from torch import Tensor

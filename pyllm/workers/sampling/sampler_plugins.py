@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
-from pyllm.plugins import SAMPLERS, find_entry_point
+from pyllm.config.plugins import SAMPLERS, find_entry_point
 from pyllm.workers.sampling.logits_processors import Tokens
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from pyllm_kernels import LogitsStates
 
+from pyllm.config.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.errors import ConfigError, ProtocolError
-from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
-from pyllm.sampling_params import arguments_by_plugin
+from pyllm.parameters.sampling_params import arguments_by_plugin
 from pyllm.wire.messages import Sampling
 from pyllm.workers.grammar.token_masks import GrammarRow, Grammars, Mask
 from pyllm.workers.sampling.logits_processors import LogitsProcessor, load_logits_processor

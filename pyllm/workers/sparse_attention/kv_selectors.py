@@ -9,8 +9,8 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 from pyllm.config.engine_settings import SparseAttentionConfig
+from pyllm.config.plugins import find_entry_point
 from pyllm.errors import ConfigError
-from pyllm.plugins import find_entry_point
 
 if TYPE_CHECKING:
     from pyllm_kernels import Kernels

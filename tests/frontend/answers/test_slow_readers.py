@@ -18,8 +18,8 @@ from pyllm.frontend.requests.admission_ticket import Ticket
 from pyllm.frontend.requests.generation import Generation
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.messages import Abort
 from tests.client.fake_core import MODEL, ScriptedCore, connected
 from tests.frontend.http.test_pushed_response import Socket, serve

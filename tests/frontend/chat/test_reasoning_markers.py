@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.parsers.reasoning_forms import HARMONY, REASONING_FORMS, THINK, ReasoningForm
+from pyllm.frontend.chat.parsers.reasoning_parsers import HARMONY, REASONING_FORMS, THINK, ReasoningForm
 from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from pyllm.wire.messages import Submit
 from tests.frontend.openai.test_tools import USER, saying
 from tests.frontend.serving import TEMPLATE, Frontend, in_process

@@ -12,10 +12,10 @@ from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import Conversation, InputFormat, NamedTool, Tool, ToolChoice
 from pyllm.frontend.chat.custom_tool_grammar import MAX_DEFINITION_BYTES
 from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, ToolCall, folded
-from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
+from pyllm.frontend.chat.parsers.tool_parsers import TOOL_FORMS
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.text.structured_outputs import grammar_text
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from tests.tiers import cases
 
 BYTES = LLTokenizer("byte")

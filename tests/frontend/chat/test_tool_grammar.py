@@ -17,7 +17,7 @@ from pyllm.frontend.chat.tool_grammar import (
     calls_or_content,
 )
 from pyllm.frontend.text.structured_outputs import grammar_text
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from pyllm.workers.grammar.grammar_compiler import compile_grammar
 from tests.frontend.text import tiny_tokenizers
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pyllm.errors import RequestError
 from pyllm.frontend.http.event_ids import ChoicePosition, Piece, Position, StreamIdentity, model_hash
 from pyllm.frontend.http.failure import ResumeConflictError
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 hashes = st.text("0123456789abcdef", min_size=12, max_size=12)
 identities = st.builds(StreamIdentity, hashes, hashes)

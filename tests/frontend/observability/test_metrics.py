@@ -11,7 +11,7 @@ from pyllm.frontend.observability.histogram import Histogram, token_bounds
 from pyllm.frontend.observability.metrics import COUNTED, Metrics
 from pyllm.frontend.shared.totals import Totals
 from pyllm.frontend.text.encoding_threads import EncodingCounts
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.supervision.process_samples import ProcessSample
 from tests.client.fake_core import MODEL
 from tests.client.fake_core import STATS as NAMES

@@ -11,7 +11,7 @@ from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.summary import Percentiles, RecentRequests, check_window, percentiles
 from pyllm.frontend.text.detokenizer import TextDelta
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from tests.client.fake_core import MODEL
 
 STATS = dict.fromkeys(("num_running", "num_waiting", "num_held", "num_loading", "num_used_blocks"), 0) | {

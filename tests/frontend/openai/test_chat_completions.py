@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion
 
 from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.text.tokenizer import INLINE_CHARACTERS, Tokenizer
-from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
+from pyllm.parameters.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import Submit
 from tests.client.fake_core import MODEL, ScriptedCore
 from tests.frontend.ignoring import check_no_effect

@@ -17,9 +17,9 @@ from pyllm.frontend.openai.parameters import (
 )
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
 from pyllm.frontend.requests.request_context import RequestContext
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from tests.client.fake_core import MODEL
 
 CONTEXT = RequestContext("0")

@@ -15,8 +15,8 @@ from pyllm.frontend.requests.generation import Generation
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.messages import FinishCode, Submit
 from tests.client.fake_core import MODEL, ExpiringCore, FakeCore, Row, connected
 from tests.frontend.serving import answering, in_process, state_of

@@ -15,7 +15,7 @@ from pyllm.frontend.http.failure import UnknownCoreError
 from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.shared_state import SharedState
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.wire.messages import FinishCode, Submit
 from tests.client.fake_core import EPOCH, FakeCore, Row
 from tests.client.mortal_core import Reader

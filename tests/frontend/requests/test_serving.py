@@ -9,8 +9,8 @@ from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.serving import generate
 from pyllm.frontend.shared.messages import Granted
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from tests.frontend.serving import answering, in_process
 
 ALLOWANCE = Allowance(max_requests_per_minute=1, max_tokens_per_minute=100)

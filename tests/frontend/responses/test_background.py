@@ -11,8 +11,8 @@ from pyllm.frontend.responses.background import BackgroundRun
 from pyllm.frontend.responses.protocol import Response, ResponseRecord
 from pyllm.frontend.responses.response_store import ResponseStore
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.messages import Abort
 from tests.frontend.serving import answering, in_process
 from tests.waiting import until

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from pyllm.errors import RequestError
 from pyllm.frontend.text.ascii_classes import MAX_REWRITTEN_BYTES, with_ascii_classes
 from pyllm.frontend.text.structured_outputs import grammar_text
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 
 TOKENIZER = LLTokenizer("byte")
 # Digits, letters and spaces of ASCII and of Unicode, what is none of them, and what Python alone takes for a space.

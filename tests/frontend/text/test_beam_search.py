@@ -8,7 +8,7 @@ import pytest
 from pyllm.errors import RequestError
 from pyllm.frontend.text.beam_search import BeamSearchParams, BeamSearchSequence, beam_search_output
 from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 
 
 def decode(tokens: object) -> str:

@@ -11,7 +11,7 @@ from pyllm.client.logprobs import Logprob
 from pyllm.frontend.text.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.text.stop_strings import StopStrings
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.wire.messages import FinishCode
 
 

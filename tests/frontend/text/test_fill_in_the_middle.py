@@ -6,7 +6,7 @@ import pytest
 
 from pyllm.errors import RequestError
 from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, with_middle_stops
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from tests.frontend.text import tiny_tokenizers
 
 

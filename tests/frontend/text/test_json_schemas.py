@@ -20,7 +20,7 @@ from pyllm.frontend.text.json_schemas import (
     warn_once,
 )
 from pyllm.frontend.text.structured_outputs import JSON_STYLE, grammar_text
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 
 TOKENIZER = LLTokenizer("byte")
 STANDARD_FORMATS = (

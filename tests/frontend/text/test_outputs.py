@@ -14,7 +14,7 @@ from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.outputs import CompletionOutput, OutputFold, RequestOutput, RequestProcessor
 from pyllm.frontend.text.outputs import Request as Asked
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import RequestOutputKind, SamplingParams
+from pyllm.parameters.sampling_params import RequestOutputKind, SamplingParams
 from pyllm.wire.messages import Abort, FinishCode, Rejected
 from tests.client.fake_core import EPOCH, FakeCore, Row, connected, told
 

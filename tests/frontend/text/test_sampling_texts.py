@@ -9,8 +9,8 @@ from pyllm.errors import RequestError
 from pyllm.frontend.text.sampling_texts import resolve_texts, resolve_texts_aside
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.vocabulary import Vocabulary
-from pyllm.sampling_params import MAX_BAD_WORDS, SamplingParams
-from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
+from pyllm.parameters.sampling_params import MAX_BAD_WORDS, SamplingParams
+from pyllm.parameters.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from tests.client.fake_core import MODEL
 from tests.frontend.text import tiny_tokenizers
 

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from pyllm.frontend.text.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.text.stop_strings import StopStrings
-from pyllm.sampling_params import MAX_STOP_CHARACTERS, MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS, SamplingParams
+from pyllm.parameters.sampling_params import (
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRING_CHARACTERS,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
 from pyllm.wire.messages import FinishCode
 
 CHARACTERS = "abé🙂"

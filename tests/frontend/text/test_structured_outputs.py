@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from pyllm.errors import RequestError
 from pyllm.frontend.text.structured_outputs import MAX_GBNF_BYTES, grammar_text, resolve_constraint
-from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES, ResolvedConstraint, StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import MAX_GRAMMAR_BYTES, ResolvedConstraint, StructuredOutputsParams
 
 TOKENIZER = LLTokenizer("byte")
 SCHEMA = {

@@ -12,7 +12,7 @@ from llguidance import LLTokenizer
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.frontend.text.structured_outputs import grammar_text
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from pyllm.workers.grammar.token_masks import Grammars
 from tests.schemas import FAMILIES, NUM_VARIANTS, SCHEMAS
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from pyllm.config.plugins import LOGITS_PROCESSORS
 from pyllm.errors import ConfigError
-from pyllm.plugins import LOGITS_PROCESSORS
 from pyllm.workers.sampling.logits_processors import LogitsProcessor, Tokens, load_logits_processor
 
 HERE = "tests.workers.sampling.test_logits_processors"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from pyllm.config.plugins import SAMPLERS
 from pyllm.errors import ConfigError
-from pyllm.plugins import SAMPLERS
 from pyllm.workers.sampling.logits_processors import Tokens
 from pyllm.workers.sampling.sampler_plugins import SamplerPlugin, load_sampler
 

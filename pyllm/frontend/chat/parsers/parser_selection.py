@@ -10,16 +10,16 @@ from importlib.metadata import EntryPoint
 
 from msgspec import Struct
 
+from pyllm.config.plugins import REASONING_PARSERS, TOOL_PARSERS, find_entry_point
 from pyllm.errors import ConfigError
 from pyllm.frontend.chat.parsers.forced import UncutCalls
 from pyllm.frontend.chat.parsers.leading_calls import LeadingCalls
+from pyllm.frontend.chat.parsers.marked_calls import CallList
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
-from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS, ReasoningForm
+from pyllm.frontend.chat.parsers.reasoning_parsers import REASONING_FORMS, ReasoningForm
 from pyllm.frontend.chat.parsers.tool_call_finder import MarkedCalls
-from pyllm.frontend.chat.parsers.tool_call_formats import CallList
-from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS, ToolForm, leading_llama_parser
+from pyllm.frontend.chat.parsers.tool_parsers import LLAMA_OPENER, TOOL_FORMS, ToolForm, leading_llama_parser
 from pyllm.frontend.chat.parsers.values.argument_types import Schemas
-from pyllm.plugins import REASONING_PARSERS, TOOL_PARSERS, find_entry_point
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser, Piece, PlainParser, ToolCallBegin
-from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
+from pyllm.frontend.chat.parsers.reasoning_parsers import THINK, ReasoningForm
 from pyllm.frontend.chat.parsers.think import make_reasoner
 from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.text_decoder import TextDecoder

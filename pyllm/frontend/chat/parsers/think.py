@@ -5,7 +5,7 @@ from typing import Protocol
 from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax, Draft
 from pyllm.frontend.chat.parsers.harmony import HarmonyParser
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, PlainParser, Reasoning, add
-from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
+from pyllm.frontend.chat.parsers.reasoning_parsers import THINK, ReasoningForm
 from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 

@@ -5,6 +5,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from pyllm.config.option_reading import config_part
+from pyllm.config.plugins import REASONING_PARSERS, TOOL_PARSERS
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.frontend.chat.parsers.parsed_pieces import (
@@ -23,11 +24,10 @@ from pyllm.frontend.chat.parsers.parser_selection import (
     parsers_of,
     tool_call_parser,
 )
-from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS, THINK, ReasoningForm
-from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS, ToolForm
+from pyllm.frontend.chat.parsers.reasoning_parsers import REASONING_FORMS, THINK, ReasoningForm
+from pyllm.frontend.chat.parsers.tool_parsers import TOOL_FORMS, ToolForm
 from pyllm.frontend.chat.parsers.values.argument_types import Schemas
 from pyllm.frontend.text.templates import ChatTemplate
-from pyllm.plugins import REASONING_PARSERS, TOOL_PARSERS
 
 # Sentences of the families' own templates, and of those that vLLM has for them.
 SIGNS = [
@@ -191,7 +191,8 @@ def test_packages_add_forms_and_replace_none() -> None:
     hermes = f"{OURS}:TOOL_FORMS"
     assert load_tool_form("hermes", [tool_entry("hermes", hermes)]) is TOOL_FORMS["hermes"]
     assert load_reasoning_form("think", [reasoning_entry("think", hermes)]) is THINK
-    assert load_tool_form("mine", [tool_entry("mine", "pyllm.frontend.chat.parsers.tool_forms:_GLM")]).style == "tagged"
+    tagged = tool_entry("mine", "pyllm.frontend.chat.parsers.tool_parsers:_GLM")
+    assert load_tool_form("mine", [tagged]).style == "tagged"
     assert load_reasoning_form("hm", [reasoning_entry("hm", f"{OURS}:SHOUTED")]) == SHOUTED
 
 

@@ -8,7 +8,7 @@ from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.text.stop_strings import StopStrings
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.wire.messages import FinishCode
 from tests.tiers import cases
 

@@ -7,9 +7,9 @@ import pytest
 
 from pyllm.frontend.chat.parsers.header_calls import DEEPSEEK_OPENING, DEEPSEEK_V3, DEEPSEEK_V31, KIMI, HeaderTags
 from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, ToolCall, folded
-from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
+from pyllm.frontend.chat.parsers.tool_parsers import TOOL_FORMS
 from tests.frontend.chat.parsers.test_parsers import given_after_each, run
-from tests.frontend.chat.parsers.test_tool_forms import make
+from tests.frontend.chat.parsers.test_tool_parsers import make
 
 
 class Shape(NamedTuple):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pyllm.frontend.chat.parsers.harmony import HarmonyParser
 from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, Parser, Piece, PlainParser, ToolCall, folded
 from pyllm.frontend.chat.parsers.parser_selection import tool_call_parser
-from pyllm.frontend.chat.parsers.reasoning_forms import HARMONY, REASONING_FORMS
+from pyllm.frontend.chat.parsers.reasoning_parsers import HARMONY, REASONING_FORMS
 from pyllm.frontend.chat.parsers.think import RawReasoning, ThinkParser, make_reasoner
 from tests.frontend.chat.parsers import texts
 

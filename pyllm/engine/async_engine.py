@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
-from pyllm.arguments import instance, integer, text, texts
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
 from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
+from pyllm.client.owning_process import OwningProcess
 from pyllm.client.pending_calls import Done
 from pyllm.client.reports import Decision, SampleReport
 from pyllm.client.submission import refuse_input, refuse_prompt
 from pyllm.config.option_reading import engine_config
 from pyllm.config.server_settings import ServerConfig
-from pyllm.engine_args import EngineArgs
-from pyllm.engine_processes import LIMITS, EngineProcesses
+from pyllm.engine.engine_args import EngineArgs
+from pyllm.engine.engine_processes import LIMITS, EngineProcesses
+from pyllm.engine.prompts import RENDERING, Message, ParsedPrompt, Prompt, Rendering, read_messages, read_prompt
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
@@ -44,12 +45,11 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch.resolve import resolve_config
-from pyllm.owning_process import OwningProcess
-from pyllm.prompts import RENDERING, Message, ParsedPrompt, Prompt, Rendering, read_messages, read_prompt
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
+from pyllm.parameters.arguments import instance, integer, text, texts
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
+from pyllm.parameters.vllm_parameters import CALLS, missing_method, refuse_other_values
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
-from pyllm.vllm_parameters import CALLS, missing_method, refuse_other_values
 
 
 class _ParsedRequest(NamedTuple):

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from pyllm._rust import Scheduler
-from pyllm.core.kv_transfers import KVTransfers
+from pyllm.core.kv.kv_transfers import KVTransfers
 from pyllm.wire.messages import TransferResults
 from tests.core.offering_connector import OfferingConnector
 from tests.core.remembering_executor import BLOCK_SIZE

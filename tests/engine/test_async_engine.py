@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from pyllm.async_engine import AsyncEngine
+from pyllm.engine.async_engine import AsyncEngine
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.supervision.supervised_process import SupervisedProcess
 

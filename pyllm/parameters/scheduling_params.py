@@ -6,14 +6,24 @@ from typing import Annotated, get_args
 import msgspec
 from msgspec import Meta
 
-from pyllm.arguments import NamedParameters, RangeChecks, check, declared, instance, integer, is_unicode, number, text
 from pyllm.errors import RequestError
 from pyllm.kv_transfer.stores.store import Retention
+from pyllm.parameters.arguments import (
+    NamedParameters,
+    RangeChecks,
+    check,
+    declared,
+    instance,
+    integer,
+    is_unicode,
+    number,
+    text,
+)
 
 MAX_CACHE_SALT_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 256
 
-# The parameters: the type, range and text of each, as in `sampling_params.py`.
+# The parameters: the type, range and text of each, as in `parameters/sampling_params.py`.
 Priority = Annotated[
     int, declared("Lower ones run earlier, by --scheduling-policy priority.", ge=-(2**31), le=2**31 - 1)
 ]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from pyllm.arguments import instance, text, texts
 from pyllm.client.client import EngineClient
+from pyllm.client.owning_process import OwningProcess
 from pyllm.client.prompt_tokens import known_tokens
 from pyllm.config.engine_settings import ParallelConfig
 from pyllm.config.option_reading import engine_config
@@ -22,7 +22,8 @@ from pyllm.config.process_config import CoreConfig
 from pyllm.core.composition import compose
 from pyllm.core.executors.inline import InlineExecutor
 from pyllm.core.startup import start
-from pyllm.engine_args import EngineArgs
+from pyllm.engine.engine_args import EngineArgs
+from pyllm.engine.prompts import Prompt, read_prompt
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
@@ -34,11 +35,10 @@ from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch import entrypoints
 from pyllm.launch.resolve import resolve_config
-from pyllm.owning_process import OwningProcess
-from pyllm.prompts import Prompt, read_prompt
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
-from pyllm.vllm_parameters import CALLS, missing_method, refuse_other_values
+from pyllm.parameters.arguments import instance, text, texts
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
+from pyllm.parameters.vllm_parameters import CALLS, missing_method, refuse_other_values
 from pyllm.wire.ipc import MemoryEndpoint, MessageHandler
 from pyllm.wire.messages import ClientMessage, CoreMessage
 

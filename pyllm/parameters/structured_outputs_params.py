@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from pyllm import vllm_parameters
-from pyllm.arguments import NamedParameters, flag, mapping, text, texts
 from pyllm.errors import RequestError
+from pyllm.parameters import vllm_parameters
+from pyllm.parameters.arguments import NamedParameters, flag, mapping, text, texts
 
 MAX_GRAMMAR_BYTES = 1 << 20
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")

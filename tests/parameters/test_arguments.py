@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm import arguments
 from pyllm.errors import RequestError
+from pyllm.parameters import arguments
 
 ANYTHING = st.recursive(
     st.none()

@@ -5,7 +5,7 @@ import pytest
 
 from pyllm import StructuredOutputsParams
 from pyllm.errors import RequestError
-from pyllm.vllm_parameters import STRUCTURED_OUTPUTS
+from pyllm.parameters.vllm_parameters import STRUCTURED_OUTPUTS
 
 
 @pytest.mark.parametrize(

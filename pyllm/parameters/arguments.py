@@ -15,8 +15,8 @@ from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origi
 import msgspec
 from msgspec import Meta
 
+from pyllm.config.nearest_name import NEAR_NAMES, PEER_NAMES, nearest_name
 from pyllm.errors import Field, RequestError, UnknownParameterError, root_of
-from pyllm.nearest_name import NEAR_NAMES, PEER_NAMES, nearest_name
 
 Kind = TypeVar("Kind")
 

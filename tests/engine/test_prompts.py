@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pyllm.client.prompt_tokens import PromptTokens
+from pyllm.engine.prompts import Rendering, read_conversations, read_messages, read_prompt, read_prompts
 from pyllm.errors import RequestError
-from pyllm.prompts import Rendering, read_conversations, read_messages, read_prompt, read_prompts
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters.scheduling_params import SchedulingParams
 
 SCHEDULING = SchedulingParams(tenant="a")
 

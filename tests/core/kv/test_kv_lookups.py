@@ -3,7 +3,7 @@
 import numpy as np
 
 from pyllm._rust import Scheduler
-from pyllm.core.kv_lookups import KVLookups
+from pyllm.core.kv.kv_lookups import KVLookups
 from pyllm.kv_transfer import HOLD_SECONDS
 from tests.core.offering_connector import OfferingConnector
 from tests.core.remembering_executor import BLOCK_SIZE

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pyllm.arguments import NamedParameters, shown
 from pyllm.errors import RequestError
+from pyllm.parameters.arguments import NamedParameters, shown
 
 
 class Fixed(NamedTuple):

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 import msgspec
 
-from pyllm import vllm_parameters
-from pyllm.arguments import as_list, flag, instance, mapping, refuse, shown, text, token_ids
 from pyllm.client.prompt_tokens import PromptTokens
 from pyllm.errors import RequestError
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.parameters import vllm_parameters
+from pyllm.parameters.arguments import as_list, flag, instance, mapping, refuse, shown, text, token_ids
+from pyllm.parameters.scheduling_params import SchedulingParams
 
 # As in vLLM, a dict has `prompt` or `prompt_token_ids`, and optionally a `cache_salt`.
 Prompt = str | Sequence[int] | Mapping[str, Any]

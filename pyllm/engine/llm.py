@@ -9,10 +9,12 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from pyllm.arguments import as_list, instance, refuse, text
-from pyllm.async_engine import AsyncEngine
 from pyllm.client.embedding import EmbeddingRequestOutput
-from pyllm.engine_args import EngineArgs
+from pyllm.client.owning_process import OwningProcess
+from pyllm.engine.async_engine import AsyncEngine
+from pyllm.engine.engine_args import EngineArgs
+from pyllm.engine.prompt_progress import PromptProgress, UseTqdm
+from pyllm.engine.prompts import Message, Prompt, Rendering, read_conversations, read_prompts
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.observability.metrics_snapshot import Metric
 from pyllm.frontend.observability.summary import Summary
@@ -20,12 +22,10 @@ from pyllm.frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, 
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.owning_process import OwningProcess
-from pyllm.prompt_progress import PromptProgress, UseTqdm
-from pyllm.prompts import Message, Prompt, Rendering, read_conversations, read_prompts
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
-from pyllm.vllm_parameters import CALLS, PoolingParams, missing_method, refuse_other_values
+from pyllm.parameters.arguments import as_list, instance, refuse, text
+from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
+from pyllm.parameters.vllm_parameters import CALLS, PoolingParams, missing_method, refuse_other_values
 
 Result = TypeVar("Result")
 Each = TypeVar("Each")

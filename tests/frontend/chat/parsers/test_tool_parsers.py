@@ -16,9 +16,9 @@ from pyllm.config.server_settings import REASONING_PARSERS, TOOL_CALL_PARSERS
 from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax
 from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, Parser, folded
 from pyllm.frontend.chat.parsers.parser_selection import tool_call_parser, tool_form
-from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS
+from pyllm.frontend.chat.parsers.reasoning_parsers import REASONING_FORMS
 from pyllm.frontend.chat.parsers.think import ThinkParser
-from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
+from pyllm.frontend.chat.parsers.tool_parsers import TOOL_FORMS
 from tests.frontend.chat.parsers import family_texts, texts
 from tests.frontend.chat.parsers.test_parsers import given_after_each, run
 from tests.tiers import cases

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from pyllm.arguments import flag
+from pyllm.parameters.arguments import flag
 
 # False: no bar; True: tqdm's bar; or a function that makes a bar, with the arguments of `tqdm.tqdm`.
 UseTqdm = bool | Callable[..., Any]

@@ -15,12 +15,12 @@ from pyllm.frontend.chat.parsers.header_calls import (
     HeaderCalls,
     HeaderTags,
 )
+from pyllm.frontend.chat.parsers.marked_calls import CallList, Closed, gemma_call, mistral_calls
 from pyllm.frontend.chat.parsers.minimax_m3_calls import MINIMAX_TOKEN, MinimaxM3Calls
 from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter, Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
 from pyllm.frontend.chat.parsers.tagged_calls import TaggedCall
 from pyllm.frontend.chat.parsers.tool_call_finder import Body, MarkedCalls
-from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, gemma_call, mistral_calls
 from pyllm.frontend.chat.parsers.tool_call_reader import CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schemas

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from examples.kv_events import END, BlockMap
 from pyllm.config.engine_settings import KVEventsConfig
-from pyllm.core.event_publisher import BATCHES_PER_TURN, EventPublisher, claim_addresses, is_bound_address
+from pyllm.core.kv.event_publisher import BATCHES_PER_TURN, EventPublisher, claim_addresses, is_bound_address
 from pyllm.errors import ConfigError
 from tests.core.raw_engine import Engine
 

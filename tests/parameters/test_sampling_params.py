@@ -6,8 +6,8 @@ import pytest
 
 from pyllm import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pyllm.errors import RequestError
-from pyllm.sampling_params import arguments_by_plugin
-from pyllm.vllm_parameters import SAMPLING
+from pyllm.parameters.sampling_params import arguments_by_plugin
+from pyllm.parameters.vllm_parameters import SAMPLING
 
 
 @pytest.mark.parametrize(

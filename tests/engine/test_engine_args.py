@@ -6,7 +6,7 @@ import pytest
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import engine_config
-from pyllm.engine_args import EngineArgs, FlexibleArgumentParser
+from pyllm.engine.engine_args import EngineArgs, FlexibleArgumentParser
 from pyllm.flags.keyword_settings import engine_keywords
 
 

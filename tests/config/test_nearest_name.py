@@ -1,7 +1,7 @@
 import pytest
 
 from pyllm.cli import make_parser
-from pyllm.nearest_name import nearest_name
+from pyllm.config.nearest_name import nearest_name
 
 
 @pytest.mark.parametrize(

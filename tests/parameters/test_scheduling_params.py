@@ -2,7 +2,7 @@ import pytest
 
 from pyllm import SchedulingParams
 from pyllm.errors import RequestError
-from pyllm.scheduling_params import with_priority
+from pyllm.parameters.scheduling_params import with_priority
 
 
 @pytest.mark.parametrize(

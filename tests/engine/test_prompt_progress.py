@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pyllm.prompt_progress import PromptProgress
+from pyllm.engine.prompt_progress import PromptProgress
 
 
 class FakeBar:

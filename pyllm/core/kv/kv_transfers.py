@@ -17,7 +17,7 @@ import msgspec
 
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.core.executors.executor import Executor
-from pyllm.core.kv_lookups import Key, KVLookups
+from pyllm.core.kv.kv_lookups import Key, KVLookups
 from pyllm.errors import EngineDeadError, WorkerDeadError
 from pyllm.kv_transfer import (
     TRANSFER_SECONDS,

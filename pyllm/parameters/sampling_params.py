@@ -9,8 +9,9 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from pyllm import vllm_parameters
-from pyllm.arguments import (
+from pyllm.errors import Field, RequestError
+from pyllm.parameters import vllm_parameters
+from pyllm.parameters.arguments import (
     NamedParameters,
     RangeChecks,
     as_list,
@@ -26,8 +27,7 @@ from pyllm.arguments import (
     texts,
     token_ids,
 )
-from pyllm.errors import Field, RequestError
-from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 
 MAX_SAMPLES = 16_384
 DEFAULT_MAX_TOKENS = 16  # the default of vLLM's Python API
