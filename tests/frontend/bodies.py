@@ -112,6 +112,8 @@ def _of_type(option: Any, unknown: st.SearchStrategy[dict[str, Any]]) -> st.Sear
     match get_origin(option):
         case origin if origin is list:
             return st.lists(_values(get_args(option)[0], unknown), max_size=2)
+        case origin if origin is tuple:
+            return st.tuples(*[_values(part, unknown) for part in get_args(option)]).map(list)
         case origin if origin is dict:
             key, value = get_args(option)
             keys = st.integers(0, 9).map(str) if key is int else st.text(max_size=3)
