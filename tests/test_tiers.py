@@ -12,7 +12,7 @@ from tests.tiers import ALL, cases, leave_products_to_full
 
 
 class Case:
-    """As much of pytest's function as is looked at, with a `parametrize` of each name."""
+    """The parts of pytest's function that tiers read, with a `parametrize` for each name."""
 
     path, cls = Path("test_it.py"), None
 

@@ -94,14 +94,8 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
     Raises:
         ConfigError: the recording's file cannot be made.
     """
-    scheduler, executor, config, clock, sleep = (
-        setup.scheduler,
-        setup.executor,
-        setup.config,
-        around.clock,
-        around.sleep,
-    )
-    epoch = setup.ready.epoch
+    scheduler, executor, config = setup.scheduler, setup.executor, setup.config
+    clock, sleep, epoch = around.clock, around.sleep, setup.ready.epoch
     core: EngineCore
     recording = _begin_recording(scheduler, config)
     clients = Clients(sender, lambda client: _take_deltas(scheduler, epoch, client), scheduler.drop_client)

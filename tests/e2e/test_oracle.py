@@ -82,7 +82,7 @@ def test_there_are_20_prompts_of_5_to_600_tokens() -> None:
     [(True, True, 64), (True, False, 2048), (False, False, 64), full(False, True, 2048)],
 )
 def test_tokens_equal_the_oracle(check_greedy: Check, together: bool, caching: bool, chunk: int) -> None:
-    """Of prompts of 5 to 500 tokens, two with a common prefix; `make oracle` takes all."""
+    """A part of the prompts of 5 to 500 tokens, two with a common prefix; `make oracle` takes all."""
     check(check_greedy, stretches()[1::4], together=together, caching=caching, chunk=chunk)
 
 

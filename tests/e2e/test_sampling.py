@@ -67,7 +67,7 @@ def engine() -> Iterator[LLMEngine]:
 def generate(
     engine: LLMEngine, prompt: str | list[int], params: SamplingParams | Sequence[SamplingParams]
 ) -> list[RequestOutput]:
-    """What the prompt gives with each of the parameters, all at once."""
+    """The answers to the prompt with each of the parameters, all at once."""
     each = [params] if isinstance(params, SamplingParams) else params
     return in_process.generate(engine, [prompt] * len(each), each)
 

@@ -19,12 +19,12 @@ TWO_RANKS = ("--tensor-parallel-size", "2")
 
 @pytest.fixture(scope="module")
 def expected(model: str) -> list[str]:
-    """What torch's kernels say after a long prompt and after a short one."""
+    """The answers of torch's kernels to a long prompt and a short one."""
     return [referenced(model, prompt, 12, kernel_backend="reference") for prompt in (PROMPT, PROMPT[:5])]
 
 
 def referenced(model: str, prompt: list[int], max_tokens: int, **options: Any) -> str:
-    """What an engine in this process says: it starts in less time than a server."""
+    """The answers of an engine in this process, which starts in less time than a server."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     with in_process.engine(model, dtype="float32", **options) as engine:
         text = in_process.generate(engine, [prompt], params)[0].outputs[0].text
@@ -33,7 +33,7 @@ def referenced(model: str, prompt: list[int], max_tokens: int, **options: Any) -
 
 
 def generated(model: str, *arguments: str, environment: Mapping[str, str] | None = None) -> list[str]:
-    """What a server says to the same prompts, of which it computes the long one in chunks."""
+    """The answers of a server to the same prompts, of which it computes the long one in chunks."""
     chunks = ("--max-num-batched-tokens", "128")
     with Server(model, "--dtype", "float32", *chunks, *arguments, environment=environment) as server:
         answers = [server.complete(prompt, max_tokens=12, ignore_eos=True).json() for prompt in (PROMPT, PROMPT[:5])]

@@ -17,9 +17,8 @@ from pyllm.frontend.llama_cpp.protocol import Infill, InfillRequest, InfillSetti
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import output_limit, own_constraint, sample_params, scheduling_params
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate
+from pyllm.frontend.requests.serving import begin, generate, plain_params
 from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, with_middle_stops
-from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.parameters.arguments import check
 from pyllm.parameters.sampling_params import SamplingParams
 
@@ -52,8 +51,7 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
         check("response_fields", len(names), len(names) <= MAX_RESPONSE_FIELDS, f"at most {MAX_RESPONSE_FIELDS} names")
 
         async def prepare() -> Prepared:
-            resolved = state.chat.markers.resolve_plain(params)
-            resolved = await resolve_texts_aside(resolved, tokenizer, context.ignore)
+            resolved = await plain_params(state, context, params)
             (tokens,) = await state.prompts.encode([middle])
             if not files:
                 return Prepared([tokens], resolved)

@@ -25,9 +25,8 @@ from pyllm.frontend.openai.parameters import (
 )
 from pyllm.frontend.openai.protocol import ChatCompletion
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate
+from pyllm.frontend.requests.serving import begin, generate, plain_params
 from pyllm.frontend.text.fill_in_the_middle import middle_prompt, with_middle_stops
-from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 
 
 def fim_route(state: ServerState) -> HTTPRouteHandler:
@@ -56,8 +55,7 @@ def fim_route(state: ServerState) -> HTTPRouteHandler:
             params = with_middle_stops(params, tokenizer)
 
         async def prepare() -> Prepared:
-            resolved = state.chat.markers.resolve_plain(params)
-            resolved = await resolve_texts_aside(resolved, tokenizer, context.ignore)
+            resolved = await plain_params(state, context, params)
             return Prepared(await state.prompts.encode([prompt]), resolved)
 
         prepared, generation = await generate(state, context, scheduling, params.n, prepare)

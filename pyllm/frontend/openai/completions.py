@@ -35,9 +35,8 @@ from pyllm.frontend.openai.protocol import (
 )
 from pyllm.frontend.requests.generation import num_choices
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate
+from pyllm.frontend.requests.serving import begin, generate, plain_params
 from pyllm.frontend.text.fill_in_the_middle import middle_prompt, with_middle_stops
-from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.parameters.sampling_params import SamplingParams
 
@@ -71,8 +70,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
             params = with_middle_stops(params, state.tokenizer)
 
         async def prepare() -> Prepared:
-            resolved = state.chat.markers.resolve_plain(params)
-            resolved = await resolve_texts_aside(resolved, state.tokenizer, context.ignore)
+            resolved = await plain_params(state, context, params)
             too_long = refuse_prompt if truncation is None else None
             whole = await state.prompts.encode(given, data.add_special_tokens is not False, too_long)
             prompts = whole if truncation is None else [truncation.kept(tokens) for tokens in whole]

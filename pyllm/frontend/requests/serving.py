@@ -17,6 +17,7 @@ from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.generation import Generation
 from pyllm.frontend.requests.request_context import RequestContext, context_of
 from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import SchedulingParams
 
@@ -62,6 +63,11 @@ async def generate(
     generation = Generation(state, prepared.prompts, prepared.params, scheduling, context)
     context.max_tokens = generation.reduced_limit
     return prepared, generation
+
+
+async def plain_params(state: ServerState, context: RequestContext, params: SamplingParams) -> SamplingParams:
+    """The parameters outside of conversations, with texts as tokens; raises as `resolve_texts` does."""
+    return await resolve_texts_aside(state.chat.markers.resolve_plain(params), state.tokenizer, context.ignore)
 
 
 async def generate_chat(
