@@ -26,39 +26,22 @@ class Response(msgspec.Struct, frozen=True):
     """A server's response; `body` is JSON."""
 
     status_code: int
-    request_id: str
-    body: msgspec.Raw
-
-
-class BatchError(msgspec.Struct, frozen=True):
-    """The reason for a missing response."""
-
-    code: str
-    message: str
+    request_id: str = ""
+    body: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One line of the file: a response, whatever its status, or an error."""
+    """One line of the file: a response, whatever its status, or an error, the reason for a missing response."""
 
     id: str
     custom_id: str
     response: Response | None
-    error: BatchError | None = None
+    error: Any = None
 
     @property
     def is_failure(self) -> bool:
         """Whether the response has status 400 or above, or there is none."""
         return self.response is None or self.response.status_code >= _LEAST_FAILURE
-
-
-class _WrittenResponse(msgspec.Struct):
-    status_code: int
-
-
-class _WrittenAnswer(msgspec.Struct):
-    custom_id: str
-    response: _WrittenResponse | None
-    error: Any
 
 
 class AnswerFile:
@@ -122,8 +105,7 @@ class AnswerFile:
                 f"cannot write to {self.path}: {error.strerror}; {len(self.answered)} requests have their answers, and "
                 "the same command goes on from there"
             ) from None
-        self.answered.add(answer.custom_id)
-        self.num_failed += answer.is_failure
+        self._count(answer)
 
     def _go_on(self, custom_ids: Set[str]) -> None:
         """Read the lines of the file; complete or remove a last line without a line end."""
@@ -151,7 +133,7 @@ class AnswerFile:
     def _note(self, line: bytes, number: int, custom_ids: Set[str]) -> None:
         where = f"line {number} of {self.path}"
         try:
-            answer = msgspec.json.decode(line, type=_WrittenAnswer)
+            answer = msgspec.json.decode(line, type=Answer)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ConfigError(f"{where} is no answer of a batch: remove it, or name another file") from None
         if answer.custom_id not in custom_ids:
@@ -160,5 +142,8 @@ class AnswerFile:
             )
         if answer.custom_id in self.answered:
             raise ConfigError(f"{where} answers {answer.custom_id!r:.80} again: remove one of the two lines")
+        self._count(answer)
+
+    def _count(self, answer: Answer) -> None:
         self.answered.add(answer.custom_id)
-        self.num_failed += answer.response is None or answer.response.status_code >= _LEAST_FAILURE
+        self.num_failed += answer.is_failure

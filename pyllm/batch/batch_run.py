@@ -3,38 +3,28 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pyllm.batch.answer_file import AnswerFile
 from pyllm.batch.request_file import CHATS, BatchRequest, RequestFile
-from pyllm.batch.request_sender import RequestSender, UnreachableError, Usage
-from pyllm.errors import ConfigError
-from pyllm.wire.server_address import model_names
-from pyllm.wire.server_trust import ServerTrust, connection_advice
+from pyllm.batch.request_sender import RequestSender
+from pyllm.errors import ConfigError, PyllmError
 
-_CONNECT_TIMEOUT = 10.0
-_SHORT_TIMEOUT = 60.0  # seconds for the list of models
-_OK = 200
+if TYPE_CHECKING:
+    import httpx2
 
-
-class BatchServer(msgspec.Struct, frozen=True):
-    """A server, and how many requests it gets at once. `base_url` is without `/v1`; `socket` is a Unix socket path."""
-
-    base_url: str
-    max_concurrency: int
-    socket: str = ""
-    api_key: str = ""
-    trust: ServerTrust = ServerTrust()
+CONNECT_TIMEOUT = 10.0
 
 
 class Totals(msgspec.Struct, frozen=True):
     """Totals of a run that took `seconds`."""
 
     num_answered: int
-    usage: Usage
+    num_prompt_tokens: int
+    num_output_tokens: int
     seconds: float
 
 
@@ -43,11 +33,9 @@ class _ModelDescription(msgspec.Struct):
 
 
 async def run_batch(
-    requests: RequestFile, answers: AnswerFile, server: BatchServer, transport: Any | None = None
+    requests: RequestFile, answers: AnswerFile, http: "httpx2.AsyncClient", max_concurrency: int
 ) -> Totals:
-    """Send all requests that have no answer yet. A failed request gets an answer that gives the reason.
-
-    `transport` is an `httpx2` transport that replaces the network, for tests.
+    """Send all requests that have no answer yet, and close the client. A failed request gets an answer with the reason.
 
     Raises:
         ConfigError: the server has none of the models that the requests name, or refuses the key, or its model has no
@@ -57,69 +45,43 @@ async def run_batch(
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # No thread of its own.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
     left = [request for request in requests.requests if request.custom_id not in answers.answered]
     pending = iter(left)
-    before, start, total = len(answers.answered), time.perf_counter(), Usage()
+    before, start, sender = len(answers.answered), time.perf_counter(), RequestSender(http)
     with tqdm(total=len(requests.requests), initial=before, unit="request", dynamic_ncols=True, disable=None) as bar:
-        async with _client(server, transport) as http:
+        async with http:
             await _check_models(http, requests)
             await _check_template(http, left)
-            sender = RequestSender(http)
 
             async def work() -> None:
-                nonlocal total
                 for request in pending:  # All workers share the iterator: each takes the next request.
-                    answer, usage = await sender.send(request.custom_id, request.url, requests.body(request))
-                    answers.append(answer)
-                    total = total.plus(usage)
-                    bar.set_postfix_str(total.rates(time.perf_counter() - start), refresh=False)
+                    answers.append(await sender.send(request.custom_id, request.url, requests.body(request)))
+                    seconds = time.perf_counter() - start
+                    prompt, output = sender.num_prompt_tokens / seconds, sender.num_output_tokens / seconds
+                    rates = f"input: {prompt:,.0f} tokens/s, output: {output:,.0f} tokens/s"
+                    bar.set_postfix_str(rates, refresh=False)
                     bar.update(1)
 
-            count = min(server.max_concurrency, len(left))
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(count):
+                    for _ in range(min(max_concurrency, len(left))):
                         group.create_task(work())
-            except BaseExceptionGroup as errors:
-                raise _first(errors) from None
-    return Totals(len(answers.answered) - before, total, time.perf_counter() - start)
+            except ExceptionGroup as errors:  # The others are the same error, or follow from it.
+                raise errors.exceptions[0] from None
+    seconds = time.perf_counter() - start
+    return Totals(len(answers.answered) - before, sender.num_prompt_tokens, sender.num_output_tokens, seconds)
 
 
-def _client(server: BatchServer, transport: Any | None) -> Any:
-    import httpx2
-
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
-
-    count = server.max_concurrency
-    limits = httpx2.Limits(max_connections=count, max_keepalive_connections=count)
-    headers: Mapping[str, str] = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
-    if server.socket:
-        transport = httpx2.AsyncHTTPTransport(uds=server.socket, limits=limits)
-    return httpx2.AsyncClient(
-        base_url=server.base_url,
-        headers=headers,
-        limits=limits,
-        timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT),
-        transport=transport,
-        verify=server.trust.verify(),
-    )
-
-
-async def _check_models(http: Any, requests: RequestFile) -> None:
+async def _check_models(http: "httpx2.AsyncClient", requests: RequestFile) -> None:
     """Raise where the server is unreachable or has none of the models. Other problems show when requests are sent."""
-    import httpx2
+    from pyllm.wire.server_client import UnreachableError, list_models
 
     try:
-        response = await http.get("/v1/models", timeout=_SHORT_TIMEOUT)
-    except httpx2.TransportError as error:
-        failure = str(error) or type(error).__name__
-        advice = connection_advice(failure) or "is the address right?"
-        raise UnreachableError(f"no connection to the server at {http.base_url}: {failure}; {advice}") from None
-    if response.status_code != _OK:
-        return
-    try:
-        served = set(model_names(response.content))
-    except msgspec.DecodeError:
+        served = set(await list_models(http))
+    except UnreachableError:
+        raise
+    except PyllmError:
         return
     if requests.models and served and not requests.models & served:
         raise ConfigError(
@@ -128,24 +90,19 @@ async def _check_models(http: Any, requests: RequestFile) -> None:
         )
 
 
-async def _check_template(http: Any, requests: Sequence[BatchRequest]) -> None:
+async def _check_template(http: "httpx2.AsyncClient", requests: Sequence[BatchRequest]) -> None:
     """Raise where the server says that its model takes no messages, and no request brings a chat template."""
     import httpx2
+
+    from pyllm.wire.server_client import SHORT_TIMEOUT
 
     chats = [request for request in requests if request.url in CHATS]
     if not chats or not all(request.needs_template for request in chats):
         return
     try:
-        response = await http.get("/model_info", timeout=_SHORT_TIMEOUT)
+        response = await http.get("/model_info", timeout=SHORT_TIMEOUT)
         notice = msgspec.json.decode(response.content, type=_ModelDescription).chat_template_notice
     except (httpx2.TransportError, msgspec.DecodeError):
         return  # Another server, or one that the first request will report.
     if notice:
         raise ConfigError(f"nothing was sent, as {len(chats)} of {len(requests)} requests have messages: {notice}")
-
-
-def _first(errors: BaseException) -> BaseException:
-    """The first error of a nested exception group; the others are the same or follow from it."""
-    while isinstance(errors, BaseExceptionGroup):
-        errors = errors.exceptions[0]
-    return errors

@@ -7,50 +7,20 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from pyllm.batch.answer_file import Answer, BatchError, Response
-from pyllm.errors import ConfigError, PyllmError
+from pyllm.batch.answer_file import Answer, Response
+from pyllm.errors import ConfigError
 
-# Statuses of a server, or of a proxy before it, that is busy or starting.
-BUSY = frozenset(
-    {
-        HTTPStatus.TOO_MANY_REQUESTS,
-        HTTPStatus.BAD_GATEWAY,
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        HTTPStatus.GATEWAY_TIMEOUT,
-    }
-)
+BUSY = frozenset({429, 502, 503, 504})  # of a server, or of a proxy before it, that is busy or starting
 BUSY_PATIENCE = 600.0  # total seconds that one request waits for a busy server
 UNREACHABLE_PATIENCE = 60.0  # total seconds of waiting for a server that accepts no connection
 MAX_LOSSES = 3  # connections that may be lost while they carry this request
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
-_REFUSED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _SHOWN = 300  # characters of an answer in an error
-
-
-class UnreachableError(PyllmError):
-    """No server accepts connections at the address."""
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one answer, or of several."""
-
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-
-    def plus(self, other: "Usage") -> "Usage":
-        """The tokens of both."""
-        return Usage(self.num_prompt_tokens + other.num_prompt_tokens, self.num_output_tokens + other.num_output_tokens)
-
-    def rates(self, seconds: float) -> str:
-        """The tokens per second, for the progress bar."""
-        prompt, output = self.num_prompt_tokens / seconds, self.num_output_tokens / seconds
-        return f"input: {prompt:,.0f} tokens/s, output: {output:,.0f} tokens/s"
 
 
 class _Usage(msgspec.Struct):
@@ -65,14 +35,18 @@ class _Body(msgspec.Struct):
 
 
 class RequestSender:
-    """Sends requests over an `httpx2.AsyncClient`, whose base URL is the server's. `sleep` takes seconds."""
+    """Sends requests over an `httpx2.AsyncClient`, whose base URL is the server's. `sleep` takes seconds.
+
+    `num_prompt_tokens` and `num_output_tokens` are those of all answers so far, where they give them.
+    """
 
     def __init__(self, http: Any, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self.num_prompt_tokens = self.num_output_tokens = 0
         self._http = http
         self._sleep = sleep
 
-    async def send(self, custom_id: str, url: str, body: bytes) -> tuple[Answer, Usage]:
-        """Send a request; returns its answer, which may be an error response, and its token counts.
+    async def send(self, custom_id: str, url: str, body: bytes) -> Answer:
+        """Send a request; returns its answer, which may be an error response.
 
         Raises:
             ConfigError: the server refuses the API key.
@@ -80,29 +54,43 @@ class RequestSender:
         """
         import httpx2
 
+        from pyllm.wire.server_client import KEY_ADVICE, REFUSED_KEY, unreachable
+
         losses, waits = 0, _Waits(self._sleep)
         while True:
             try:
                 response = await self._http.post(url, content=body, headers={"Content-Type": "application/json"})
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 if waits.total >= UNREACHABLE_PATIENCE:
-                    raise UnreachableError(f"no connection to the server at {self._http.base_url}: {error}") from None
+                    raise unreachable(self._http.base_url, error) from None
                 await waits.next()
             except httpx2.TransportError as error:
                 losses += 1
                 if losses == MAX_LOSSES:
                     text = f"the connection was lost {losses} times: {error or type(error).__name__}"
-                    return _failure(custom_id, "connection_lost", text), Usage()
+                    return _failure(custom_id, "connection_lost", text)
                 await waits.next()
             else:
-                if response.status_code in _REFUSED:
-                    raise ConfigError(
-                        f"the server refuses the key with {response.status_code}: {response.text[:_SHOWN]}; give "
-                        "--api-key or set OPENAI_API_KEY"
-                    )
+                if response.status_code in REFUSED_KEY:
+                    text = f"the server refuses the key with {response.status_code}: {response.text[:_SHOWN]}"
+                    raise ConfigError(f"{text}; {KEY_ADVICE}")
                 if response.status_code not in BUSY or waits.total >= BUSY_PATIENCE:
-                    return _answer(custom_id, response)
+                    return self._answer(custom_id, response)
                 await waits.next(_seconds(response.headers.get("retry-after")))
+
+    def _answer(self, custom_id: str, response: Any) -> Answer:
+        try:
+            body = msgspec.json.format(response.content, indent=-1)  # Without line ends: an answer is one line.
+            usage = msgspec.json.decode(body, type=_Body).usage or _Usage()
+            self.num_prompt_tokens += usage.prompt_tokens or usage.input_tokens or 0
+            self.num_output_tokens += usage.completion_tokens or usage.output_tokens or 0
+        except msgspec.ValidationError:
+            pass  # Its usage has an unknown form.
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            text = f"status {response.status_code} with a body that is no JSON: {response.text[:_SHOWN]!r}"
+            return _failure(custom_id, "invalid_response", text)
+        request_id = response.headers.get("x-request-id", "")
+        return Answer(_id(), custom_id, Response(response.status_code, request_id, msgspec.Raw(body)))
 
 
 class _Waits:
@@ -120,29 +108,8 @@ class _Waits:
         await self._sleep(seconds)
 
 
-def _answer(custom_id: str, response: Any) -> tuple[Answer, Usage]:
-    try:
-        body = msgspec.json.format(response.content, indent=-1)  # Without line ends: an answer is one line.
-        usage = _usage(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        text = f"status {response.status_code} with a body that is no JSON: {response.text[:_SHOWN]!r}"
-        return _failure(custom_id, "invalid_response", text), Usage()
-    request_id = response.headers.get("x-request-id", "")
-    return Answer(_id(), custom_id, Response(response.status_code, request_id, msgspec.Raw(body))), usage
-
-
-def _usage(body: bytes) -> Usage:
-    """Token counts of a response of any of the APIs; 0 where the body gives none or has an unknown form."""
-    try:
-        usage = msgspec.json.decode(body, type=_Body).usage or _Usage()
-    except msgspec.ValidationError:
-        return Usage()
-    prompt, output = usage.prompt_tokens or usage.input_tokens, usage.completion_tokens or usage.output_tokens
-    return Usage(prompt or 0, output or 0)
-
-
 def _failure(custom_id: str, code: str, message: str) -> Answer:
-    return Answer(_id(), custom_id, None, BatchError(code, message))
+    return Answer(_id(), custom_id, None, {"code": code, "message": message})
 
 
 def _id() -> str:

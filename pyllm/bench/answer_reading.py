@@ -5,12 +5,13 @@ Reads finished exchanges; does no I/O. Times are seconds of the client's clock.
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 
 from pyllm.bench.load_client import Exchange
+from pyllm.errors import PyllmError
 from pyllm.wire.server_address import error_text
+from pyllm.wire.server_client import Choice, Usage, decode_chunk
 
 _FIRST_ERROR_STATUS = 400
 
@@ -53,99 +54,17 @@ class RequestRecord(msgspec.Struct, frozen=True):
         return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
-class _Delta(msgspec.Struct):
-    role: str | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[Any] | None = None
-
-    def is_output(self) -> bool:
-        """Whether the delta has a token. One whose text is empty, a part of a character, never comes with a role."""
-        has_text = self.content or self.reasoning_content or self.reasoning or self.tool_calls
-        return bool(has_text) or self.role is None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-    def is_output(self) -> bool:
-        """Whether the chunk has a token, and does not only mark the begin or end of the answer."""
-        if self.delta is None:
-            return bool(self.text) or self.finish_reason is None
-        if self.finish_reason is not None:
-            return bool(self.delta.content or self.delta.reasoning_content or self.delta.reasoning)
-        return self.delta.is_output()
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_DECODER = msgspec.json.Decoder(_Chunk)
-
-
 def read_answer(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
     """The record of one exchange; its `error` is empty for a complete answer."""
     try:
-        return _read(prompt, due, exchange)
-    except _AnswerError as error:
+        arrivals, ended, usage = _read(exchange)
+    except PyllmError as error:
         return RequestRecord(prompt, due, exchange.sent, error=str(error))
-
-
-class _AnswerError(Exception):
-    """The reason for which an answer counts as failed."""
-
-
-def _read(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
-    if exchange.failure:
-        cut = f" after {exchange.num_bytes} bytes" if exchange.pieces else ""
-        raise _AnswerError(exchange.failure + cut)
-    if exchange.status >= _FIRST_ERROR_STATUS:
-        raise _AnswerError(f"HTTP {exchange.status}: {error_text(b''.join(body for _, body in exchange.pieces))}")
-    arrivals, usage, last, done, events = [], None, 0.0, False, 0
-    for now, data in server_sent_events(exchange.pieces):
-        events += 1
-        if data == b"[DONE]":
-            done = True
-            break
-        try:
-            chunk = _DECODER.decode(data)
-        except msgspec.MsgspecError as error:
-            raise _AnswerError(f"a chunk is no chunk of a completion: {error}") from error
-        if chunk.error is not None:
-            raise _AnswerError(f"an error in the stream: {error_text(msgspec.json.encode(chunk.error))}")
-        usage = chunk.usage or usage
-        if any(choice.is_output() for choice in chunk.choices):
-            arrivals.append(now)
-        last = now if chunk.choices else last
-        done = done or any(choice.finish_reason for choice in chunk.choices)
-    if not events:
-        raise _AnswerError(f"HTTP {exchange.status} without a stream of events")
-    if not done:
-        raise _AnswerError(f"the answer broke off after {len(arrivals)} chunks")
-    if not last:
-        raise _AnswerError("an answer without a token")
-    arrivals = arrivals or [last]  # A single token without text arrives in the last chunk.
-    counted = usage or _Usage(0, len(arrivals))
+    counted = usage or Usage()
+    num_tokens = counted.completion_tokens or len(arrivals)
+    has_usage = usage is not None
     return RequestRecord(
-        prompt,
-        due,
-        exchange.sent,
-        arrivals,
-        last,
-        counted.prompt_tokens,
-        counted.completion_tokens or len(arrivals),
-        usage is not None,
+        prompt, due, exchange.sent, arrivals, ended, counted.prompt_tokens, num_tokens, has_usage=has_usage
     )
 
 
@@ -157,3 +76,53 @@ def server_sent_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[
         for line in lines:
             if line.startswith(b"data:"):
                 yield now, line[5:].strip()
+
+
+def _read(exchange: Exchange) -> tuple[list[float], float, Usage | None]:
+    """The times of chunks with output, that of the last chunk, and the usage.
+
+    Raises:
+        PyllmError: the answer counts as failed, for this reason.
+    """
+    if exchange.failure:
+        raise PyllmError(exchange.failure + (f" after {exchange.num_bytes} bytes" if exchange.pieces else ""))
+    if exchange.status >= _FIRST_ERROR_STATUS:
+        raise PyllmError(f"HTTP {exchange.status}: {error_text(exchange.body)}")
+    arrivals, usage, last, done, has_events = list[float](), None, 0.0, False, False
+    for now, data in server_sent_events(exchange.pieces):
+        has_events = True
+        if data == b"[DONE]":
+            done = True
+            break
+        try:
+            chunk = decode_chunk(data)
+        except msgspec.MsgspecError as error:
+            raise PyllmError(f"a chunk is no chunk of a completion: {error}") from error
+        if chunk.error is not None:
+            raise PyllmError(f"an error in the stream: {error_text(msgspec.json.encode(chunk.error))}")
+        usage = chunk.usage or usage
+        choices = chunk.choices or ()
+        if any(map(_has_token, choices)):
+            arrivals.append(now)
+        last = now if choices else last
+        done = done or any(choice.finish_reason for choice in choices)
+    if not has_events:
+        raise PyllmError(f"HTTP {exchange.status} without a stream of events")
+    if not done:
+        raise PyllmError(f"the answer broke off after {len(arrivals)} chunks")
+    if not last:
+        raise PyllmError("an answer without a token")
+    return arrivals or [last], last, usage  # A single token without text arrives in the last chunk.
+
+
+def _has_token(choice: Choice) -> bool:
+    """Whether the chunk has a token, and does not only mark the begin or end of the answer.
+
+    One whose text is empty, a part of a character, never comes with a role.
+    """
+    delta = choice.delta
+    if delta is None:
+        return bool(choice.text) or choice.finish_reason is None
+    if delta.content or delta.reasoning_content or delta.reasoning:
+        return True
+    return choice.finish_reason is None and (bool(delta.tool_calls) or delta.role is None)

@@ -2,10 +2,8 @@
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-from pyllm.bench.bench_defaults import BACKENDS, CHAT, INPUT_TOKENS, METRICS, TARGETS, PromptSet
+from pyllm.bench.bench_defaults import BACKENDS, CHAT, INPUT_TOKENS, PromptSet
 from pyllm.bench.endpoint import Endpoint
 from pyllm.bench.prompt_sets import PromptSource
 from pyllm.bench.request_metrics import Selection
@@ -20,20 +18,18 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
     if url is None:
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = options.base_url or f"http://{host}:{options.port}"
-    fields: dict[str, Any] = {}
-    if options.ignore_eos or dataset_of(options) == "random":
-        fields["ignore_eos"] = True
     path = options.endpoint or BACKENDS[options.backend]
     if not path.startswith("/") or not path.isprintable() or " " in path:
         raise ConfigError(f"--endpoint {path!r} is no path such as /v1/completions")
+    ignore_eos = {"ignore_eos": True} if options.ignore_eos or dataset_of(options) == "random" else {}
     return Endpoint(
         base_url=server_address(url),
         path=path,
         chat=BACKENDS[options.backend] == CHAT,
         model=options.served_model_name or options.model,
         api_key=server_key(options.api_key),
-        headers=pairs(options.header, "--header"),
-        fields={**fields, **options.sampling, **options.extra_body},
+        headers=dict(options.header),
+        fields={**ignore_eos, **options.sampling, **options.extra_body},
         trust=trust_of(options),
     )
 
@@ -83,39 +79,4 @@ def arrivals_of(options: argparse.Namespace) -> Arrivals:
 
 def selection_of(options: argparse.Namespace) -> Selection:
     """The latencies, percentiles and goodput targets that the flags ask for."""
-    metrics = tuple(name.strip() for name in options.percentile_metrics.split(","))
-    if unknown := [name for name in metrics if name not in METRICS]:
-        raise ConfigError(f"--percentile-metrics has no {unknown[0]!r}: take of {', '.join(METRICS)}")
-    percentiles = tuple(_number(text, "--metric-percentiles") for text in options.metric_percentiles.split(","))
-    if wrong := [value for value in percentiles if not 0 <= value <= 100]:
-        raise ConfigError(f"--metric-percentiles has {wrong[0]:g}: a percentile is from 0 to 100")
-    targets = {}
-    for text in options.goodput:
-        name, _, value = text.partition(":")
-        if name not in TARGETS or not value:
-            raise ConfigError(f"--goodput {text!r} is not NAME:MS with a name of {', '.join(TARGETS)}")
-        targets[name] = _number(value, "--goodput")
-        if targets[name] < 0:
-            raise ConfigError(f"--goodput {text!r}: a target is 0 ms or more")
-    return Selection(metrics, percentiles, targets)
-
-
-def pairs(texts: Sequence[str], flag: str) -> Mapping[str, str]:
-    """A mapping from texts of the form KEY=VALUE."""
-    found = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key or not text.isprintable():
-            raise ConfigError(f"{flag} {text!r} is not KEY=VALUE")
-        found[key.strip()] = value.strip()
-    return found
-
-
-def _number(text: str, flag: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
-        raise ConfigError(f"{flag}: {text!r} is no number")
-    return number
+    return Selection(options.percentile_metrics, options.metric_percentiles, dict(options.goodput))

@@ -9,12 +9,12 @@ import msgspec
 import uvloop
 
 from pyllm.bench import result_output
-from pyllm.bench.bench_options import arrivals_of, endpoint_of, prompts_of
+from pyllm.bench.bench_options import arrivals_of, endpoint_of, prompts_of, selection_of
 from pyllm.bench.load_run import LoadResult
 from pyllm.bench.ratio_intervals import Ratio, ratio_of_rounds, ratio_of_samples
 from pyllm.bench.request_metrics import Figures, summarise
 from pyllm.bench.result_output import Result
-from pyllm.bench.serve_benchmark import exit_code, load_options, measure, ready
+from pyllm.bench.serve_benchmark import exit_code, measure, ready
 from pyllm.errors import ConfigError, PyllmError
 
 Samples = Mapping[str, Sequence[float]]
@@ -41,26 +41,26 @@ def run_compare(options: argparse.Namespace) -> int:
         ratios, code = compare_results(result_output.load(Path(options.a)), result_output.load(Path(options.b))), 0
     if not ratios:
         raise PyllmError("nothing to compare: no round ended on both sides, or every request failed on one")
-    _print(options, ratios)
+    rows = [{"figure": name, **msgspec.structs.asdict(ratio)} for name, ratio in ratios.items()]
+    result_output.show(options.output, lambda: _table(ratios, is_of_files=not addresses[0]), rows, rows)
     return code
 
 
 async def _compare_servers(options: argparse.Namespace) -> tuple[dict[str, Ratio], int]:
     """Measure A, B, A, B ...; in a round both get the same prompts at the same times, in the next round other ones."""
-    source, arrivals = prompts_of(options), arrivals_of(options)
-    loads = [load_options(options, endpoint_of(options, url)) for url in (options.a, options.b)]
+    source, arrivals, selection = prompts_of(options), arrivals_of(options), selection_of(options)
+    named = [endpoint_of(options, url) for url in (options.a, options.b)]
     source.prompts(1)  # Report an unreadable file before anything is sent.
-    endpoints = [await ready(options, load.endpoint) for load in loads]
-    loads = [msgspec.structs.replace(load, endpoint=it) for load, it in zip(loads, endpoints, strict=True)]
+    endpoints = [await ready(options, endpoint) for endpoint in named]
     rounds: list[list[Figures]] = [[], []]
     results: list[LoadResult] = []
     for number in range(options.rounds):
         prompts = msgspec.structs.replace(source, first=number * options.num_prompts).prompts(options.num_prompts)
-        for name, load, figures in zip("AB", loads, rounds, strict=True):
-            results.append(await measure(msgspec.structs.replace(load, seed=load.seed + number), prompts, arrivals))
+        for name, endpoint, figures in zip("AB", endpoints, rounds, strict=True):
+            results.append(await measure(options, endpoint, prompts, arrivals, options.seed + number))
             if results[-1].unfinished:
                 return _ratios(rounds), exit_code(results)
-            figures.append(summarise(results[-1], load.selection))
+            figures.append(summarise(results[-1], selection))
             text = f"round {number + 1}, {name}: {figures[-1]['output_throughput']:.2f} output tokens/s"
             print(f"{text}, {figures[-1]['failed']:.0f} failed", file=sys.stderr)
     return _ratios(rounds), exit_code(results)
@@ -122,15 +122,11 @@ def _samples(result: Result) -> Samples:
     return samples
 
 
-def _print(options: argparse.Namespace, ratios: Mapping[str, Ratio]) -> None:
-    rows: list[Result] = [{"figure": name, **msgspec.structs.asdict(ratio)} for name, ratio in ratios.items()]
-    if options.output != "table":
-        print(result_output.in_format(options.output, rows, rows))
-    else:
-        cells = [[name, f"{it.a:.2f}", f"{it.b:.2f}", f"{it.ratio:.3f}", *_verdict(it)] for name, it in ratios.items()]
-        print(result_output.columns(["", "A", "B", "B / A", "95 % interval", "differs"], cells))
-        if not options.a.startswith(_SCHEMES):
-            print("The intervals are of the requests within one run each; runs differ more. Compare servers for that.")
+def _table(ratios: Mapping[str, Ratio], *, is_of_files: bool) -> str:
+    header = ["", "A", "B", "B / A", "95 % interval", "differs"]
+    cells = [[name, f"{it.a:.2f}", f"{it.b:.2f}", f"{it.ratio:.3f}", *_verdict(it)] for name, it in ratios.items()]
+    note = "\nThe intervals are of the requests within one run each; runs differ more. Compare servers for that."
+    return result_output.columns(header, cells) + note * is_of_files
 
 
 def _verdict(ratio: Ratio) -> tuple[str, str]:

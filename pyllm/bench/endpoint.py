@@ -11,21 +11,27 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import msgspec
 
 from pyllm.bench.answer_reading import read_answer
 from pyllm.bench.bench_defaults import COMPLETIONS
-from pyllm.bench.load_client import LoadClient
+from pyllm.bench.load_client import NO_CONNECTION, LoadClient
 from pyllm.bench.prompt_sets import Prompt
 from pyllm.bench.request_metrics import MILLISECONDS, Figures
 from pyllm.errors import PyllmError
-from pyllm.wire.server_address import error_text, model_names
-from pyllm.wire.server_trust import ServerTrust, connection_advice
+from pyllm.wire.server_client import (
+    KEY_ADVICE,
+    REFUSED_KEY,
+    SHORT_TIMEOUT,
+    UnreachableError,
+    list_models,
+    open_client,
+    unreachable,
+)
+from pyllm.wire.server_trust import ServerTrust
 
-_SHORT_TIMEOUT = 30.0  # seconds for the list of models
 _BETWEEN_ASKS = 0.1  # seconds
-_REFUSED = (401, 403)
-_OK = 200
 _HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": "ttft",
     "vllm:inter_token_latency_seconds": "itl",
@@ -57,38 +63,34 @@ class Endpoint(msgspec.Struct, frozen=True):
         """A new client of the server, without a connection yet."""
         return LoadClient(self.base_url, trust=self.trust)
 
+    def http(self) -> httpx2.AsyncClient:
+        """A new client for requests that are not measured."""
+        client = open_client(self.base_url, self.api_key, self.trust, SHORT_TIMEOUT)
+        client.headers.update(self.headers)
+        return client
+
     def request(self, prompt: Prompt) -> bytes:
         """Head and body of a streaming request for the prompt."""
         content: dict[str, Any] = (
             {"messages": [{"role": "user", "content": prompt.text}]} if self.chat else {"prompt": prompt.text}
         )
-        body = {
-            "model": self.model,
-            **content,
-            "max_tokens": prompt.output_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self.fields,
-        }
-        return self._message("POST", self.path, msgspec.json.encode(body))
-
-    def models_request(self) -> bytes:
-        """Head of a request for the list of models."""
-        return self._message("GET", "/v1/models", b"")
-
-    def metrics_request(self) -> bytes:
-        """Head of a request for the server's metrics."""
-        return self._message("GET", "/metrics", b"")
-
-    def _message(self, method: str, path: str, body: bytes) -> bytes:
+        body = msgspec.json.encode(
+            {
+                "model": self.model,
+                **content,
+                "max_tokens": prompt.output_tokens,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                **self.fields,
+            }
+        )
         url = urlsplit(self.base_url)
-        lines = [f"{method} {url.path}{path} HTTP/1.1", f"Host: {url.netloc.rpartition('@')[2]}"]
-        if body:
-            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        headers = {"Host": url.netloc.rpartition("@")[2], "Content-Type": "application/json"}
+        headers["Content-Length"] = str(len(body))
         if self.api_key:
-            lines.append(f"Authorization: Bearer {self.api_key}")
-        lines += [f"{name}: {value}" for name, value in self.headers.items()]
-        return "\r\n".join([*lines, "", ""]).encode() + body
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        lines = [f"{name}: {value}" for name, value in [*headers.items(), *self.headers.items()]]
+        return "\r\n".join([f"POST {url.path}{self.path} HTTP/1.1", *lines, "", ""]).encode() + body
 
 
 async def find_model(endpoint: Endpoint) -> Endpoint:
@@ -107,13 +109,14 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
 
 async def wait_until_ready(endpoint: Endpoint, seconds: float) -> None:
     """Ask for the list of models until the server answers, with any status, or `seconds` have passed."""
-    with endpoint.client() as client, suppress(TimeoutError):  # The next request reports the problem.
-        async with asyncio.timeout(seconds):
-            while True:
-                exchange = await client.send(endpoint.models_request())
-                if not exchange.failure:
-                    return
-                await asyncio.sleep(_BETWEEN_ASKS)
+    async with endpoint.http() as http:
+        with suppress(TimeoutError):  # The next request reports the problem.
+            async with asyncio.timeout(seconds):
+                while True:
+                    with suppress(httpx2.TransportError):
+                        await http.get("/v1/models")
+                        return
+                    await asyncio.sleep(_BETWEEN_ASKS)
 
 
 async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
@@ -131,11 +134,12 @@ async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
 
 async def read_totals(endpoint: Endpoint) -> Totals:
     """Sum and count of each latency in seconds, over all labels; empty where the server has no such metrics."""
-    with endpoint.client() as client:
-        exchange = await client.send(endpoint.metrics_request())
-    if exchange.failure or exchange.status != _OK:
+    try:
+        async with endpoint.http() as http:
+            response = await http.get("/metrics")
+    except httpx2.TransportError:
         return {}
-    return parse_totals(b"".join(piece for _, piece in exchange.pieces).decode(errors="replace"))
+    return parse_totals(response.text) if response.status_code == httpx2.codes.OK else {}
 
 
 def parse_totals(text: str) -> Totals:
@@ -164,41 +168,21 @@ def server_figures(before: Totals, after: Totals, num_single: int) -> Figures:
 
 
 async def _explained(endpoint: Endpoint, error: str) -> str:
+    if error.startswith(NO_CONNECTION):
+        return str(unreachable(endpoint.base_url, error))
     text = f"{endpoint.base_url}{endpoint.path} failed on a first request: {error}"
-    if error.startswith("no connection"):
-        return _unreachable(endpoint, error)
-    if error.startswith(tuple(f"HTTP {status}" for status in _REFUSED)):
-        return f"{text}; give its key by --api-key or OPENAI_API_KEY"
-    if error.startswith("HTTP 404"):
-        names = await _models(endpoint)
-        return f"{text}; the server lists the models {', '.join(names)}" if names else text
+    if error.startswith(tuple(f"HTTP {status}" for status in REFUSED_KEY)):
+        return f"{text}; {KEY_ADVICE}"
+    if error.startswith("HTTP 404") and (names := await _models(endpoint)):
+        return f"{text}; the server lists the models {', '.join(names)}"
     return text
 
 
 async def _models(endpoint: Endpoint) -> list[str]:
-    try:
-        with endpoint.client() as client:
-            async with asyncio.timeout(_SHORT_TIMEOUT):
-                exchange = await client.send(endpoint.models_request())
-    except TimeoutError:
-        raise PyllmError(f"{endpoint.base_url} did not answer /v1/models within {_SHORT_TIMEOUT:g} s") from None
-    body = b"".join(piece for _, piece in exchange.pieces)
-    if exchange.failure:
-        raise PyllmError(_unreachable(endpoint, exchange.failure))
-    if exchange.status in _REFUSED:
-        raise PyllmError(
-            f"{endpoint.base_url} refused the key (HTTP {exchange.status}: {error_text(body)}): "
-            "give --api-key or OPENAI_API_KEY"
-        )
-    if exchange.status != _OK:
-        raise PyllmError(f"{endpoint.base_url}/v1/models answered HTTP {exchange.status}: give --model")
-    try:
-        return model_names(body)
-    except msgspec.MsgspecError as error:
-        raise PyllmError(f"{endpoint.base_url}/v1/models is no list of models ({error}): give --model") from error
-
-
-def _unreachable(endpoint: Endpoint, failure: str) -> str:
-    if advice := connection_advice(failure):
-        return f"no connection to {endpoint.base_url} ({failure}): {advice}"
-    return f"no server answers at {endpoint.base_url} ({failure}): start one, or give its address by --base-url"
+    async with endpoint.http() as http:
+        try:
+            return await list_models(http)
+        except UnreachableError:
+            raise
+        except PyllmError as error:
+            raise PyllmError(f"{error}: or give --model") from None

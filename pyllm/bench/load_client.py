@@ -16,6 +16,8 @@ from pyllm.wire.server_trust import DEFAULT_TRUST, ServerTrust
 
 Clock = Callable[[], float]
 
+NO_CONNECTION = "no connection"  # A failure begins so where the server was not reached.
+
 _CLOSED = "the connection closed"
 
 
@@ -38,6 +40,11 @@ class Exchange:
     def num_bytes(self) -> int:
         """Size of the answer's body so far."""
         return sum(len(piece) for _, piece in self.pieces)
+
+    @property
+    def body(self) -> bytes:
+        """The answer's body so far."""
+        return b"".join(piece for _, piece in self.pieces)
 
 
 class LoadClient:
@@ -79,7 +86,7 @@ class LoadClient:
         try:
             connection = await self._connect()
         except OSError as error:
-            exchange.failure = f"no connection: {error.strerror or error}"
+            exchange.failure = f"{NO_CONNECTION}: {error.strerror or error}"
             return exchange
         await self._over(connection, request, exchange)
         return exchange

@@ -55,82 +55,70 @@ async def run_load(
     # At a rate, the concurrency is not known in advance: connections open as they are needed.
     if at_once == max_concurrency or not requests[-1].due:
         await client.open(min(at_once, _MAX_OPENED_AHEAD))
-    load = _Load(client, seconds_each, ended, clock)
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()  # A garbage collection during the load would be measured as the server's delay.
-    try:
-        await load.run(requests, max_concurrency)
-    finally:
-        if collecting:
-            gc.enable()
-    return load.result(len(requests))
+    cpu, begin = time.process_time(), clock()
+    answers = _Answers(begin)
+    free, tasks = asyncio.Semaphore(at_once), set[asyncio.Task[None]]()
 
-
-class _Load:
-    """A running load."""
-
-    def __init__(self, client: LoadClient, timeout: float | None, ended: Callable[[], object], clock: Clock) -> None:
-        self._client = client
-        self._timeout = timeout
-        self._ended = ended
-        self._clock = clock
-        self._noted: list[tuple[int, float, Exchange]] = []
-        self._noted_bytes = 0
-        self._records: list[RequestRecord] = []
-        self._begin = 0.0
-        self._seconds = 0.0
-        self._cpu = 0.0
-
-    async def run(self, requests: Sequence[Timed], max_concurrency: int | None) -> None:
-        free = asyncio.Semaphore(max_concurrency or len(requests))
-        tasks = set[asyncio.Task[None]]()
-        cpu = time.process_time()
-        self._begin = self._clock()
+    async def send(index: int, timed: Timed) -> None:
         try:
-            for index, timed in enumerate(requests):
-                wait = self._begin + timed.due - self._clock()
-                if wait > 0:
-                    await asyncio.sleep(wait)
-                await free.acquire()
-                task = asyncio.create_task(self._send(index, timed, free))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            await asyncio.gather(*tasks)
-        except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        finally:
-            self._seconds = self._clock() - self._begin
-            self._cpu = time.process_time() - cpu
-
-    def result(self, number: int) -> LoadResult:
-        self._read_noted()
-        records = sorted(self._records, key=lambda record: record.prompt)
-        cores = self._cpu / self._seconds if self._seconds else 0.0
-        return LoadResult(records, self._seconds, cores, number - len(records))
-
-    async def _send(self, index: int, timed: Timed, free: asyncio.Semaphore) -> None:
-        try:
-            async with asyncio.timeout(self._timeout):
-                exchange = await self._client.send(timed.request)
+            async with asyncio.timeout(seconds_each):
+                exchange = await client.send(timed.request)
         except TimeoutError:
             exchange = Exchange()
-            exchange.sent = self._clock()
-            exchange.failure = f"no whole answer within {self._timeout:g} s"
+            exchange.sent = clock()
+            exchange.failure = f"no whole answer within {seconds_each:g} s"
         finally:
             free.release()
-        self._noted.append((index, timed.due, exchange))
-        self._noted_bytes += exchange.num_bytes
-        if self._noted_bytes > _MAX_NOTED:
-            self._read_noted()
-        self._ended()
+        answers.note(index, timed.due, exchange)
+        ended()
 
-    def _read_noted(self) -> None:
+    try:
+        for index, timed in enumerate(requests):
+            if (wait := begin + timed.due - clock()) > 0:
+                await asyncio.sleep(wait)
+            await free.acquire()
+            task = asyncio.create_task(send(index, timed))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        await asyncio.gather(*tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        seconds, cpu = clock() - begin, time.process_time() - cpu
+        if collecting:
+            gc.enable()
+    records = answers.records()
+    return LoadResult(records, seconds, cpu / seconds if seconds else 0.0, len(requests) - len(records))
+
+
+class _Answers:
+    """Answers as they came, which are parsed when the load has ended, or when they fill the memory."""
+
+    def __init__(self, begin: float) -> None:
+        self._begin = begin
+        self._noted: list[tuple[int, float, Exchange]] = []
+        self._num_bytes = 0
+        self._records: list[RequestRecord] = []
+
+    def note(self, index: int, due: float, exchange: Exchange) -> None:
+        self._noted.append((index, due, exchange))
+        self._num_bytes += exchange.num_bytes
+        if self._num_bytes > _MAX_NOTED:
+            self._read()
+
+    def records(self) -> list[RequestRecord]:
+        self._read()
+        return sorted(self._records, key=lambda record: record.prompt)
+
+    def _read(self) -> None:
         for index, due, exchange in self._noted:
             exchange.sent -= self._begin
             exchange.pieces = [(now - self._begin, piece) for now, piece in exchange.pieces]
             self._records.append(read_answer(index, due, exchange))
         self._noted.clear()
-        self._noted_bytes = 0
+        self._num_bytes = 0

@@ -6,7 +6,6 @@ import itertools
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,7 +128,6 @@ def _greedy(length: int) -> SamplingParams:
 
 
 def _print(options: argparse.Namespace, result: Result, lines: Sequence[str]) -> None:
-    print("\n".join(lines) if options.output == "table" else result_output.in_format(options.output, result, [result]))
+    result_output.show(options.output, lambda: "\n".join(lines), result, [result])
     if options.output_json is not None:
-        path: Path = options.output_json
-        result_output.save(path, result)
+        result_output.save(options.output_json, result)

@@ -3,7 +3,7 @@
 import csv
 import datetime
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def serving_table(result: Result) -> str:
         if f"mean_{metric}_ms" in result:
             lines.append(title.center(_WIDTH, "-"))
             lines += [
-                _line(f"{_capital(key.split('_')[0])} {metric.upper()} (ms):", value)
+                _line(f"{key.split('_')[0].capitalize()} {metric.upper()} (ms):", value)
                 for key, value in result.items()
                 if key.endswith(f"_{metric}_ms") and key.split("_")[0] not in ("server", "std")
             ]
@@ -71,9 +71,9 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def in_format(output: str, whole: Any, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The whole result as JSON, or its rows as CSV."""
-    return as_json(whole) if output == "json" else as_csv(rows)
+def show(output: str, table: Callable[[], str], whole: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table, the whole result as JSON, or its rows as CSV."""
+    print(table() if output == "table" else as_json(whole) if output == "json" else as_csv(rows))
 
 
 def as_json(result: Any) -> str:
@@ -151,7 +151,3 @@ def now() -> str:
 def _line(label: str, value: float) -> str:
     text = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label:<{_WIDTH - _VALUE}}{text:>{_VALUE}}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

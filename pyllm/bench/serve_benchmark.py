@@ -5,18 +5,17 @@ import math
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import uvloop
 from tqdm import tqdm
 
 from pyllm.bench import plots, result_output
-from pyllm.bench.bench_options import arrivals_of, endpoint_of, pairs, prompts_of, selection_of
+from pyllm.bench.bench_options import arrivals_of, endpoint_of, prompts_of, selection_of
 from pyllm.bench.endpoint import Endpoint, find_model, read_totals, server_figures, wait_until_ready, warm_up
 from pyllm.bench.load_run import LoadResult, Timed, run_load
 from pyllm.bench.prompt_sets import Prompt, PromptSource, warm_up_prompts
-from pyllm.bench.request_metrics import Selection, errors_by_name, good_share, summarise
+from pyllm.bench.request_metrics import errors_by_name, good_share, summarise
 from pyllm.bench.request_rates import Arrivals, KneeSearch
 from pyllm.bench.result_output import Result
 from pyllm.errors import ConfigError
@@ -25,17 +24,6 @@ INTERRUPTED = 130  # exit code that a shell reports for a command that SIGINT en
 
 _BUSY_CLIENT = 0.8  # of the one core that this process can use
 _FIRST_RATE, _LAST_RATE = 1.0, 1024.0
-
-
-class LoadOptions(msgspec.Struct, frozen=True):
-    """Options that all loads of a command share."""
-
-    endpoint: Endpoint
-    selection: Selection
-    max_concurrency: int | None
-    timeout: float
-    seed: int
-    progress: bool
 
 
 # Flags that --find-knee does not use.
@@ -49,9 +37,8 @@ def run_serve(options: argparse.Namespace) -> int:
         ConfigError: flags that cannot work.
         PyllmError: the server cannot be measured.
     """
-    load, source, arrivals = load_options(options, endpoint_of(options)), prompts_of(options), arrivals_of(options)
-    metadata = pairs(options.metadata, "--metadata")
-    if options.find_knee and (not load.selection.goodput or options.ramp_up_strategy):
+    endpoint, source, arrivals = endpoint_of(options), prompts_of(options), arrivals_of(options)
+    if options.find_knee and (not options.goodput or options.ramp_up_strategy):
         raise ConfigError("--find-knee raises the rate until --goodput breaks: give its targets and no ramp")
     if options.find_knee and (unused := [name for name in _NOT_WITH_KNEE if getattr(options, name)]):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
@@ -60,29 +47,18 @@ def run_serve(options: argparse.Namespace) -> int:
         plots.check_matplotlib()
     prompts = source.prompts(options.num_prompts)
     if options.find_knee:
-        return uvloop.run(_find_knee(options, load, source))
-    result, measured = uvloop.run(_serve(options, load, prompts, arrivals))
-    result = {**result, **metadata}
-    _print(options, result)
+        return uvloop.run(_find_knee(options, endpoint, source))
+    result, measured = uvloop.run(_serve(options, endpoint, prompts, arrivals))
+    result |= dict(options.metadata)
+    result_output.show(options.output, lambda: result_output.serving_table(result), result, [result])
     curves = {"TTFT": [record.ttft for record in measured.records if not record.error]}
     curves["ITL"] = [gap for record in measured.records for gap in record.itl]
     _plot(options, plots.latency_plots(curves))
     if options.save_result or options.save_detailed:
-        saved = {**result, **result_output.details(measured.records)} if options.save_detailed else result
-        result_output.save(_result_path(options, result), saved)
+        details = result_output.details(measured.records) if options.save_detailed else {}
+        name = options.result_filename or result_output.file_name(result)
+        result_output.save(options.result_dir / name, result | details)
     return exit_code([measured])
-
-
-def load_options(options: argparse.Namespace, endpoint: Endpoint) -> LoadOptions:
-    """Options from the flags that `serve` and `compare` share."""
-    return LoadOptions(
-        endpoint=endpoint,
-        selection=selection_of(options),
-        max_concurrency=options.max_concurrency,
-        timeout=options.timeout,
-        seed=options.seed,
-        progress=not options.disable_tqdm,
-    )
 
 
 async def ready(options: argparse.Namespace, endpoint: Endpoint) -> Endpoint:
@@ -94,16 +70,18 @@ async def ready(options: argparse.Namespace, endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
-async def measure(load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arrivals) -> LoadResult:
+async def measure(
+    options: argparse.Namespace, endpoint: Endpoint, prompts: Sequence[Prompt], arrivals: Arrivals, seed: int
+) -> LoadResult:
     """Run one load; notes about it go to stderr."""
-    times = arrivals.times(len(prompts), load.seed)
-    requests = [Timed(load.endpoint.request(prompt), due) for prompt, due in zip(prompts, times, strict=True)]
+    times = arrivals.times(len(prompts), seed)
+    requests = [Timed(endpoint.request(prompt), due) for prompt, due in zip(prompts, times, strict=True)]
     with (
-        load.endpoint.client() as client,
-        tqdm(total=len(requests), disable=None if load.progress else True, unit="req", leave=False) as bar,
+        endpoint.client() as client,
+        tqdm(total=len(requests), disable=options.disable_tqdm or None, unit="req", leave=False) as bar,
     ):
         result = await run_load(
-            client, requests, load.max_concurrency, seconds_each=load.timeout, ended=partial(bar.update, 1)
+            client, requests, options.max_concurrency, seconds_each=options.timeout, ended=partial(bar.update, 1)
         )
     if any(not record.error and not record.has_usage for record in result.records):
         print("note: the server gives no usage, so each chunk counts as one token", file=sys.stderr)
@@ -130,79 +108,66 @@ def exit_code(results: Sequence[LoadResult]) -> int:
 
 
 async def _serve(
-    options: argparse.Namespace, load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arrivals
+    options: argparse.Namespace, endpoint: Endpoint, prompts: Sequence[Prompt], arrivals: Arrivals
 ) -> tuple[Result, LoadResult]:
-    load = msgspec.structs.replace(load, endpoint=await ready(options, load.endpoint))
-    before = await read_totals(load.endpoint)
-    measured = await measure(load, prompts, arrivals)
+    endpoint = await ready(options, endpoint)
+    before = await read_totals(endpoint)
+    measured = await measure(options, endpoint, prompts, arrivals, options.seed)
     num_single = sum(not record.error and record.output_tokens == 1 for record in measured.records)
-    server = server_figures(before, await read_totals(load.endpoint), num_single)
+    ramp = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps") if options.ramp_up_strategy else ()
     result: Result = {
         "date": result_output.now(),
         "backend": options.backend,
         "label": options.label or options.backend,
-        "model_id": load.endpoint.model,
+        "model_id": endpoint.model,
         "num_prompts": len(prompts),
-        "request_rate": "inf" if arrivals.rate == float("inf") else arrivals.rate,
+        "request_rate": "inf" if math.isinf(arrivals.rate) else arrivals.rate,
         "burstiness": arrivals.burstiness,
-        "max_concurrency": load.max_concurrency,
-        **({"ramp_up_strategy": arrivals.ramp, "ramp_up_start_rps": arrivals.start} if arrivals.ramp else {}),
-        **({"ramp_up_end_rps": arrivals.end} if arrivals.ramp else {}),
-        **summarise(measured, load.selection),
-        **server,
+        "max_concurrency": options.max_concurrency,
+        **{name: getattr(options, name) for name in ramp},
+        **summarise(measured, selection_of(options)),
+        **server_figures(before, await read_totals(endpoint), num_single),
         "failures": errors_by_name(measured.records),
     }
     return result, measured
 
 
-async def _find_knee(options: argparse.Namespace, load: LoadOptions, source: PromptSource) -> int:
-    load = msgspec.structs.replace(load, endpoint=await ready(options, load.endpoint))
+async def _find_knee(options: argparse.Namespace, endpoint: Endpoint, source: PromptSource) -> int:
+    endpoint, selection = await ready(options, endpoint), selection_of(options)
     first, last = options.ramp_up_start_rps or _FIRST_RATE, options.ramp_up_end_rps or _LAST_RATE
     search, steps, results = KneeSearch(first, last), list[Result](), list[LoadResult]()
     for rate in search.rates():
         # Different prompts each time: the prefix cache would hold the blocks of repeated ones.
-        fresh = msgspec.structs.replace(source, first=len(steps) * options.num_prompts)
-        measured = await measure(load, fresh.prompts(options.num_prompts), Arrivals(rate, options.burstiness))
+        fresh = msgspec.structs.replace(source, first=len(steps) * options.num_prompts).prompts(options.num_prompts)
+        measured = await measure(options, endpoint, fresh, Arrivals(rate, options.burstiness), options.seed)
         results.append(measured)
         if measured.unfinished:
             break
-        good = good_share(measured, load.selection.goodput)
+        good = good_share(measured, selection.goodput)
         search.report(rate, good >= options.knee_goodput)
-        steps.append({"request_rate": rate, "good_share": good, **summarise(measured, load.selection)})
+        steps.append({"request_rate": rate, "good_share": good, **summarise(measured, selection)})
         print(f"{rate:.2f} requests/s: {good:.0%} good", file=sys.stderr)
-    _print_knee(options, search, steps)
-    rates = [step["request_rate"] for step in steps]
-    _plot(options, plots.knee_plots(rates, [step["good_share"] for step in steps]))
+    steps.sort(key=lambda step: float(step["request_rate"]))
+    whole = {"knee_request_rate": search.knee, "steps": steps}
+    result_output.show(options.output, lambda: _knee_table(search, steps, options.knee_goodput), whole, steps)
+    rates, shares = ([step[name] for step in steps] for name in ("request_rate", "good_share"))
+    _plot(options, plots.knee_plots(rates, shares))
     # A server that refuses some requests at a high rate still has a knee: that is no failure.
     some_good = any(not record.error for result in results for record in result.records)
     return 0 if some_good and not results[-1].unfinished else exit_code(results)
 
 
-def _print_knee(options: argparse.Namespace, search: KneeSearch, steps: Sequence[Result]) -> None:
-    ordered = sorted(steps, key=lambda step: float(step["request_rate"]))
-    if options.output != "table":
-        whole = {"knee_request_rate": search.knee, "steps": ordered}
-        print(result_output.in_format(options.output, whole, ordered))
-    else:
-        latencies = [name for name in (steps[0] if steps else {}) if name.startswith("p") and name.endswith("_ms")]
-        names = ["request_rate", "good_share", "request_goodput", "output_throughput", *latencies]
-        rows = [[f"{step[name]:.2f}" for name in names] for step in ordered]
-        print(result_output.columns(names, rows))
-        print(_knee_text(search, options.knee_goodput))
-
-
-def _knee_text(search: KneeSearch, wanted: float) -> str:
+def _knee_table(search: KneeSearch, steps: Sequence[Result], wanted: float) -> str:
+    latencies = [name for name in (steps[0] if steps else {}) if name.startswith("p") and name.endswith("_ms")]
+    names = ["request_rate", "good_share", "request_goodput", "output_throughput", *latencies]
+    table = result_output.columns(names, [[f"{step[name]:.2f}" for name in names] for step in steps])
     targets = f"{wanted:.0%} of the requests met their targets"
     if search.knee is None:
-        return f"no knee: at no rate {targets}"
+        return f"{table}\nno knee: at no rate {targets}"
     if math.isinf(search.broke):
-        return f"no knee up to {search.knee:.2f} requests/s: {targets}; raise --ramp-up-end-rps or --num-prompts"
-    return f"knee: {search.knee:.2f} requests/s, the highest rate at which {targets}"
-
-
-def _print(options: argparse.Namespace, result: Result) -> None:
-    table = options.output == "table"
-    print(result_output.serving_table(result) if table else result_output.in_format(options.output, result, [result]))
+        advice = "raise --ramp-up-end-rps or --num-prompts"
+        return f"{table}\nno knee up to {search.knee:.2f} requests/s: {targets}; {advice}"
+    return f"{table}\nknee: {search.knee:.2f} requests/s, the highest rate at which {targets}"
 
 
 def _plot(options: argparse.Namespace, panels: Sequence[plots.Panel]) -> None:
@@ -210,9 +175,3 @@ def _plot(options: argparse.Namespace, panels: Sequence[plots.Panel]) -> None:
         plots.show(panels)
     if options.plot_file is not None:
         plots.save_png(panels, options.plot_file)
-
-
-def _result_path(options: argparse.Namespace, result: Result) -> Path:
-    name = options.result_filename or result_output.file_name(result)
-    path: Path = options.result_dir / name
-    return path

@@ -57,7 +57,9 @@ def add_server_flags(parser: argparse.ArgumentParser, *, address: bool) -> None:
     group.add_argument("--api-key", metavar="KEY", help="else OPENAI_API_KEY, if it is set")
     add_flag(group, "--backend", BACKEND, "completions or chat", choices=tuple(BACKENDS), metavar=None)
     group.add_argument("--endpoint", metavar="PATH", help="/v1/completions, or /v1/chat/completions for openai-chat")
-    group.add_argument("--header", nargs="+", metavar="KEY=VALUE", default=(), help="headers of each request")
+    group.add_argument(
+        "--header", nargs="+", type=pair, metavar="KEY=VALUE", default=(), help="headers of each request"
+    )
     group.add_argument("--extra-body", type=json_object, metavar="JSON", default={}, help="fields of each request")
     group.add_argument("--ignore-eos", action="store_true", help="go on to the length; always so for random prompts")
     add_trust_flags(group)
@@ -143,11 +145,12 @@ def add_load_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup"
 def add_report_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     """Flags of the report; returns the group."""
     group = parser.add_argument_group("report", "What is printed.")
-    add_flag(group, "--percentile-metrics", ",".join(REPORTED_METRICS), f"of {', '.join(METRICS)}", metavar="LIST")
-    percentiles = ",".join(f"{percentile:g}" for percentile in PERCENTILES)
-    add_flag(group, "--metric-percentiles", percentiles, "as 50,90,99", metavar="LIST")
+    reported, text = ",".join(REPORTED_METRICS), f"of {', '.join(METRICS)}"
+    add_flag(group, "--percentile-metrics", reported, text, type=metrics, metavar="LIST")
+    listed = ",".join(f"{percentile:g}" for percentile in PERCENTILES)
+    add_flag(group, "--metric-percentiles", listed, "as 50,90,99", type=percentiles, metavar="LIST")
     targets = f"targets in ms that make a request good, of {', '.join(TARGETS)}, as ttft:500 tpot:50"
-    group.add_argument("--goodput", nargs="+", metavar="NAME:MS", default=(), help=targets)
+    group.add_argument("--goodput", nargs="+", type=target, metavar="NAME:MS", default=(), help=targets)
     _add_output_flag(group)
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     return group
@@ -170,7 +173,7 @@ def add_result_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--result-filename", metavar="NAME", help="else made of label, rate, model and date")
     group.add_argument("--label", metavar="TEXT", help="the beginning of that name (default: the backend)")
-    group.add_argument("--metadata", nargs="+", metavar="KEY=VALUE", default=(), help="kept in the result")
+    group.add_argument("--metadata", nargs="+", type=pair, metavar="KEY=VALUE", default=(), help="kept in the result")
 
 
 def add_flag(
@@ -226,6 +229,37 @@ positive = _in_range(float, lambda value: value > 0, "a number above 0")
 whole = _in_range(int, lambda value: True, "a whole number")
 finite = _in_range(float, math.isfinite, "a number")
 share = _in_range(float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+_percentile = _in_range(float, lambda value: 0 <= value <= 100, "a percentile from 0 to 100")
+_milliseconds = _in_range(float, lambda value: value >= 0, "a number of milliseconds from 0")
+
+
+def metrics(text: str) -> tuple[str, ...]:
+    """Names of latencies, for argparse."""
+    names = tuple(name.strip() for name in text.split(","))
+    if unknown := [name for name in names if name not in METRICS]:
+        raise argparse.ArgumentTypeError(f"there is no {unknown[0]!r}: take of {', '.join(METRICS)}")
+    return names
+
+
+def percentiles(text: str) -> tuple[float, ...]:
+    """Percentiles, for argparse."""
+    return tuple(map(_percentile, text.split(",")))
+
+
+def target(text: str) -> tuple[str, float]:
+    """A target of goodput, for argparse."""
+    name, _, value = text.partition(":")
+    if name not in TARGETS or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:MS with a name of {', '.join(TARGETS)}")
+    return name, _milliseconds(value)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """A key and its value, for argparse."""
+    key, equals, value = text.partition("=")
+    if not equals or not key or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key.strip(), value.strip()
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 
-from pyllm.commands.source_arguments import add_source_arguments, only_warnings, source_request
+from pyllm.commands.source_arguments import add_source_arguments, only_warnings, read_source, select_source
 from pyllm.flags.settings_flags import SettingsParser
 
 PARSER = SettingsParser
@@ -33,11 +33,8 @@ def add_arguments(parser: SettingsParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Chat until the user ends it; return the exit code."""
     from pyllm.terminal_chat.chat_loop import chat
-    from pyllm.terminal_chat.source_selection import select_source
     from pyllm.terminal_chat.terminal_text import whole
-    from pyllm.terminal_chat.transcript import Transcript
 
     with only_warnings("pyllm::chat"):
-        source = select_source(source_request(options))
-        transcript = Transcript(whole(options.system_prompt))
-        return asyncio.run(chat(source, transcript, whole(options.quick)))
+        source = select_source(options, *read_source(options))
+        return asyncio.run(chat(source, whole(options.system_prompt), whole(options.quick)))

@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from pyllm.commands.source_arguments import add_source_arguments, only_warnings, source_request
+from pyllm.commands.source_arguments import add_source_arguments, only_warnings, read_source, select_source
 from pyllm.errors import ConfigError, RequestError
 from pyllm.flags.settings_flags import SettingsParser
-from pyllm.terminal_chat.answer_source import AnswerParameters, schema_format
 
 USAGE = "pyllm complete [MODEL or URL] [PROMPT] [--FLAG VALUE ...]"
 COMMON = (
@@ -75,12 +74,11 @@ def add_arguments(parser: SettingsParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the completion; return the exit code."""
     from pyllm.terminal_chat.completion import print_completion
-    from pyllm.terminal_chat.source_selection import select_source
     from pyllm.terminal_chat.terminal_text import whole
 
     options.model_argument, prompt = split_arguments(options)
-    parameters = _parameters(options)
-    request = source_request(options)
+    fields = _fields(options)
+    name, settings = read_source(options)
     given = _read_prompt() if prompt is None else prompt
     if not given:
         raise ConfigError("the prompt is empty")
@@ -88,8 +86,8 @@ def run(options: argparse.Namespace) -> int:
     if prompt != given:
         print("pyllm: bytes of the prompt that are not UTF-8 were replaced by \ufffd", file=sys.stderr)
     with only_warnings("pyllm::complete"):
-        source = select_source(request)
-        asyncio.run(print_completion(source, prompt, parameters, options.chat))
+        source = select_source(options, name, settings)
+        asyncio.run(print_completion(source, prompt, fields, options.chat))
     return 0
 
 
@@ -104,29 +102,29 @@ def split_arguments(options: argparse.Namespace) -> tuple[str | None, str | None
     return (first, None) if is_model else (None, first)
 
 
-def _parameters(options: argparse.Namespace) -> AnswerParameters:
-    max_tokens = options.max_tokens
+def _fields(options: argparse.Namespace) -> dict[str, Any]:
+    from pyllm.terminal_chat.answers import checked
+
+    names = ("temperature", "top_p", "max_tokens", "stop", "n")
+    fields = {name: getattr(options, name) for name in names} | {"seed": options.answer_seed}
+    if options.max_tokens is None and not options.chat:
+        fields["max_tokens"] = MAX_TOKENS
+    if options.json_schema is not None:
+        fields["response_format"] = _format(Path(options.json_schema))
     try:
-        return AnswerParameters(
-            temperature=options.temperature,
-            top_p=options.top_p,
-            max_tokens=MAX_TOKENS if max_tokens is None and not options.chat else max_tokens,
-            seed=options.answer_seed,
-            stop=None if options.stop is None else tuple(options.stop),
-            n=options.n,
-            response_format=None if options.json_schema is None else _format(Path(options.json_schema)),
-        )
+        return checked(fields)
     except RequestError as error:
         raise ConfigError(str(error)) from None
 
 
 def _format(path: Path) -> dict[str, Any]:
     try:
-        return schema_format(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+        schema = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise ConfigError(f"cannot read --json-schema {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"--json-schema {path} is no JSON schema: {error}") from None
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
 def _read_prompt() -> str:

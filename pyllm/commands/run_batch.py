@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyllm import log
 from pyllm.batch.answer_file import AnswerFile
-from pyllm.batch.batch_run import BatchServer, run_batch
+from pyllm.batch.batch_run import CONNECT_TIMEOUT, run_batch
 from pyllm.batch.request_file import RequestFile, WrongLinesError
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
@@ -103,9 +103,16 @@ def run(options: argparse.Namespace) -> int:
             print(f"all {len(requests.requests)} requests have an answer in {options.output_file} already")
             return _FAILED if answers.num_failed else 0
 
-        async def work(target: BatchServer) -> None:
-            totals = await run_batch(requests, answers, target)
-            rate = totals.usage.num_output_tokens / totals.seconds
+        async def work(address: str, count: int, socket: str = "") -> None:
+            import httpx2
+
+            from pyllm.wire.server_client import open_client
+
+            timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
+            key = server_key(options.server_key) if base_url else ""
+            http = open_client(address, key, trust, timeout, max_connections=count, socket=socket)
+            totals = await run_batch(requests, answers, http, count)
+            rate = totals.num_output_tokens / totals.seconds
             print(
                 f"{totals.num_answered} requests answered in {totals.seconds:.1f} s, {rate:,.0f} output tokens/s: "
                 f"{options.output_file} has {len(answers.answered)} answers, {answers.num_failed} of them errors"
@@ -113,9 +120,7 @@ def run(options: argparse.Namespace) -> int:
 
         try:
             if base_url:
-                key = server_key(options.server_key)
-                count = options.max_concurrency or _REMOTE_CONCURRENCY
-                asyncio.run(work(BatchServer(base_url, count, api_key=key, trust=trust)))
+                asyncio.run(work(base_url, options.max_concurrency or _REMOTE_CONCURRENCY))
                 is_done = True
             else:
                 is_done = _serve(engine, server, notices, options.max_concurrency, work)
@@ -147,7 +152,7 @@ def _serve(
     server: ServerConfig,
     notices: list[str],
     concurrency: int | None,
-    work: Callable[[BatchServer], Coroutine[None, None, None]],
+    work: Callable[[str, int, str], Coroutine[None, None, None]],
 ) -> bool:
     """Start a server and run `work` on it; False where a signal ended the work."""
     from pyllm.launch import serve as launcher
@@ -157,7 +162,7 @@ def _serve(
 
     async def on_ready(socket: str, resolved: EngineConfig) -> None:
         count = concurrency or _REQUESTS_PER_SEQUENCE * resolved.scheduler.max_num_seqs
-        await work(BatchServer("http://localhost", count, socket))
+        await work("http://localhost", count, socket)
 
     return launcher.serve_for(engine, server, on_ready)
 

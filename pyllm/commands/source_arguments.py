@@ -1,9 +1,13 @@
-"""Arguments that name the source of answers: a model with engine settings, or a server. Opens neither."""
+"""The source of answers that arguments name: a model with engine settings, or a server.
+
+Without a name it is a server on this machine's port 8000, if there is one, else the embedded model.
+"""
 
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pyllm import log
 from pyllm.config.option_reading import engine_config
@@ -11,13 +15,19 @@ from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import print_notices, read_settings
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
 from pyllm.flags.trust_flags import add_trust_flags, trust_of
-from pyllm.terminal_chat.source_selection import SourceRequest
 from pyllm.wire.server_address import server_key
 
+if TYPE_CHECKING:
+    from pyllm.terminal_chat.chat_session import AnswerSource
+
+LOCAL_SERVER = "http://127.0.0.1:8000"
 MODEL_OR_URL_HELP = (
-    "a model as in pyllm serve, or the address of a server, such as http://127.0.0.1:8000; without it the server on "
-    "http://127.0.0.1:8000 if there is one, else the embedded model"
+    f"a model as in pyllm serve, or the address of a server, such as {LOCAL_SERVER}; without it the server on "
+    f"{LOCAL_SERVER} if there is one, else the embedded model"
 )
+
+_LOOK_SECONDS = 1.0
+_HUB_HOSTS = frozenset({"hf.co", "huggingface.co"})
 
 
 def add_source_arguments(parser: SettingsParser) -> None:
@@ -33,11 +43,13 @@ def add_source_arguments(parser: SettingsParser) -> None:
     add_vllm_flags(parser)
 
 
-def source_request(options: argparse.Namespace) -> SourceRequest:
-    """The source that the arguments name. Flags without an effect are listed on stderr.
+def read_source(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The name of a model or a server, which may be empty, and the settings of an engine, both checked.
+
+    Settings without an effect are listed on stderr.
 
     Raises:
-        ConfigError: the model is named twice, or a setting is wrong.
+        ConfigError: the model is named twice, a setting is wrong, or a flag is not for such a source.
     """
     names = [name for name in (options.model_argument, options.url, options.model) if name is not None]
     if len(names) > 1:
@@ -48,13 +60,62 @@ def source_request(options: argparse.Namespace) -> SourceRequest:
     settings.pop("model", None)
     engine_config(settings)  # Before anything is opened.
     print_notices(notices)
-    return SourceRequest(
-        name=names[0] if names else "",
-        api_key=server_key(options.server_key),
-        model_name=options.model_name or "",
-        options=settings,
-        trust=trust_of(options),
-    )
+    name = names[0] if names else ""
+    if is_address(name) and settings:
+        flags = ", ".join(f"--{setting.replace('_', '-')}" for setting in settings)
+        raise ConfigError(f"{flags}: settings of an engine do nothing for the server {name}; leave them out")
+    if not is_address(name) and (options.cacert or options.insecure):
+        raise ConfigError("--cacert and --insecure are for a server: give its address, such as https://127.0.0.1:8000")
+    if not is_address(name) and options.model_name:
+        raise ConfigError(f"--model-name is for a server: give its address, such as {LOCAL_SERVER}")
+    return name, settings
+
+
+def select_source(
+    options: argparse.Namespace, name: str, settings: Mapping[str, Any], local_server: str = LOCAL_SERVER
+) -> "AnswerSource":
+    """The source of what `read_source` gave, not started. May take the time of a download.
+
+    A key is sent only to a server that was named.
+
+    Raises:
+        ConfigError: the address, the model or the key is invalid.
+    """
+    from pyllm.terminal_chat.server_source import ServerSource
+
+    if is_address(name):
+        return ServerSource(name, server_key(options.server_key), options.model_name or "", trust=trust_of(options))
+    if not name and not settings and serves_models(local_server):
+        return ServerSource(local_server)
+    from pyllm.terminal_chat.engine_source import EngineSource
+
+    return EngineSource(name, settings)
+
+
+def is_address(name: str) -> bool:
+    """Whether a name is a server's address, which has a scheme; the address of a model on the hub is none.
+
+    Raises:
+        ConfigError: the scheme is neither http nor https.
+    """
+    scheme, separator, rest = name.partition("://")
+    if rest.partition("/")[0].lower().removeprefix("www.") in _HUB_HOSTS:
+        return False
+    if separator and scheme.lower() not in {"http", "https"}:
+        raise ConfigError(f"{name}: a server's address begins with http:// or https://")
+    return bool(separator)
+
+
+def serves_models(address: str) -> bool:
+    """Whether a server at the address lists models without a key."""
+    import httpx2
+
+    try:
+        response = httpx2.get(f"{address}/v1/models", timeout=_LOOK_SECONDS, trust_env=False)
+        models = response.json()["data"] if response.status_code == httpx2.codes.OK else []
+        return bool(models) and all(isinstance(model["id"], str) for model in models)
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError):
+        return False
 
 
 @contextlib.contextmanager

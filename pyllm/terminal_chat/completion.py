@@ -5,12 +5,13 @@ import sys
 from typing import TextIO
 
 from pyllm.errors import PyllmError
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerSource
+from pyllm.terminal_chat.answers import Fields
+from pyllm.terminal_chat.chat_session import AnswerSource
 from pyllm.terminal_chat.terminal_text import plain
 
 
 async def print_completion(
-    source: AnswerSource, prompt: str, parameters: AnswerParameters, as_chat: bool = False, output: TextIO | None = None
+    source: AnswerSource, prompt: str, fields: Fields, as_chat: bool = False, output: TextIO | None = None
 ) -> None:
     """Start the source, print the completion, and close the source. `as_chat` sends the prompt as a user's message.
 
@@ -25,12 +26,9 @@ async def print_completion(
     texts: dict[int, list[str]] = {}
     reasons: dict[int, str] = {}
     try:
-        if as_chat:
-            await source.check_chat()
-        await source.start()
-        messages = [{"role": "user", "content": prompt}]
-        stream = source.chat(messages, parameters) if as_chat else source.complete(prompt, parameters)
-        async with contextlib.aclosing(stream) as pieces:
+        await source.start(for_chat=as_chat)
+        asked = [{"role": "user", "content": prompt}] if as_chat else prompt
+        async with contextlib.aclosing(source.answer(asked, fields)) as pieces:
             async for piece in pieces:
                 if piece.finish_reason is not None:
                     reasons[piece.choice] = piece.finish_reason
@@ -46,5 +44,5 @@ async def print_completion(
     if is_terminal or len(texts) > 1:
         output.write("\n")
     output.flush()
-    if parameters.response_format is not None and "length" in reasons.values():
+    if fields.get("response_format") is not None and "length" in reasons.values():
         raise PyllmError("the answer was cut off before its JSON was complete: give more --max-tokens")

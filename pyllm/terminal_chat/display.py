@@ -1,29 +1,10 @@
-"""Displays of a conversation, with answers as they arrive and notices: the interface, and one for plain text."""
+"""A display of a conversation as plain text: answers as they arrive, and notices. It erases nothing."""
 
 import sys
-from typing import Protocol, TextIO
+from typing import TextIO
 
-from pyllm.terminal_chat.answer_source import AnswerPiece
+from pyllm.terminal_chat.answers import AnswerPiece
 from pyllm.terminal_chat.terminal_text import plain
-
-
-class Display(Protocol):
-    """Answers between `begin_answer` and `end_answer`, and notices outside of them."""
-
-    def notice(self, text: str) -> None:
-        """Show a notice about the chat."""
-
-    def error(self, text: str) -> None:
-        """Show an error message."""
-
-    def begin_answer(self) -> None:
-        """Prepare for an answer."""
-
-    def add(self, piece: AnswerPiece) -> None:
-        """Show more of the answer."""
-
-    async def end_answer(self, summary: str) -> None:
-        """Show the rest of the answer, and its speed."""
 
 
 class PlainDisplay:

@@ -13,11 +13,12 @@ from pyllm.frontend.chat.conversation import Conversation
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Reasoning
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.detokenizer import TextDelta
-from pyllm.frontend.text.outputs import RequestOutput
+from pyllm.frontend.text.outputs import CompletionOutput
 from pyllm.frontend.text.templates import no_chat_template
-from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import RequestOutputKind, SamplingParams
 from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
+from pyllm.terminal_chat.answers import AnswerPiece, Fields, Message, sampling_fields
+from pyllm.wire.server_client import PromptDetails, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +54,10 @@ class EngineSource:
         """The template in the model's files."""
         return self._engine.get_tokenizer().chat_template
 
-    async def check_chat(self) -> None:
-        """Refuse a model whose files have no chat template."""
-        _check_template(self._engine)
-
-    async def start(self) -> None:
+    async def start(self, for_chat: bool) -> None:
         """Load the model, with a progress bar on stderr."""
+        if for_chat:
+            _check_template(self._engine)
         await self._engine.start()
 
     async def models(self) -> list[str]:
@@ -74,57 +73,41 @@ class EngineSource:
         self._engine = engine
         await engine.start()
 
-    async def chat(
-        self, messages: Sequence[Message], parameters: AnswerParameters
-    ) -> AsyncGenerator[AnswerPiece, None]:
-        """Answer a conversation by the model's chat template, with the reasoning separated."""
-        conversation = Conversation(
-            messages=messages,
-            reasoning_effort=parameters.reasoning_effort,
-            template_variables=parameters.chat_template_kwargs or {},
+    async def answer(self, prompt: str | Sequence[Message], fields: Fields) -> AsyncGenerator[AnswerPiece, None]:
+        """Continue a text, or answer messages by the model's chat template, with the reasoning separated."""
+        given = sampling_fields(fields)
+        limit = given.pop("max_tokens", None)
+        params = SamplingParams(
+            **self._engine.sampling_defaults.merged(given, limit),
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=_constraint(fields.get("response_format") or {}),
         )
-        preprocessor = self._engine.chat_preprocessor()
-        prepared = await preprocessor.prepare(conversation, self._sampling(parameters), _log_ignored)
-        parsers = None if prepared.make_parser is None else [prepared.make_parser() for _ in range(prepared.params.n)]
-        async with contextlib.aclosing(self._pieces(prepared.prompts[0], prepared.params, parsers)) as pieces:
-            async for piece in pieces:
-                yield piece
-
-    def complete(self, prompt: str, parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
-        """Continue the text, without a chat template."""
-        return self._pieces(prompt, self._sampling(parameters), None)
+        parsers: list[SampleParser] | None = None
+        asked: Prompt
+        if isinstance(prompt, str):
+            asked = prompt
+        else:
+            conversation = Conversation(
+                messages=prompt,
+                reasoning_effort=fields.get("reasoning_effort"),
+                template_variables=fields.get("chat_template_kwargs") or {},
+            )
+            prepared = await self._engine.chat_preprocessor().prepare(conversation, params, _log_ignored)
+            asked, params = prepared.prompts[0], prepared.params
+            if prepared.make_parser is not None:
+                parsers = [prepared.make_parser() for _ in range(params.n)]
+        num_tokens = 0
+        async with contextlib.aclosing(self._engine.generate(asked, params)) as outputs:
+            async for output in outputs:
+                for sample in output.outputs:
+                    num_tokens += len(sample.token_ids)
+                    yield _read(sample, None if parsers is None else parsers[sample.index])
+        details = PromptDetails(output.num_cached_tokens)
+        yield AnswerPiece(usage=Usage(len(output.prompt_token_ids), num_tokens, details))
 
     async def close(self) -> None:
         """Stop the engine's processes."""
         await self._engine.close()
-
-    async def _pieces(
-        self, prompt: Prompt, params: SamplingParams, parsers: Sequence[SampleParser] | None
-    ) -> AsyncGenerator[AnswerPiece, None]:
-        seen = [TextDelta("", []) for _ in range(params.n)]
-        output: RequestOutput | None = None
-        async with contextlib.aclosing(self._engine.generate(prompt, params)) as outputs:
-            async for output in outputs:
-                for sample in output.outputs:
-                    before = seen[sample.index]
-                    text, tokens = sample.text[len(before.text) :], sample.token_ids[len(before.tokens) :]
-                    ended = sample.finish_reason if before.finish_reason is None else None
-                    if not (text or tokens or ended):
-                        continue
-                    seen[sample.index] = TextDelta(sample.text, sample.token_ids, sample.finish_reason)
-                    delta = TextDelta(text, tokens, ended)
-                    yield _read(sample.index, delta, None if parsers is None else parsers[sample.index])
-        assert output is not None, "a finished request has an output"
-        num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
-        yield AnswerPiece(usage=TokenUsage(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens))
-
-    def _sampling(self, parameters: AnswerParameters) -> SamplingParams:
-        given = parameters.sampling()
-        limit = given.pop("max_tokens", None)
-        return SamplingParams(
-            **self._engine.sampling_defaults.merged(given, limit),
-            structured_outputs=_constraint(parameters.response_format or {}),
-        )
 
 
 def _check_template(engine: AsyncEngine) -> None:
@@ -146,10 +129,10 @@ def _log_ignored(field: str, text: str) -> None:
     logger.warning("%s", text)
 
 
-def _read(choice: int, delta: TextDelta, parser: SampleParser | None) -> AnswerPiece:
+def _read(sample: CompletionOutput, parser: SampleParser | None) -> AnswerPiece:
     if parser is None:
-        return AnswerPiece(delta.text, "", choice, delta.finish_reason)
-    pieces = parser.feed(delta)
+        return AnswerPiece(sample.text, "", sample.index, sample.finish_reason)
+    pieces = parser.feed(TextDelta(sample.text, sample.token_ids, sample.finish_reason))
     content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
     reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
-    return AnswerPiece(content, reasoning, choice, delta.finish_reason)
+    return AnswerPiece(content, reasoning, sample.index, sample.finish_reason)

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from pyllm.config.nearest_name import PEER_NAMES, nearest_name
-from pyllm.errors import PyllmError
+from pyllm.errors import PyllmError, RequestError
+from pyllm.terminal_chat.answers import PARAMETER_NAMES, Fields, checked
 from pyllm.terminal_chat.chat_session import ChatSession
-from pyllm.terminal_chat.transcript import PARAMETER_NAMES, load_transcript
 
 KEYS = """Enter sends. Alt-Enter, or a backslash at the end of the line, makes a new line.
 Ctrl-C stops an answer; at an empty prompt twice, or Ctrl-D, it ends the chat."""
@@ -17,7 +17,7 @@ Ctrl-C stops an answer; at an empty prompt twice, or Ctrl-D, it ends the chat.""
 # Ollama's names of parameters that can be set only when a model starts.
 _AT_THE_START = {"num_ctx": "--max-model-len", "num_gpu": "--device", "num_thread": "--num-threads"}
 # Ollama's settings without a value, and the fields of a request that they set.
-_SWITCHES: Mapping[str, Mapping[str, Any]] = {
+_SWITCHES: Mapping[str, Fields] = {
     "think": {"chat_template_kwargs": {"enable_thinking": True}},
     "nothink": {"chat_template_kwargs": {"enable_thinking": False}},
     "format json": {"response_format": {"type": "json_object"}},
@@ -54,33 +54,30 @@ async def run_command(session: ChatSession, line: str) -> None:
 
 
 async def _help(session: ChatSession, argument: str) -> None:
-    del argument
     lines = [f"{f'{name} {command.takes}':24}{command.help}" for name, command in SLASH_COMMANDS.items()]
     session.display.notice("\n".join([*lines, "", KEYS]))
 
 
 async def _system(session: ChatSession, argument: str) -> None:
     if argument:
-        session.transcript.system = "" if argument == "-" else argument
-    session.display.notice(f"system prompt: {session.transcript.system or 'none'}")
+        session.system = "" if argument == "-" else argument
+    session.display.notice(f"system prompt: {session.system or 'none'}")
 
 
 async def _save(session: ChatSession, argument: str) -> None:
     path = _path(argument, "/save")
-    session.transcript.save(path, session.source.model)
-    session.display.notice(f"{len(session.transcript.messages)} messages saved to {path}")
+    session.save(path)
+    session.display.notice(f"{len(session.messages)} messages saved to {path}")
 
 
 async def _load(session: ChatSession, argument: str) -> None:
     path = _path(argument, "/load")
-    session.transcript = load_transcript(path)
-    session.unanswered = None
-    session.display.notice(f"{len(session.transcript.messages)} messages loaded from {path}")
+    session.load(path)
+    session.display.notice(f"{len(session.messages)} messages loaded from {path}")
 
 
 async def _retry(session: ChatSession, argument: str) -> None:
-    del argument
-    question = session.unanswered or session.transcript.take_last_question()
+    question = session.take_last_question()
     if question is None:
         raise PyllmError("there is no message to try again")
     await session.ask(question)
@@ -89,23 +86,22 @@ async def _retry(session: ChatSession, argument: str) -> None:
 async def _params(session: ChatSession, argument: str) -> None:
     name, _, value = argument.replace("=", " ", 1).partition(" ")
     if name == "default":
-        session.transcript.parameters = type(session.transcript.parameters)()
+        session.fields = {}
     elif name:
+        if name not in PARAMETER_NAMES:
+            raise RequestError(f"there is no parameter {name!r}: choose from {', '.join(PARAMETER_NAMES)}")
         if not value.strip():
             raise PyllmError(f"/params {name} needs a value, or default")
-        session.transcript.set_parameter(name, value.strip())
-    given = session.transcript.parameters.given()
-    shown = {
-        name: msgspec.json.encode(given[name]).decode() if name in given else "default" for name in PARAMETER_NAMES
-    }
-    session.display.notice("\n".join(f"{name:20}{value}" for name, value in shown.items()))
+        session.fields = checked(session.fields | {name: _read_value(name, value.strip())})
+    shown = {name: msgspec.json.encode(value).decode() for name, value in session.fields.items()}
+    session.display.notice("\n".join(f"{name:20}{shown.get(name, 'default')}" for name in PARAMETER_NAMES))
 
 
 async def _set(session: ChatSession, argument: str) -> None:
     """Ollama's `/set`; the word `parameter` may be left out."""
     what, _, value = argument.partition(" ")
     if fields := _SWITCHES.get(" ".join(argument.split())):
-        session.transcript.change(fields)
+        session.fields = checked(session.fields | fields)
         session.display.notice(f"{argument} is set for the next answers")
         return
     if what == "system":
@@ -132,14 +128,12 @@ async def _show(session: ChatSession, argument: str) -> None:
 
 
 async def _template(session: ChatSession, argument: str) -> None:
-    del argument
     template = session.source.chat_template
     session.display.notice(template or "a server does not report its chat template: it is a file of the model")
 
 
 async def _clear(session: ChatSession, argument: str) -> None:
-    del argument
-    session.transcript.messages.clear()
+    session.messages.clear()
     session.unanswered = None
     session.display.notice("the messages are forgotten; the system prompt and the parameters stay")
 
@@ -153,8 +147,17 @@ async def _model(session: ChatSession, argument: str) -> None:
 
 
 async def _quit(session: ChatSession, argument: str) -> None:
-    del session, argument
     raise QuitChat
+
+
+def _read_value(name: str, text: str) -> Any:
+    """The value of a typed text, which may be JSON; None for `default`, a list for `stop`."""
+    try:
+        value = None if text == "default" else msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        value = text
+    is_single = name == "stop" and value is not None and not isinstance(value, list)
+    return [value if isinstance(value, str) else text] if is_single else value
 
 
 def _path(argument: str, command: str) -> Path:

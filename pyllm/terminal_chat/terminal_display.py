@@ -16,7 +16,7 @@ from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 from rich.theme import Theme
 
-from pyllm.terminal_chat.answer_source import AnswerPiece
+from pyllm.terminal_chat.answers import AnswerPiece
 from pyllm.terminal_chat.markdown_blocks import MarkdownBlocks
 from pyllm.terminal_chat.terminal_text import plain
 

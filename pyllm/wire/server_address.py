@@ -12,14 +12,6 @@ from pyllm.errors import ConfigError
 _SHOWN_CHARACTERS = 300  # of the text of an error
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 def server_address(text: str) -> str:
     """An address as people write it, without a slash at its end and without `/v1`.
 
@@ -46,15 +38,6 @@ def server_key(given: str | None, environment: Mapping[str, str] = os.environ) -
     if not (key.isascii() and key.isprintable()):
         raise ConfigError("the API key has characters that no header can carry: was more than the key copied?")
     return key
-
-
-def model_names(body: bytes) -> list[str]:
-    """The names in a server's list of models.
-
-    Raises:
-        msgspec.DecodeError: it is no list of models.
-    """
-    return [model.id for model in msgspec.json.decode(body, type=_Models).data]
 
 
 def error_text(body: bytes) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyllm.batch.answer_file import Answer, AnswerFile, BatchError, Response
+from pyllm.batch.answer_file import Answer, AnswerFile, Response
 from pyllm.errors import ConfigError, PyllmError
 
 IDS = {"a", "b", "c"}
@@ -25,7 +25,7 @@ def test_lines_are_those_of_openai(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with AnswerFile(path, IDS) as answers:
         answers.append(answer("a"))
-        answers.append(Answer("batch_req_b", "b", None, BatchError("connection_lost", "why")))
+        answers.append(Answer("batch_req_b", "b", None, {"code": "connection_lost", "message": "why"}))
         answers.append(answer("c", 400))
         assert (answers.answered, answers.num_failed) == (IDS, 2)
     first, second, third = lines(path)

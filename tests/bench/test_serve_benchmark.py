@@ -178,11 +178,15 @@ def test_a_server_that_cannot_be_measured_is_one_line(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     closed, empty = start_server(Script(key="secret")), start_server(Script(models=()))
     for arguments, text in (
-        (["--base-url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
-        (["--base-url", "http://nowhere.invalid"], "no server answers at http://nowhere.invalid"),
-        (["--base-url", "http://a..b"], "no host can be called 'a..b'"),
-        (["--base-url", closed.address], "HTTP 401: this key is unknown): give --api-key or OPENAI_API_KEY"),
-        (["--base-url", closed.address, "--model", "scripted"], "give its key by --api-key"),
+        (["--base-url", "http://127.0.0.1:1"], "cannot reach http://127.0.0.1:1"),
+        (["--base-url", "http://nowhere.invalid"], "cannot reach http://nowhere.invalid"),
+        (["--base-url", "http://a..b"], "cannot reach http://a..b"),
+        (["--base-url", "http://a..b", "--model", "m"], "no host can be called 'a..b'"),
+        (
+            ["--base-url", closed.address],
+            "401: this key is unknown (give the server's key by --api-key or OPENAI_API_KEY)",
+        ),
+        (["--base-url", closed.address, "--model", "scripted"], "give the server's key by --api-key"),
         (["--base-url", closed.address, "--api-key", "secret", "--model", "other"], "lists the models scripted"),
         (["--base-url", closed.address, "--api-key", "secret", "--endpoint", "/v2"], "no route /v2"),
         (["--base-url", empty.address], "lists no model: give --model"),

@@ -1,34 +1,130 @@
+import http.server
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyllm.cli import read_options
-from pyllm.commands.source_arguments import only_warnings, source_request
+from pyllm.commands.source_arguments import is_address, only_warnings, read_source, select_source
 from pyllm.errors import ConfigError
+from pyllm.terminal_chat.chat_session import AnswerSource
+from pyllm.terminal_chat.engine_source import EngineSource
+from pyllm.terminal_chat.server_source import ServerSource
+from tests.answering_server import AnsweringServer
+from tests.tiny_model import write_tiny_model
 
 
 def test_a_model_with_settings() -> None:
-    request = source_request(read_options("chat", ["model.gguf", "--max-model-len", "8k", "--block-size", "16"]))
-    assert (request.name, request.options) == ("model.gguf", {"max_model_len": 8000, "block_size": 16})
-    assert source_request(read_options("chat", ["--model", "model.gguf"])).name == "model.gguf"
+    read = read_source(read_options("chat", ["model.gguf", "--max-model-len", "8k", "--block-size", "16"]))
+    assert read == ("model.gguf", {"max_model_len": 8000, "block_size": 16})
+    assert read_source(read_options("chat", ["--model", "model.gguf"])) == ("model.gguf", {})
 
 
 def test_vllms_flags_mean_what_they_mean_to_serve(capsys: pytest.CaptureFixture[str]) -> None:
-    request = source_request(read_options("chat", ["model.gguf", "--swap-space", "2", "--trust-remote-code"]))
-    assert request.options == {"kv_offloading_size": 2.0}
+    _, settings = read_source(read_options("chat", ["model.gguf", "--swap-space", "2", "--trust-remote-code"]))
+    assert settings == {"kv_offloading_size": 2.0}
     assert capsys.readouterr().err.count("note: --trust-remote-code: code from") == 1
 
 
 def test_the_seed_of_a_completion_is_no_setting_of_an_engine() -> None:
     options = read_options("complete", ["http://host", "text", "--seed", "3"])
-    assert (source_request(options).options, options.answer_seed) == ({}, 3)
+    assert (read_source(options), options.answer_seed) == (("http://host", {}), 3)
 
 
-def test_a_server_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def server_with(status: int, content: bytes) -> Iterator[tuple[str, list[str | None]]]:
+    """Its address, and the keys that it was sent."""
+    keys: list[str | None] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            keys.append(self.headers["Authorization"])
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", keys
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def selected(*arguments: str, local_server: str = "http://127.0.0.1:1") -> AnswerSource:
+    options = read_options("chat", arguments)
+    return select_source(options, *read_source(options), local_server)
+
+
+def test_a_server_on_this_machine_is_taken_and_gets_no_key() -> None:
+    with server_with(200, b'{"data": [{"id": "m"}]}') as (address, keys):
+        assert isinstance(selected("--api-key", "secret", local_server=address), ServerSource)
+    assert keys == [None]
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [(401, b"{}"), (200, b"<html>"), (200, b'{"data": []}'), (200, b'{"data": [{"name": 1}]}'), (200, b"[]")],
+)
+def test_another_program_on_that_port_is_not(status: int, content: bytes) -> None:
+    with server_with(status, content) as (address, keys):
+        assert isinstance(selected(local_server=address), EngineSource)
+        assert keys == [None]
+
+
+def test_a_model_or_settings_ask_for_an_engine(model: str) -> None:
+    with server_with(200, b'{"data": [{"id": "m"}]}') as (address, keys):
+        source = selected(model, local_server=address)
+        assert source.description == f"{source.model}, computed by this program"
+        assert isinstance(selected("--model-impl", "auto", local_server=address), EngineSource)
+        assert keys == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["http://host", "--max-model-len", "8", "--block-size", "16"], "--max-model-len, --block-size: settings of"),
+        (["model.gguf", "--model-name", "x"], "--model-name is for a server"),
+        (["model.gguf", "--insecure"], "--cacert and --insecure are for a server"),
+    ],
+)
+def test_what_is_not_for_such_a_source_is_refused(arguments: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        read_source(read_options("chat", arguments))
+
+
+@pytest.mark.parametrize("given", [[], ["--api-key", "given"]])
+async def test_a_named_server_gets_the_key(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "of the environment")
-    request = source_request(read_options("chat", ["--url", "http://host", "--model-name", "m"]))
-    assert (request.name, request.api_key, request.model_name) == ("http://host", "of the environment", "m")
-    assert source_request(read_options("chat", ["http://host", "--api-key", "given"])).api_key == "given"
+    with AnsweringServer() as server:
+        source = selected("--url", f"{server.address}/v1", "--model-name", "m", *given)
+        pieces = [piece async for piece in source.answer("x", {})]
+        await source.close()
+    assert pieces[0].content == "hi"
+    assert server.keys == ["Bearer given" if given else "Bearer of the environment"]
+    assert server.bodies[0]["model"] == "m"
+
+
+def test_what_is_an_address(tmp_path: Path) -> None:
+    assert is_address("http://host")
+    assert is_address("HTTPS://host")
+    assert not any(map(is_address, ["", "owner/repo", str(tmp_path), "https://huggingface.co/owner/repo"]))
+    assert not is_address("https://www.hf.co/owner/repo")
+    with pytest.raises(ConfigError, match="begins with http"):
+        is_address("ftp://host")
 
 
 def test_the_log_level_is_the_users_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

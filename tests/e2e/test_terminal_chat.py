@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from pyllm.terminal_chat.answer_source import AnswerParameters
+from pyllm.terminal_chat.answers import Fields
 from pyllm.terminal_chat.server_source import ServerSource
 from tests.e2e.server import Server
 
@@ -27,12 +27,12 @@ async def test_an_answer_goes_on_when_the_api_process_dies() -> None:
             tries.append(seconds)
             await asyncio.sleep(seconds)
 
-        parameters = AnswerParameters(max_tokens=200, temperature=1.0, seed=7)
+        fields: Fields = {"max_tokens": 200, "temperature": 1.0, "seed": 7}
         source = ServerSource(server.address, pause=pause)
-        await source.start()
-        whole = await text_of(source, parameters, None)
+        await source.start(for_chat=False)
+        whole = await text_of(source, fields, None)
         assert tries == []
-        assert await text_of(source, parameters, server) == whole
+        assert await text_of(source, fields, server) == whole
         assert tries
         await source.close()
         done = run("complete", server.address, "--max-tokens", "4", "--temperature", "0", stdin=f"{FRANCE}\n")
@@ -45,10 +45,10 @@ async def test_an_answer_goes_on_when_the_api_process_dies() -> None:
         assert (chat.stderr.splitlines()[0].endswith(f" at {server.address}"), chat.returncode) == (True, 0)
 
 
-async def text_of(source: ServerSource, parameters: AnswerParameters, killed: Server | None) -> str:
+async def text_of(source: ServerSource, fields: Fields, killed: Server | None) -> str:
     """What follows the prompt; the API process of the server is killed when some of it has come."""
     text, count = "", 0
-    async with contextlib.aclosing(source.complete("The sea is", parameters)) as pieces:
+    async with contextlib.aclosing(source.answer("The sea is", fields)) as pieces:
         async for piece in pieces:
             text += piece.content
             count += 1

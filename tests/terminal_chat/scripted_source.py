@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from pyllm.errors import PyllmError
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message
+from pyllm.terminal_chat.answers import AnswerPiece, Fields, Message
 
 Answer = Sequence[AnswerPiece | PyllmError]
 
@@ -14,7 +14,7 @@ class ScriptedSource:
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[list[Message], AnswerParameters]] = []
+        self.asked: list[tuple[str | list[Message], Fields]] = []
         self.model = "scripted"
         self.has_chat_template = True
         self.chat_template: str | None = "{{ messages }}"
@@ -26,11 +26,9 @@ class ScriptedSource:
     def description(self) -> str:
         return f"{self.model} of a test"
 
-    async def check_chat(self) -> None:
-        if not self.has_chat_template:
+    async def start(self, for_chat: bool) -> None:
+        if for_chat and not self.has_chat_template:
             raise PyllmError("no chat template")
-
-    async def start(self) -> None:
         self.is_started = True
 
     async def models(self) -> list[str]:
@@ -41,10 +39,8 @@ class ScriptedSource:
             raise PyllmError(f"no model {name}")
         self.model = name
 
-    async def chat(
-        self, messages: Sequence[Message], parameters: AnswerParameters
-    ) -> AsyncGenerator[AnswerPiece, None]:
-        self.asked.append((list(messages), parameters))
+    async def answer(self, prompt: str | Sequence[Message], fields: Fields) -> AsyncGenerator[AnswerPiece, None]:
+        self.asked.append((prompt if isinstance(prompt, str) else list(prompt), fields))
         is_finished = False
         try:
             for piece in self.answers.pop(0):
@@ -58,9 +54,6 @@ class ScriptedSource:
                 await asyncio.Event().wait()
         finally:
             self.num_left += not is_finished
-
-    def complete(self, prompt: str, parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
-        return self.chat([{"role": "prompt", "content": prompt}], parameters)
 
     async def close(self) -> None:
         self.is_closed = True

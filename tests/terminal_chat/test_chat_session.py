@@ -6,16 +6,16 @@ import signal
 import pytest
 
 from pyllm.errors import PyllmError
-from pyllm.terminal_chat.answer_source import AnswerPiece, TokenUsage
+from pyllm.terminal_chat.answers import AnswerPiece
 from pyllm.terminal_chat.chat_session import ChatSession
-from pyllm.terminal_chat.transcript import Transcript
+from pyllm.wire.server_client import PromptDetails, Usage
 from tests.terminal_chat.scripted_source import Answer, KeptDisplay, ScriptedSource, whole
 
 
 def session_of(*answers: Answer, system: str = "") -> tuple[ChatSession, ScriptedSource, KeptDisplay]:
     source, display = ScriptedSource(*answers), KeptDisplay()
     ticks = itertools.count()
-    return ChatSession(source, display, Transcript(system), clock=lambda: float(next(ticks))), source, display
+    return ChatSession(source, display, system, clock=lambda: float(next(ticks))), source, display
 
 
 async def test_a_conversation_grows_with_its_answers() -> None:
@@ -28,7 +28,7 @@ async def test_a_conversation_grows_with_its_answers() -> None:
 
 
 async def test_the_figures_of_an_answer() -> None:
-    usage = AnswerPiece(usage=TokenUsage(10, 5, 4))
+    usage = AnswerPiece(usage=Usage(10, 5, PromptDetails(4)))
     pieces = [AnswerPiece(reasoning="hm"), AnswerPiece("a"), AnswerPiece("b", finish_reason="length"), usage]
     session, _, display = session_of(pieces)
     await session.ask("Hi")
@@ -65,7 +65,7 @@ async def test_what_came_before_a_failure_is_kept() -> None:
     session, _, display = session_of([AnswerPiece("half"), PyllmError("the stream broke off")])
     assert not await session.ask("Hi")
     assert display.errors == ["the stream broke off"]
-    assert [message["content"] for message in session.transcript.messages] == ["Hi", "half"]
+    assert [message["content"] for message in session.messages] == ["Hi", "half"]
 
 
 async def test_a_chat_that_is_cancelled_ends_its_request() -> None:
@@ -84,9 +84,3 @@ async def test_a_bug_is_not_hidden() -> None:
     del source
     with pytest.raises(IndexError):  # There is no answer in the script.
         await session.ask("Hi")
-
-
-async def test_to_stop_without_an_answer_does_nothing() -> None:
-    session, _, _ = session_of(whole("Yes"))
-    session.stop_answer()
-    assert await session.ask("Hi")

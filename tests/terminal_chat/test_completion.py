@@ -3,11 +3,11 @@ import io
 import pytest
 
 from pyllm.errors import PyllmError
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, schema_format
+from pyllm.terminal_chat.answers import AnswerPiece, Fields
 from pyllm.terminal_chat.completion import print_completion
 from tests.terminal_chat.scripted_source import ScriptedSource, whole
 
-PLAIN = AnswerParameters()
+PLAIN: Fields = {}
 
 
 class Terminal(io.StringIO):
@@ -19,7 +19,7 @@ async def test_the_text_alone_is_printed() -> None:
     source, output = ScriptedSource([AnswerPiece(reasoning="hm"), *whole(" Paris.\x1b")]), io.StringIO()
     await print_completion(source, "France", PLAIN, output=output)
     assert output.getvalue() == " Paris.\x1b"
-    assert source.asked == [([{"role": "prompt", "content": "France"}], PLAIN)]
+    assert source.asked == [("France", PLAIN)]
     assert source.is_started
     assert source.is_closed
 
@@ -41,15 +41,15 @@ async def test_several_answers_come_one_after_another() -> None:
     answer = [AnswerPiece(text, choice=choice) for text, choice in pieces]
     output = io.StringIO()
     source = ScriptedSource([*answer, *(AnswerPiece(choice=choice, finish_reason="stop") for choice in range(3))])
-    await print_completion(source, "x", AnswerParameters(n=3), output=output)
+    await print_completion(source, "x", {"n": 3}, output=output)
     assert output.getvalue() == "bd\nae\nc\n"
 
 
 async def test_json_that_was_cut_off_is_a_failure() -> None:
-    parameters = AnswerParameters(response_format=schema_format({"type": "object"}))
+    fields = {"response_format": {"type": "json_object"}}
     with pytest.raises(PyllmError, match="more --max-tokens"):
-        await print_completion(ScriptedSource(whole('{"a', "length")), "x", parameters, output=io.StringIO())
-    await print_completion(ScriptedSource(whole("{}")), "x", parameters, output=io.StringIO())
+        await print_completion(ScriptedSource(whole('{"a', "length")), "x", fields, output=io.StringIO())
+    await print_completion(ScriptedSource(whole("{}")), "x", fields, output=io.StringIO())
     await print_completion(ScriptedSource(whole("a b", "length")), "x", PLAIN, output=io.StringIO())
 
 

@@ -1,6 +1,6 @@
 import io
 
-from pyllm.terminal_chat.answer_source import AnswerPiece
+from pyllm.terminal_chat.answers import AnswerPiece
 from pyllm.terminal_chat.display import PlainDisplay
 
 PIECES = [AnswerPiece(reasoning="hm\x1b[2J"), AnswerPiece("Hel"), AnswerPiece("lo\x1b[2J")]

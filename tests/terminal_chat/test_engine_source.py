@@ -12,12 +12,13 @@ from pyllm.errors import ConfigError, StartError
 from pyllm.frontend.chat.conversation import Conversation, Prepared
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.outputs import RequestOutput
-from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import RequestOutputKind, SamplingParams
 from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage, schema_format
+from pyllm.terminal_chat.answers import AnswerPiece, Fields
 from pyllm.terminal_chat.engine_source import EngineSource
+from pyllm.wire.server_client import PromptDetails, Usage
 
-PLAIN = AnswerParameters()
+PLAIN: Fields = {}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
@@ -58,16 +59,19 @@ class ScriptedEngine:
         return Prepared([[1, 2, 3]], params, make_parser if self.options.get("thinks") else None)
 
     async def generate(self, prompt: Any, params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        assert params.output_kind is RequestOutputKind.DELTA
         self.asked.append((prompt, params))
+        length = max(map(len, self.texts))
         try:
-            for count in range(1, max(map(len, self.texts)) + 1):
-                outputs = []
-                for index, texts in enumerate(self.texts):
-                    text = "".join(texts[:count])
-                    reason = "stop" if count >= len(texts) else None
-                    outputs.append(CompletionOutput(index, text, [*text.encode()], reason))
-                finished = all(output.finish_reason for output in outputs)
-                yield RequestOutput("r", None, [1, 2, 3], outputs, finished, num_cached_tokens=2)
+            for place in range(length):
+                outputs = [
+                    CompletionOutput(
+                        index, texts[place], [*texts[place].encode()], "stop" if place + 1 == len(texts) else None
+                    )
+                    for index, texts in enumerate(self.texts)
+                    if place < len(texts)
+                ]
+                yield RequestOutput("r", None, [1, 2, 3], outputs, place + 1 == length, num_cached_tokens=2)
         finally:
             self.log.append("left")
 
@@ -90,17 +94,17 @@ def source_of(name: str = "one", **options: Any) -> tuple[EngineSource, list[Scr
     return EngineSource(name, options, make), made
 
 
-async def answer(source: EngineSource, parameters: AnswerParameters = PLAIN) -> list[AnswerPiece]:
-    return [piece async for piece in source.chat(MESSAGES, parameters)]
+async def answer(source: EngineSource, fields: Fields = PLAIN) -> list[AnswerPiece]:
+    return [piece async for piece in source.answer(MESSAGES, fields)]
 
 
 async def test_an_answer_comes_in_pieces_with_its_usage() -> None:
     source, (engine,) = source_of()
-    parameters = AnswerParameters(temperature=0, seed=3, response_format=schema_format({"type": "object"}))
-    assert await answer(source, parameters) == [
+    schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True}}
+    assert await answer(source, {"temperature": 0, "seed": 3, "response_format": schema}) == [
         AnswerPiece("a"),
         AnswerPiece("b", finish_reason="stop"),
-        AnswerPiece(usage=TokenUsage(3, 2, 2)),
+        AnswerPiece(usage=Usage(3, 2, PromptDetails(2))),
     ]
     ((prompt, params),) = engine.asked
     assert prompt == [1, 2, 3]
@@ -115,7 +119,7 @@ async def test_a_format_and_thinking_are_asked_for() -> None:
     thinks = {"enable_thinking": True}
     kinds = [{"type": "json_object"}, {"type": "text"}]
     for kind in kinds:
-        await answer(source, AnswerParameters(response_format=kind, chat_template_kwargs=thinks))
+        await answer(source, {"response_format": kind, "chat_template_kwargs": thinks})
     constraints = [params.structured_outputs for _, params in engine.asked]
     assert constraints == [StructuredOutputsParams(json_object=True), None]
     assert engine.conversations[0].template_variables == thinks
@@ -131,19 +135,19 @@ async def test_reasoning_is_split_off() -> None:
 
 async def test_a_completion_has_several_samples_of_different_lengths() -> None:
     source, (engine,) = source_of(texts=[["a"], ["b", "c"]])
-    pieces = [piece async for piece in source.complete("x", AnswerParameters(n=2))]
+    pieces = [piece async for piece in source.answer("x", {"n": 2})]
     assert pieces == [
         AnswerPiece("a", finish_reason="stop"),
         AnswerPiece("b", choice=1),
         AnswerPiece("c", choice=1, finish_reason="stop"),
-        AnswerPiece(usage=TokenUsage(3, 3, 2)),
+        AnswerPiece(usage=Usage(3, 3, PromptDetails(2))),
     ]
     assert engine.asked[0][0] == "x"
 
 
 async def test_leaving_an_answer_ends_its_request() -> None:
     source, (engine,) = source_of()
-    pieces = source.chat(MESSAGES, PLAIN)
+    pieces = source.answer(MESSAGES, PLAIN)
     await anext(pieces)
     await pieces.aclose()
     assert engine.log == ["left"]
@@ -152,13 +156,13 @@ async def test_leaving_an_answer_ends_its_request() -> None:
 async def test_an_answer_may_fill_the_context_unless_there_is_a_limit() -> None:
     source, (engine,) = source_of()
     await answer(source)
-    await answer(source, AnswerParameters(max_tokens=3))
+    await answer(source, {"max_tokens": 3})
     assert [params.max_tokens for _, params in engine.asked] == [None, 3]
 
 
 async def test_another_model_takes_the_memory_of_the_first() -> None:
     source, made = source_of(block_size=16)
-    await source.start()
+    await source.start(for_chat=True)
     await source.select("two")
     assert [engine.log for engine in made] == [["start", "close"], ["start"]]
     assert [engine.options for engine in made] == [{"block_size": 16}] * 2
@@ -174,10 +178,11 @@ async def test_another_model_takes_the_memory_of_the_first() -> None:
 async def test_a_model_without_chat_template_is_refused_before_it_is_loaded() -> None:
     source, (engine,) = source_of("base")
     with pytest.raises(ConfigError, match=r"base has no chat template, .*: give one by --chat-template FILE"):
-        await source.check_chat()
+        await source.start(for_chat=True)
     assert engine.log == []
+    await source.start(for_chat=False)
+    assert engine.log == ["start"]
     chats, made = source_of("one")
-    await chats.check_chat()
     with pytest.raises(ConfigError, match="base has no chat template"):
         await chats.select("base")
     assert (chats.model, made[0].log) == ("one", [])

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from pyllm.errors import ConfigError, PyllmError, RequestError
-from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, TokenUsage, schema_format
+from pyllm.terminal_chat.answers import AnswerPiece, Fields
 from pyllm.terminal_chat.server_source import PAUSES, ServerSource
+from pyllm.wire.server_client import Usage
 from tests.terminal_chat.scripted_server import Script, ScriptedServer, chat_events, completion_events
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
-PLAIN = AnswerParameters()
+PLAIN: Fields = {}
 
 
 class Pauses:
@@ -23,13 +24,11 @@ class Pauses:
         self.seconds.append(seconds)
 
 
-async def answer(
-    server: ScriptedServer, pauses: Pauses, parameters: AnswerParameters = PLAIN, **options: Any
-) -> list[AnswerPiece]:
+async def answer(server: ScriptedServer, pauses: Pauses, fields: Fields = PLAIN, **options: Any) -> list[AnswerPiece]:
     source = ServerSource(server.address, pause=pauses, **options)
-    await source.start()
+    await source.start(for_chat=False)
     try:
-        async with contextlib.aclosing(source.chat(MESSAGES, parameters)) as pieces:
+        async with contextlib.aclosing(source.answer(MESSAGES, fields)) as pieces:
             return [piece async for piece in pieces]
     finally:
         await source.close()
@@ -40,13 +39,13 @@ def text_of(pieces: list[AnswerPiece]) -> str:
 
 
 async def test_a_chat_is_streamed_with_reasoning_and_usage() -> None:
-    parameters = AnswerParameters(temperature=0.5, stop=("x",), response_format=schema_format({"type": "object"}))
+    fields = {"temperature": 0.5, "stop": ["x"], "response_format": {"type": "json_object"}}
     async with ScriptedServer([Script(chat_events("Hel", "lo", reasoning="hm"))], key="secret") as server:
-        pieces = await answer(server, Pauses(), parameters, api_key="secret")
+        pieces = await answer(server, Pauses(), fields, api_key="secret")
     assert text_of(pieces) == "Hello"
     assert "".join(piece.reasoning for piece in pieces) == "hm"
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["stop"]
-    assert [piece.usage for piece in pieces if piece.usage] == [TokenUsage(7, 2)]
+    assert [piece.usage for piece in pieces if piece.usage] == [Usage(7, 2)]
     (listed, asked) = server.requests
     assert listed[0] == "/v1/models"
     path, headers, body = asked
@@ -60,20 +59,15 @@ async def test_a_chat_is_streamed_with_reasoning_and_usage() -> None:
         "messages": MESSAGES,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "temperature": 0.5,
-        "stop": ["x"],
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
-        },
+        **fields,
     }
 
 
 async def test_a_completion_has_choices() -> None:
     async with ScriptedServer([Script(completion_events((0, "a"), (1, "b"), (0, "c")))]) as server:
         source = ServerSource(server.address, model="mine")
-        await source.start()
-        pieces = [piece async for piece in source.complete("x", AnswerParameters(n=2))]
+        await source.start(for_chat=False)
+        pieces = [piece async for piece in source.answer("x", {"n": 2})]
         await source.close()
     assert [(piece.choice, piece.content) for piece in pieces if piece.content] == [(0, "a"), (1, "b"), (0, "c")]
     path, _, body = server.requests[0]
@@ -92,7 +86,7 @@ async def test_a_broken_stream_goes_on_after_its_last_event() -> None:
     async with ScriptedServer(scripts) as server:
         pieces = await answer(server, pauses)
     assert text_of(pieces) == "one two three"
-    assert pieces[-1].usage == TokenUsage(7, 3)
+    assert pieces[-1].usage == Usage(7, 3)
     posts = server.requests[1:]
     assert [headers.get("last-event-id") for _, headers, _ in posts] == [None, "a.2", "a.2", "a.3"]
     assert all(body == posts[0][2] for _, _, body in posts)
@@ -142,7 +136,7 @@ async def test_a_server_that_wants_a_key_says_how_to_give_it() -> None:
 async def test_a_server_that_is_not_there_is_not_asked_again() -> None:
     async with ScriptedServer() as server:
         pass
-    with pytest.raises(PyllmError, match=r"cannot reach http://127.0.0.1:\d+/v1"):
+    with pytest.raises(PyllmError, match=r"cannot reach http://127.0.0.1:\d+: .*is the server running"):
         await answer(server, Pauses())
     with pytest.raises(PyllmError, match="cannot reach"):
         await answer(server, Pauses(), model="named")
@@ -151,7 +145,7 @@ async def test_a_server_that_is_not_there_is_not_asked_again() -> None:
 async def test_leaving_an_answer_ends_its_request() -> None:
     async with ScriptedServer([Script(chat_events("one")[:2], ids=["1", "2"], holds=True)]) as server:
         source = ServerSource(server.address, model="mine")
-        pieces = source.chat(MESSAGES, PLAIN)
+        pieces = source.answer(MESSAGES, PLAIN)
         assert (await anext(pieces)).content == ""
         await pieces.aclose()
         await asyncio.wait_for(server.left.wait(), 10)
@@ -161,7 +155,7 @@ async def test_leaving_an_answer_ends_its_request() -> None:
 async def test_another_model_is_selected_by_its_name() -> None:
     async with ScriptedServer() as server:
         source = ServerSource(server.address)
-        await source.start()
+        await source.start(for_chat=False)
         assert source.description == f"first at {server.address}"
         await source.select("second")
         assert source.model == "second"
@@ -175,15 +169,18 @@ async def test_a_server_whose_model_cannot_chat_is_not_asked_to() -> None:
     async with ScriptedServer(has_chat_template=False) as server:
         source = ServerSource(f"{server.address}/v1")
         with pytest.raises(PyllmError, match=f"the model at {server.address} has no chat template"):
-            await source.check_chat()
+            await source.start(for_chat=True)
+        await source.start(for_chat=False)
         await source.close()
     async with ScriptedServer() as server:
         source = ServerSource(server.address)
-        await source.check_chat()
+        await source.start(for_chat=True)
+        assert source.model == "first"
         await source.close()
 
 
-async def test_whether_a_server_that_is_not_there_can_chat_the_start_says() -> None:
+async def test_a_server_that_is_not_there_is_reported_as_such_to_a_chat() -> None:
     source = ServerSource("http://127.0.0.1:9")
-    await source.check_chat()
+    with pytest.raises(PyllmError, match="cannot reach"):
+        await source.start(for_chat=True)
     await source.close()

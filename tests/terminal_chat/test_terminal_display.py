@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pyllm.terminal_chat.answer_source import AnswerPiece
+from pyllm.terminal_chat.answers import AnswerPiece
 from pyllm.terminal_chat.terminal_display import THEME, TerminalDisplay
 from pyllm.terminal_chat.terminal_text import plain
 

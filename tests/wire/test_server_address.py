@@ -1,7 +1,7 @@
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.wire.server_address import error_text, model_names, server_address, server_key
+from pyllm.wire.server_address import error_text, server_address, server_key
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,3 @@ def test_a_key_is_given_or_of_the_environment() -> None:
 )
 def test_the_text_of_an_error(body: bytes, text: str) -> None:
     assert error_text(body) == text
-
-
-def test_the_names_of_models() -> None:
-    assert model_names(b'{"data": [{"id": "a", "object": "model"}, {"id": "b"}]}') == ["a", "b"]

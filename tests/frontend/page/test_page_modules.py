@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pyllm.terminal_chat.answer_source import AnswerParameters
-from pyllm.terminal_chat.transcript import Transcript
+from pyllm.terminal_chat.chat_session import ChatSession
 from tests.browser import Browser
+from tests.terminal_chat.scripted_source import KeptDisplay, ScriptedSource
 
 pytestmark = pytest.mark.services
 # What a model may write, and the HTML of the nodes that it becomes.
@@ -433,8 +433,9 @@ def test_an_imported_request_keeps_its_settings(modules: Browser, changes: dict[
 
 
 def test_what_pyllm_chat_saved_keeps_its_parameters(modules: Browser, tmp_path: Path) -> None:
-    parameters = AnswerParameters(temperature=0.5, top_k=3, max_tokens=9, seed=7, stop=("A", "B"))
-    Transcript("Be brief.", parameters).save(tmp_path / "saved.json", "m")
+    session = ChatSession(ScriptedSource(), KeptDisplay(), "Be brief.")
+    session.fields = {"temperature": 0.5, "top_k": 3, "max_tokens": 9, "seed": 7, "stop": ["A", "B"]}
+    session.save(tmp_path / "saved.json")
     found = modules.run(
         """
         const { conversationsOf } = await import("/chat/conversation.js");
