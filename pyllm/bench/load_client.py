@@ -73,23 +73,25 @@ class LoadClient:
 
     async def send(self, request: bytes) -> Exchange:
         """Send one request, head and body; returns the exchange. A failure is its `failure`, never an exception."""
-        exchange = Exchange()
-        exchange.sent = self._clock()
-        kept = self._kept()
-        if kept is not None:
-            await self._over(kept, request, exchange)
-            # A server closes idle connections, and may do so while a request is on its way: send it again.
-            if exchange.failure != _CLOSED or exchange.status:
-                return exchange
-            exchange.failure = ""
+        while True:
+            exchange = Exchange()
+            kept = self._kept()
             exchange.sent = self._clock()
-        try:
-            connection = await self._connect()
-        except OSError as error:
-            exchange.failure = f"{NO_CONNECTION}: {error.strerror or error}"
-            return exchange
-        await self._over(connection, request, exchange)
-        return exchange
+            try:
+                connection = kept or await self._connect()
+            except OSError as error:
+                exchange.failure = f"{NO_CONNECTION}: {error.strerror or error}"
+                return exchange
+            try:
+                await connection.carry(request, exchange)
+            except BaseException:
+                connection.abort()
+                raise
+            if connection.usable:
+                self._idle.append(connection)
+            # A server closes idle connections, and may do so while a request is on its way: send it again.
+            if kept is None or exchange.failure != _CLOSED or exchange.status:
+                return exchange
 
     def __enter__(self) -> Self:
         return self
@@ -105,15 +107,6 @@ class LoadClient:
             if connection.usable:
                 return connection
         return None
-
-    async def _over(self, connection: "_Connection", request: bytes, exchange: Exchange) -> None:
-        try:
-            await connection.carry(request, exchange)
-        except BaseException:
-            connection.abort()
-            raise
-        if connection.usable:
-            self._idle.append(connection)
 
     async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()

@@ -33,12 +33,13 @@ def run_throughput(options: argparse.Namespace, engine_options: Mapping[str, Any
     source = prompts_of(options)
     prompts = source.prompts(options.num_prompts)  # Report an unreadable file before an engine starts.
     result = uvloop.run(_throughput(engine_options, source, prompts))
-    text = "Throughput: {requests_per_second:.2f} requests/s, {tokens_per_second:.2f} total tokens/s, "
-    text += "{output_tokens_per_second:.2f} output tokens/s"
-    lines = [text.format_map(result)]
-    lines.append("Requests: {num_requests} in {elapsed_time:.2f} s".format_map(result))
-    lines.append("Tokens: {total_input_tokens} in, {total_output_tokens} out".format_map(result))
-    _print(options, result, lines)
+    text = (
+        "Throughput: {requests_per_second:.2f} requests/s, {tokens_per_second:.2f} total tokens/s, "
+        "{output_tokens_per_second:.2f} output tokens/s\n"
+        "Requests: {num_requests} in {elapsed_time:.2f} s\n"
+        "Tokens: {total_input_tokens} in, {total_output_tokens} out"
+    )
+    _show(options, result, text.format_map(result))
     return 0 if result["num_requests"] == options.num_prompts else INTERRUPTED
 
 
@@ -58,39 +59,37 @@ def run_latency(options: argparse.Namespace, engine_options: Mapping[str, Any]) 
     result = {"avg_latency": float(np.mean(latencies)), "latencies": latencies, "percentiles": percentiles}
     lines = [f"Avg latency: {result['avg_latency']:.4f} seconds"]
     lines += [f"{percent}% percentile latency: {value:.4f} seconds" for percent, value in percentiles.items()]
-    _print(options, result, lines)
+    _show(options, result, "\n".join(lines))
     return 0 if len(latencies) == options.num_iters else INTERRUPTED
 
 
 async def _throughput(engine_options: Mapping[str, Any], source: PromptSource, prompts: Sequence[Prompt]) -> Result:
     async with AsyncEngine(**engine_options) as engine:
         batch = [_exact(engine, prompt, source) for prompt in prompts]
-        totals = {"num_requests": 0, "total_input_tokens": 0, "total_output_tokens": 0}
+        ended: list[tuple[int, int]] = []  # tokens of each request's prompt and output
 
-        async def complete(tokens: Sequence[int], length: int) -> None:
-            output = await engine.complete(list(tokens), _greedy(length))
-            totals["num_requests"] += 1
-            totals["total_input_tokens"] += len(tokens)
-            totals["total_output_tokens"] += len(output.outputs[0].token_ids)
+        async def complete(tokens: list[int], length: int) -> None:
+            output = await engine.complete(tokens, _greedy(length))
+            ended.append((len(tokens), len(output.outputs[0].token_ids)))
 
         begin = time.perf_counter()
-        tasks = [
-            asyncio.create_task(complete(tokens, prompt.output_tokens))
-            for tokens, prompt in zip(batch, prompts, strict=True)
-        ]
+        requests = zip(batch, prompts, strict=True)
+        tasks = [asyncio.create_task(complete(tokens, prompt.output_tokens)) for tokens, prompt in requests]
         try:
             await asyncio.gather(*tasks)
         except asyncio.CancelledError:
             await asyncio.gather(*tasks, return_exceptions=True)
         seconds = time.perf_counter() - begin
-    tokens = totals["total_input_tokens"] + totals["total_output_tokens"]
+    num_input, num_output = (sum(request[place] for request in ended) for place in (0, 1))
     return {
         "elapsed_time": seconds,
-        **totals,
-        "total_num_tokens": tokens,
-        "requests_per_second": totals["num_requests"] / seconds,
-        "tokens_per_second": tokens / seconds,
-        "output_tokens_per_second": totals["total_output_tokens"] / seconds,
+        "num_requests": len(ended),
+        "total_input_tokens": num_input,
+        "total_output_tokens": num_output,
+        "total_num_tokens": num_input + num_output,
+        "requests_per_second": len(ended) / seconds,
+        "tokens_per_second": (num_input + num_output) / seconds,
+        "output_tokens_per_second": num_output / seconds,
     }
 
 
@@ -127,7 +126,7 @@ def _greedy(length: int) -> SamplingParams:
     return SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
 
 
-def _print(options: argparse.Namespace, result: Result, lines: Sequence[str]) -> None:
-    result_output.show(options.output, lambda: "\n".join(lines), result, [result])
+def _show(options: argparse.Namespace, result: Result, table: str) -> None:
+    result_output.show(options.output, lambda: table, result, [result])
     if options.output_json is not None:
         result_output.save(options.output_json, result)

@@ -28,27 +28,14 @@ class Panel(msgspec.Struct, frozen=True):
 def latency_plots(curves: Mapping[str, Sequence[float]]) -> list[Panel]:
     """Cumulative distribution of each latency, from values in seconds; latencies without values are left out."""
     shares = np.linspace(0, 100, _POINTS)
-    return [
-        Panel(
-            f"{name}: share of values up to",
-            "ms",
-            "%",
-            (np.percentile(values, shares) * 1000).tolist(),
-            shares.tolist(),
-        )
-        for name, values in curves.items()
-        if len(values)
-    ]
+    values = {name: np.percentile(seconds, shares) * 1000 for name, seconds in curves.items() if len(seconds)}
+    title = "{}: share of values up to"
+    return [Panel(title.format(name), "ms", "%", x.tolist(), shares.tolist()) for name, x in values.items()]
 
 
 def knee_plots(rates: Sequence[float], good: Sequence[float]) -> list[Panel]:
-    """The share of good requests at each rate."""
-    ordered = sorted(zip(rates, good, strict=True))
-    if not ordered:
-        return []
-    return [
-        Panel("Good requests by rate", "requests/s", "%", [rate for rate, _ in ordered], [100 * g for _, g in ordered])
-    ]
+    """The share of good requests at each rate, which rises."""
+    return [Panel("Good requests by rate", "requests/s", "%", rates, [100 * share for share in good])] * bool(rates)
 
 
 def show(panels: Sequence[Panel]) -> None:

@@ -5,7 +5,7 @@ Latencies are seconds in records, milliseconds in figures. Knows neither clocks 
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -16,6 +16,16 @@ from pyllm.bench.load_run import LoadResult
 
 MILLISECONDS = 1000.0
 Figures = dict[str, float]
+
+# The values of each metric that a request has.
+_VALUES: Mapping[str, Callable[[RequestRecord], Sequence[float]]] = {
+    "ttft": lambda record: [record.ttft],
+    "tpot": lambda record: [] if record.tpot is None else [record.tpot],
+    "itl": lambda record: record.itl,
+    "e2el": lambda record: [record.e2el],
+    "client_queue_time": lambda record: [record.sent - record.due],
+    "e2el_including_client_queue": lambda record: [record.ended - record.due],
+}
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -28,18 +38,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 def samples(records: Iterable[RequestRecord], metric: str) -> list[float]:
     """Every value of a metric in seconds, of the requests that did not fail."""
-    good = [record for record in records if not record.error]
-    if metric == "ttft":
-        return [record.ttft for record in good]
-    if metric == "tpot":
-        return [tpot for record in good if (tpot := record.tpot) is not None]
-    if metric == "itl":
-        return list(itertools.chain.from_iterable(record.itl for record in good))
-    if metric == "e2el":
-        return [record.e2el for record in good]
-    if metric == "client_queue_time":
-        return [record.sent - record.due for record in good]
-    return [record.ended - record.due for record in good]
+    return [value for record in records if not record.error for value in _VALUES[metric](record)]
 
 
 def meets(record: RequestRecord, goodput: Mapping[str, float]) -> bool:

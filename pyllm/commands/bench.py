@@ -6,7 +6,6 @@ Each benchmark is a subcommand. Imports the code of a benchmark when it runs.
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,14 +24,13 @@ class BenchParser(SettingsParser):
 
 
 class Benchmark(msgspec.Struct, frozen=True):
-    """A subcommand. `common` are the flags that its short help shows; `run` returns the exit code."""
+    """A subcommand. `common` are the flags that its short help shows."""
 
     help: str
     usage: str
     common: tuple[str, ...]
     example: str
     add_arguments: Callable[[BenchParser], None]
-    run: Callable[[argparse.Namespace], int]
 
 
 PARSER = BenchParser
@@ -64,7 +62,20 @@ def add_arguments(parser: BenchParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print; return the exit code: 1 if a request failed, 130 after Ctrl-C."""
-    return BENCHMARKS[options.benchmark].run(options)
+    if options.benchmark == "serve":
+        from pyllm.bench.serve_benchmark import run_serve
+
+        return run_serve(options)
+    if options.benchmark == "compare":
+        from pyllm.bench.compare_benchmark import run_compare
+
+        return run_compare(options)
+    from pyllm.bench.offline_benchmarks import run_latency, run_throughput
+
+    settings, notices = read_settings(options)
+    print_notices(notices)
+    options.seed = options.seed or 0  # The engine's seed is also that of the prompts, as in vLLM.
+    return (run_throughput if options.benchmark == "throughput" else run_latency)(options, settings)
 
 
 def _add_serve(parser: BenchParser) -> None:
@@ -81,12 +92,6 @@ def _add_serve(parser: BenchParser) -> None:
     bench_flags.add_result_flags(parser)
 
 
-def _serve(options: argparse.Namespace) -> int:
-    from pyllm.bench.serve_benchmark import run_serve
-
-    return run_serve(options)
-
-
 def _add_compare(parser: BenchParser) -> None:
     parser.add_argument("a", metavar="A", help="http://HOST:PORT, or a file of `bench serve --save-result`")
     parser.add_argument("b", metavar="B", help="the same")
@@ -98,46 +103,21 @@ def _add_compare(parser: BenchParser) -> None:
     bench_flags.add_report_flags(parser)
 
 
-def _compare(options: argparse.Namespace) -> int:
-    from pyllm.bench.compare_benchmark import run_compare
-
-    return run_compare(options)
-
-
 def _add_throughput(parser: BenchParser) -> None:
-    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
     bench_flags.add_prompt_flags(parser, num_prompts=100, seed=False)
-    bench_flags.add_offline_report_flags(parser)
-    add_engine_settings(parser)
-    add_vllm_flags(parser)
-
-
-def _throughput(options: argparse.Namespace) -> int:
-    from pyllm.bench.offline_benchmarks import run_throughput
-
-    return run_throughput(options, _engine(options))
+    _add_engine(parser)
 
 
 def _add_latency(parser: BenchParser) -> None:
-    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
     bench_flags.add_batch_flags(parser)
+    _add_engine(parser)
+
+
+def _add_engine(parser: BenchParser) -> None:
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
     bench_flags.add_offline_report_flags(parser)
     add_engine_settings(parser)
     add_vllm_flags(parser)
-
-
-def _latency(options: argparse.Namespace) -> int:
-    from pyllm.bench.offline_benchmarks import run_latency
-
-    return run_latency(options, _engine(options))
-
-
-def _engine(options: argparse.Namespace) -> dict[str, Any]:
-    """The engine's settings. Its seed, which is 0 unless given, is also that of the prompts, as in vLLM."""
-    settings, notices = read_settings(options)
-    print_notices(notices)
-    options.seed = options.seed or 0
-    return settings
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -151,7 +131,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         example="examples:\n  pyllm bench serve --request-rate 4 --goodput ttft:500 tpot:50 --plot\n"
         "  pyllm bench serve --find-knee --goodput ttft:500",
         add_arguments=_add_serve,
-        run=_serve,
     ),
     "throughput": Benchmark(
         help="an engine's tokens/s, without HTTP",
@@ -159,7 +138,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         common=("num-prompts", "dataset-name", "input-len", "output-len", "output", "output-json", *_ENGINE),
         example="example:\n  pyllm bench throughput model.gguf --num-prompts 100 --output-len 128",
         add_arguments=_add_throughput,
-        run=_throughput,
     ),
     "latency": Benchmark(
         help="an engine's time for one batch, without HTTP",
@@ -167,7 +145,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         common=("batch-size", "input-len", "output-len", "num-iters", "output", "output-json", *_ENGINE),
         example="example:\n  pyllm bench latency model.gguf --batch-size 8 --input-len 32 --output-len 128",
         add_arguments=_add_latency,
-        run=_latency,
     ),
     "compare": Benchmark(
         help="two servers in turn, or two saved results",
@@ -179,6 +156,5 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         example="examples:\n  pyllm bench compare http://localhost:8000 http://localhost:8001 --max-concurrency 4\n"
         "  pyllm bench compare before.json after.json",
         add_arguments=_add_compare,
-        run=_compare,
     ),
 }
