@@ -45,9 +45,6 @@ class _Body(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    custom_id: str
-    method: str
-    url: str
     body: msgspec.Raw
 
 

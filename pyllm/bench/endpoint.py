@@ -65,7 +65,9 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     def http(self) -> httpx2.AsyncClient:
         """A new client for requests that are not measured."""
-        client = open_client(self.base_url, self.api_key, self.trust, SHORT_TIMEOUT)
+        # With a transport of its own it asks no proxy of the environment, as the measured client.
+        transport = httpx2.AsyncHTTPTransport(verify=self.trust.verify())
+        client = open_client(self.base_url, self.api_key, timeout=SHORT_TIMEOUT, transport=transport)
         client.headers.update(self.headers)
         return client
 

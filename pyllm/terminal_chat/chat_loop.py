@@ -37,10 +37,10 @@ async def chat(source: AnswerSource, system: str = "", question: str = "") -> in
             return 0 if await session.ask(question) else 1
         if not is_terminal:
             return 1 if await run_chat(session, read_lines()) else 0
-        from pyllm.terminal_chat.terminal_input import TerminalInput, open_history, state_folder
+        from pyllm.terminal_chat.terminal_input import TerminalInput, open_history
 
         display.notice("/help lists the commands; Ctrl-D ends the chat\n")
-        await run_chat(session, TerminalInput(list(SLASH_COMMANDS), open_history(state_folder())).read)
+        await run_chat(session, TerminalInput(list(SLASH_COMMANDS), open_history()).read)
         return 0
     finally:
         await source.close()

@@ -47,24 +47,17 @@ class TerminalInput:
         return await self._session.prompt_async(PROMPT, placeholder=_placeholder)
 
 
-def state_folder(environment: Mapping[str, str] = os.environ, home: Callable[[], Path] = Path.home) -> Path | None:
-    """`$XDG_STATE_HOME/pyllm` or `~/.local/state/pyllm`; None for a user without a home. It is not created."""
-    try:
-        return Path(environment.get("XDG_STATE_HOME") or home() / ".local/state").absolute() / "pyllm"
-    except RuntimeError:
-        return None
+def open_history(environment: Mapping[str, str] = os.environ, home: Callable[[], Path] = Path.home) -> History:
+    """The messages of earlier chats, in `$XDG_STATE_HOME/pyllm/chat_history` (`~/.local/state`); else in memory.
 
-
-def open_history(folder: Path | None) -> History:
-    """The messages of earlier chats, in a file that only its owner can read; in memory where that is impossible."""
-    if folder is None:
-        return InMemoryHistory()
-    path = folder / "chat_history"
+    Only its owner can read the file.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path = Path(environment.get("XDG_STATE_HOME") or home() / ".local/state").absolute() / "pyllm/chat_history"
+        path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
         path.chmod(0o600)
-    except OSError:
+    except (OSError, RuntimeError):  # `home` raises the latter for a user without one.
         return InMemoryHistory()
     return FileHistory(path)
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from pyllm.bench.endpoint import Endpoint, find_model, server_figures, wait_until_ready
+from pyllm.errors import PyllmError
 from tests.bench.scripted_server import scripted_server
 
 
@@ -17,6 +18,14 @@ async def test_a_server_that_starts_late_is_waited_for() -> None:
     async with scripted_server(port=int(there.base_url.rpartition(":")[2])):
         await waiting
         assert (await find_model(there)).model == "scripted"
+
+
+async def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted_server() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.address)
+        with pytest.raises(PyllmError, match=r"cannot reach http://nowhere\.invalid"):
+            await find_model(Endpoint("http://nowhere.invalid"))
+        assert proxy.connections == 0
 
 
 async def test_waiting_ends_without_a_server() -> None:

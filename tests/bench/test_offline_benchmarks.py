@@ -31,18 +31,8 @@ def test_throughput_counts_every_token(model: str, tmp_path: Path, capsys: pytes
 
 
 def test_latency_has_an_entry_for_each_iteration(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    batch = [
-        "--input-len",
-        "6",
-        "--output-len",
-        "2",
-        "--batch-size",
-        "2",
-        "--num-iters",
-        "3",
-        "--num-iters-warmup",
-        "1",
-    ]
+    batch = ["--input-len", "6", "--output-len", "2", "--batch-size", "2"]
+    batch += ["--num-iters", "3", "--num-iters-warmup", "1"]
     assert main(["bench", "latency", "--model", model, *ENGINE, *batch, "--output", "json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert len(result["latencies"]) == 3

@@ -31,29 +31,14 @@ def test_serve_prints_vllms_table(server: ScriptedServer, capsys: pytest.Capture
     table = capsys.readouterr().out
     for line in ("Successful requests: 6", "Total generated tokens: 18", "Peak concurrent requests: 2"):
         assert line in " ".join(table.split())
-    for label in (
-        "Request goodput (req/s):",
-        "Mean TTFT (ms):",
-        "P99 TPOT (ms):",
-        "P50 E2EL (ms):",
-    ):
+    for label in ("Request goodput (req/s):", "Mean TTFT (ms):", "P99 TPOT (ms):", "P50 E2EL (ms):"):
         assert label in table
 
 
 def test_serve_sends_what_it_was_told(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
     server = start_server(Script(key="secret", models=("first", "second")))
-    flags = [
-        "--api-key",
-        "secret",
-        "--backend",
-        "openai-chat",
-        "--temperature",
-        "0",
-        "--top-p",
-        "0.5",
-        "--extra-body",
-        '{"top_k": 3}',
-    ]
+    flags = ["--api-key", "secret", "--backend", "openai-chat", "--temperature", "0", "--top-p", "0.5"]
+    flags += ["--extra-body", '{"top_k": 3}']
     assert serve(server, *flags, "--dataset-name", "random", "--random-input-len", "5", "--num-warmups", "0") == 0
     assert len(server.sent) == 6
     for sent in server.sent:
@@ -155,15 +140,9 @@ async def test_ctrl_c_prints_what_was_measured() -> None:
         server.script.fail = lambda prompt: "hang" if len(server.sent) > 4 else ""
         # A shell lets its background jobs ignore SIGINT, and the tests may be one.
         command = ["env", "--default-signal=INT", sys.executable, "-m", "pyllm", "bench", "serve", *SHORT]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            "--base-url",
-            server.address,
-            "--max-concurrency",
-            "1",
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        command += ["--base-url", server.address, "--max-concurrency", "1"]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
         await until(lambda: len(server.sent) == 5, pause=0.01)
         process.send_signal(signal.SIGINT)
         out, err = (text.decode() for text in await process.communicate())

@@ -6,7 +6,7 @@ from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from pyllm.terminal_chat.terminal_input import TerminalInput, open_history, state_folder
+from pyllm.terminal_chat.terminal_input import TerminalInput, open_history
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, UP, HOME = "\r", "\x1b\r", "\x03", "\x04", "\x1b[A", "\x1b[H"
 
@@ -42,33 +42,28 @@ async def test_ctrl_c_and_ctrl_d_at_an_empty_prompt() -> None:
 
 
 async def test_messages_are_found_again_by_the_next_chat(tmp_path: Path) -> None:
-    folder = tmp_path / "state/pyllm"
     with create_pipe_input() as pipe:
         pipe.send_text(f"one{ENTER}two\\{ENTER}lines{ENTER}")
-        chat = TerminalInput([], open_history(folder), pipe, DummyOutput())
+        chat = TerminalInput([], open_history({}, lambda: tmp_path), pipe, DummyOutput())
         assert [await chat.read(), await chat.read()] == ["one", "two\nlines"]
-        history = open_history(folder)
+        history = open_history({"XDG_STATE_HOME": str(tmp_path / ".local/state")})
         assert [message async for message in history.load()] == ["two\nlines", "one"]
-    assert stat.S_IMODE((folder / "chat_history").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / ".local/state/pyllm/chat_history").stat().st_mode) == 0o600
 
 
 def test_a_history_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
-    (tmp_path / "chat_history").write_text("")
-    (tmp_path / "chat_history").chmod(0o644)
-    assert isinstance(open_history(tmp_path), FileHistory)
-    assert stat.S_IMODE((tmp_path / "chat_history").stat().st_mode) == 0o600
+    path = tmp_path / "pyllm/chat_history"
+    path.parent.mkdir()
+    path.write_text("")
+    path.chmod(0o644)
+    assert isinstance(open_history({"XDG_STATE_HOME": str(tmp_path)}), FileHistory)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_where_no_file_can_be_history_is_kept_in_memory(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert isinstance(open_history(tmp_path / "file"), InMemoryHistory)
-    assert isinstance(open_history(None), InMemoryHistory)
-
-
-def test_the_state_folder() -> None:
     def homeless() -> Path:
         raise RuntimeError
 
-    assert state_folder({"XDG_STATE_HOME": "/s"}) == Path("/s/pyllm")
-    assert state_folder({}, lambda: Path("/home/a")) == Path("/home/a/.local/state/pyllm")
-    assert state_folder({}, homeless) is None
+    (tmp_path / "file").touch()
+    assert isinstance(open_history({"XDG_STATE_HOME": str(tmp_path / "file")}), InMemoryHistory)
+    assert isinstance(open_history({}, homeless), InMemoryHistory)
