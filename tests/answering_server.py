@@ -6,22 +6,29 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Self
 
-MODELS = {"data": [{"id": "m"}]}
+MODELS = b'{"data": [{"id": "m"}]}'
 
 
 class AnsweringServer:
-    """Gives each request the same text; keeps the keys and bodies that it was sent. Over TLS with `files` for it."""
+    """Gives each POST the same text; keeps the keys and bodies that it was sent. Over TLS with `files` for it.
 
-    def __init__(self, files: tuple[str, str] | None = None, text: str = "hi") -> None:
+    Each GET has the answer `models`, with a `status`; their keys are kept apart.
+    """
+
+    def __init__(
+        self, files: tuple[str, str] | None = None, text: str = "hi", models: bytes = MODELS, status: int = 200
+    ) -> None:
         choice = {"index": 0, "text": text, "delta": {"content": text}, "finish_reason": "stop"}
         answer = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 1}}).encode()
         self.keys: list[str | None] = []
+        self.keys_of_gets: list[str | None] = []
         self.bodies: list[Any] = []
-        keys, bodies = self.keys, self.bodies
+        keys, keys_of_gets, bodies = self.keys, self.keys_of_gets, self.bodies
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._answer(json.dumps(MODELS).encode())
+                keys_of_gets.append(self.headers.get("Authorization"))
+                self._answer(models, status=status)
 
             def do_POST(self) -> None:
                 keys.append(self.headers.get("Authorization"))
@@ -35,8 +42,8 @@ class AnsweringServer:
             def log_message(self, *args: object) -> None:
                 pass
 
-            def _answer(self, content: bytes, kind: str = "application/json") -> None:
-                self.send_response(200)
+            def _answer(self, content: bytes, kind: str = "application/json", status: int = 200) -> None:
+                self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()

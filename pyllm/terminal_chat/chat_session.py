@@ -1,4 +1,4 @@
-"""One chat: asks questions, shows the answers and keeps both, with the fields of the next request. Ctrl-C stops one.
+"""One chat: asks questions, shows the answers and keeps both, with the fields of requests. Ctrl-C stops an answer.
 
 Sources and displays are alike; neither kind is imported here. A saved chat is a body for `POST /v1/chat/completions`.
 """

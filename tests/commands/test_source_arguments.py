@@ -1,10 +1,5 @@
-import http.server
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,30 +30,6 @@ def test_the_seed_of_a_completion_is_no_setting_of_an_engine() -> None:
     assert (read_source(options), options.answer_seed) == (("http://host", {}), 3)
 
 
-@contextmanager
-def server_with(status: int, content: bytes) -> Iterator[tuple[str, list[str | None]]]:
-    """Its address, and the keys that it was sent."""
-    keys: list[str | None] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            keys.append(self.headers["Authorization"])
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", keys
-        server.shutdown()
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"))
@@ -70,9 +41,9 @@ def selected(*arguments: str, local_server: str = "http://127.0.0.1:1") -> Answe
 
 
 def test_a_server_on_this_machine_is_taken_and_gets_no_key() -> None:
-    with server_with(200, b'{"data": [{"id": "m"}]}') as (address, keys):
-        assert isinstance(selected("--api-key", "secret", local_server=address), ServerSource)
-    assert keys == [None]
+    with AnsweringServer() as server:
+        assert isinstance(selected("--api-key", "secret", local_server=server.address), ServerSource)
+    assert server.keys_of_gets == [None]
 
 
 @pytest.mark.parametrize(
@@ -80,17 +51,17 @@ def test_a_server_on_this_machine_is_taken_and_gets_no_key() -> None:
     [(401, b"{}"), (200, b"<html>"), (200, b'{"data": []}'), (200, b'{"data": [{"name": 1}]}'), (200, b"[]")],
 )
 def test_another_program_on_that_port_is_not(status: int, content: bytes) -> None:
-    with server_with(status, content) as (address, keys):
-        assert isinstance(selected(local_server=address), EngineSource)
-        assert keys == [None]
+    with AnsweringServer(models=content, status=status) as server:
+        assert isinstance(selected(local_server=server.address), EngineSource)
+    assert server.keys_of_gets == [None]
 
 
 def test_a_model_or_settings_ask_for_an_engine(model: str) -> None:
-    with server_with(200, b'{"data": [{"id": "m"}]}') as (address, keys):
-        source = selected(model, local_server=address)
+    with AnsweringServer() as server:
+        source = selected(model, local_server=server.address)
         assert source.description == f"{source.model}, computed by this program"
-        assert isinstance(selected("--model-impl", "auto", local_server=address), EngineSource)
-        assert keys == []
+        assert isinstance(selected("--model-impl", "auto", local_server=server.address), EngineSource)
+    assert server.keys_of_gets == []
 
 
 @pytest.mark.parametrize(
