@@ -6,6 +6,7 @@ over their requests, in pairs where both runs had the same prompts.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -67,12 +68,8 @@ def student_t(degrees: int) -> float:
     return 1.95996 + 2.37227 / degrees + 2.8225 / degrees**2 + 2.55585 / degrees**3  # Abramowitz and Stegun, 26.7.5
 
 
-def _statistic(
-    values: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]", percentile: float | None
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
-    if percentile is None:
-        return np.asarray(np.mean(values, axis=-1))
-    return np.asarray(np.percentile(values, percentile, axis=-1))
+def _statistic(values: Any, percentile: float | None) -> Any:
+    return np.mean(values, axis=-1) if percentile is None else np.percentile(values, percentile, axis=-1)
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

@@ -4,7 +4,6 @@ The knee is the highest rate at which a server still meets its targets. Knows no
 """
 
 import math
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from pyllm.bench.bench_defaults import BURSTINESS, REQUEST_RATE, Ramp
 
 _LOWEST = 8  # the search goes down to the start rate divided by this
+_PRECISION = 1.1  # the ratio of the two rates at which it ends
 
 
 class Arrivals(msgspec.Struct, frozen=True):
@@ -54,38 +54,17 @@ class Arrivals(msgspec.Struct, frozen=True):
         return np.full(number, self.rate)
 
 
-class KneeSearch:
-    """Doubles the rate from `start` until the targets break or `end` holds, then halves the gap by ratio.
+def next_rate(knee: float | None, broke: float, start: float, end: float) -> float | None:
+    """The next rate of the search for the knee, or None at its end.
 
-    Stops when the highest rate that held and the lowest that broke differ by `precision` at most. If `start` itself
-    breaks it goes down instead, to `start` / 8. `knee` is the highest rate that held, None where none did; `broke` is
-    the lowest that did not, infinite where all held.
+    `knee` is the highest rate that held, None where none did; `broke` the lowest that did not, infinite where all held.
+    The search doubles the rate from `start` until the targets break or `end` holds, then halves the gap by ratio, until
+    both differ by 10 % at most. If `start` itself breaks it goes down instead, to `start` / 8.
     """
-
-    def __init__(self, start: float, end: float, precision: float = 0.1) -> None:
-        self.knee: float | None = None
-        self.broke = math.inf
-        self._start = start
-        self._end = end
-        self._precision = precision
-
-    def rates(self) -> Iterator[float]:
-        """The rates to try; call `report` for each before taking the next."""
-        rate: float | None = self._start
-        while rate is not None:
-            yield rate
-            rate = self._next()
-
-    def report(self, rate: float, held: bool) -> None:
-        """Record whether the targets held at a rate."""
-        if held:
-            self.knee = rate
-        else:
-            self.broke = rate
-
-    def _next(self) -> float | None:
-        if self.knee is None:
-            return self.broke / 2 if self.broke > self._start / _LOWEST else None
-        if math.isinf(self.broke):
-            return min(2 * self.knee, self._end) if self.knee < self._end else None
-        return math.sqrt(self.knee * self.broke) if self.broke > self.knee * (1 + self._precision) else None
+    if knee is None and math.isinf(broke):
+        return start
+    if knee is None:
+        return broke / 2 if broke > start / _LOWEST else None
+    if math.isinf(broke):
+        return min(2 * knee, end) if knee < end else None
+    return math.sqrt(knee * broke) if broke > knee * _PRECISION else None

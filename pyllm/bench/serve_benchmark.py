@@ -16,7 +16,7 @@ from pyllm.bench.endpoint import Endpoint, find_model, read_totals, server_figur
 from pyllm.bench.load_run import LoadResult, Timed, run_load
 from pyllm.bench.prompt_sets import Prompt, PromptSource, warm_up_prompts
 from pyllm.bench.request_metrics import errors_by_name, good_share, summarise
-from pyllm.bench.request_rates import Arrivals, KneeSearch
+from pyllm.bench.request_rates import Arrivals, next_rate
 from pyllm.bench.result_output import Result
 from pyllm.errors import ConfigError
 
@@ -135,8 +135,9 @@ async def _serve(
 async def _find_knee(options: argparse.Namespace, endpoint: Endpoint, source: PromptSource) -> int:
     endpoint, selection = await ready(options, endpoint), selection_of(options)
     first, last = options.ramp_up_start_rps or _FIRST_RATE, options.ramp_up_end_rps or _LAST_RATE
-    search, steps, results = KneeSearch(first, last), list[Result](), list[LoadResult]()
-    for rate in search.rates():
+    knee: float | None = None
+    broke, steps, results = math.inf, list[Result](), list[LoadResult]()
+    while (rate := next_rate(knee, broke, first, last)) is not None:
         # Different prompts each time: the prefix cache would hold the blocks of repeated ones.
         fresh = msgspec.structs.replace(source, first=len(steps) * options.num_prompts).prompts(options.num_prompts)
         measured = await measure(options, endpoint, fresh, Arrivals(rate, options.burstiness), options.seed)
@@ -144,12 +145,12 @@ async def _find_knee(options: argparse.Namespace, endpoint: Endpoint, source: Pr
         if measured.unfinished:
             break
         good = good_share(measured, selection.goodput)
-        search.report(rate, good >= options.knee_goodput)
+        knee, broke = (rate, broke) if good >= options.knee_goodput else (knee, rate)
         steps.append({"request_rate": rate, "good_share": good, **summarise(measured, selection)})
         print(f"{rate:.2f} requests/s: {good:.0%} good", file=sys.stderr)
     steps.sort(key=lambda step: float(step["request_rate"]))
-    whole = {"knee_request_rate": search.knee, "steps": steps}
-    result_output.show(options.output, lambda: _knee_table(search, steps, options.knee_goodput), whole, steps)
+    whole = {"knee_request_rate": knee, "steps": steps}
+    result_output.show(options.output, lambda: _knee_table(knee, broke, steps, options.knee_goodput), whole, steps)
     rates, shares = ([step[name] for step in steps] for name in ("request_rate", "good_share"))
     _plot(options, plots.knee_plots(rates, shares))
     # A server that refuses some requests at a high rate still has a knee: that is no failure.
@@ -157,17 +158,17 @@ async def _find_knee(options: argparse.Namespace, endpoint: Endpoint, source: Pr
     return 0 if some_good and not results[-1].unfinished else exit_code(results)
 
 
-def _knee_table(search: KneeSearch, steps: Sequence[Result], wanted: float) -> str:
+def _knee_table(knee: float | None, broke: float, steps: Sequence[Result], wanted: float) -> str:
     latencies = [name for name in (steps[0] if steps else {}) if name.startswith("p") and name.endswith("_ms")]
     names = ["request_rate", "good_share", "request_goodput", "output_throughput", *latencies]
     table = result_output.columns(names, [[f"{step[name]:.2f}" for name in names] for step in steps])
     targets = f"{wanted:.0%} of the requests met their targets"
-    if search.knee is None:
+    if knee is None:
         return f"{table}\nno knee: at no rate {targets}"
-    if math.isinf(search.broke):
+    if math.isinf(broke):
         advice = "raise --ramp-up-end-rps or --num-prompts"
-        return f"{table}\nno knee up to {search.knee:.2f} requests/s: {targets}; {advice}"
-    return f"{table}\nknee: {search.knee:.2f} requests/s, the highest rate at which {targets}"
+        return f"{table}\nno knee up to {knee:.2f} requests/s: {targets}; {advice}"
+    return f"{table}\nknee: {knee:.2f} requests/s, the highest rate at which {targets}"
 
 
 def _plot(options: argparse.Namespace, panels: Sequence[plots.Panel]) -> None:

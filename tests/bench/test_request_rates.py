@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.bench.request_rates import Arrivals, KneeSearch
+from pyllm.bench.request_rates import Arrivals, next_rate
 
 RATES = st.floats(0.01, 1e4)
 
@@ -44,29 +44,29 @@ def test_a_ramp_goes_from_one_rate_to_the_other(ramp: str, start: float, factor:
     assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(gaps))
 
 
-def search(start: float, end: float, breaks_at: float) -> tuple[KneeSearch, list[float]]:
-    """The search after its end, and the rates that it tried."""
-    knee, rates = KneeSearch(start, end), list[float]()
-    for rate in knee.rates():
+def search(start: float, end: float, breaks_at: float) -> tuple[float | None, float, list[float]]:
+    """The highest rate that held and the lowest that broke, and the rates that were tried."""
+    knee, broke, rates = None, math.inf, list[float]()
+    while (rate := next_rate(knee, broke, start, end)) is not None:
         rates.append(rate)
         assert len(rates) < 40
-        knee.report(rate, rate < breaks_at)
-    return knee, rates
+        knee, broke = (rate, broke) if rate < breaks_at else (knee, rate)
+    return knee, broke, rates
 
 
 @given(st.floats(0.1, 100), st.floats(0.01, 1e4), st.floats(1, 1e4))
 def test_the_knee_is_just_below_the_break(start: float, breaks_at: float, span: float) -> None:
     end = start * span
-    knee, _ = search(start, end, breaks_at)
+    knee, broke, _ = search(start, end, breaks_at)
     if breaks_at > end:
-        assert knee.broke == math.inf
-        assert knee.knee == end
-    elif knee.knee is None:
+        assert broke == math.inf
+        assert knee == end
+    elif knee is None:
         assert breaks_at <= start / 8
     else:
-        assert knee.knee < breaks_at <= knee.knee * 1.1 * (1 + 1e-9)
+        assert knee < breaks_at <= knee * 1.1 * (1 + 1e-9)
 
 
 def test_steps_double_and_then_close_in() -> None:
-    assert search(1.0, 100.0, 5.0)[1][:4] == [1.0, 2.0, 4.0, 8.0]
-    assert search(1.0, 3.0, 100.0)[1] == [1.0, 2.0, 3.0]
+    assert search(1.0, 100.0, 5.0)[2][:4] == [1.0, 2.0, 4.0, 8.0]
+    assert search(1.0, 3.0, 100.0)[2] == [1.0, 2.0, 3.0]
