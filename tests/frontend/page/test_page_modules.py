@@ -16,6 +16,8 @@ pytestmark = pytest.mark.services
 # What a model may write, and the HTML of the nodes that it becomes.
 MARKDOWN = [
     ("Hello *you*, **all** of ~~them~~", "<p>Hello <em>you</em>, <strong>all</strong> of <del>them</del></p>"),
+    ("***both*** and *a **b** c*", "<p><em><strong>both</strong></em> and <em>a <strong>b</strong> c</em></p>"),
+    ("*a **b***, **a *b* c**", "<p><em>a <strong>b</strong></em>, <strong>a <em>b</em> c</strong></p>"),
     ("2 * 3 * 4 and a_b_c", "<p>2 * 3 * 4 and a_b_c</p>"),
     ("# Title #\ntext", "<h3>Title</h3><p>text</p>"),
     ("a `<b>` c", "<p>a <code>&lt;b&gt;</code> c</p>"),
@@ -81,6 +83,14 @@ RENDER = """
 """
 
 
+@pytest.fixture
+def coloured(modules: Browser) -> Browser:
+    """The same browser, once highlight.js is there."""
+    script = 'return (await import("/chat/highlight.js")).highlighted("1", "c", false).children.length;'
+    modules.until(lambda: modules.run(script), "highlight.js colours a number")
+    return modules
+
+
 @pytest.mark.parametrize(("text", "html"), [*MARKDOWN, *((text, f"<p>{html}</p>") for text, html in LINKS)])
 def test_markdown_becomes_nodes_and_html_stays_text(modules: Browser, text: str, html: str) -> None:
     assert modules.run(RENDER, [text]) == html
@@ -90,13 +100,81 @@ def test_code_tables_and_tasks(modules: Browser) -> None:
     html = modules.run(RENDER, [DOCUMENT])
     assert '<td class="to-center"><strong>2</strong></td>' in html
     assert 'aria-label="done"' in html
-    for kind, text in (("keyword", "def"), ("call", "f"), ("comment", "# comment"), ("string", '"s"'), ("number", "1")):
-        assert f'<span class="code-{kind}">{text}</span>' in html
 
 
-def test_a_text_that_grows_is_at_the_end_as_if_it_had_come_at_once(modules: Browser) -> None:
+COLOURS = [
+    ("python", "def f(x):\n    # c\n    return 1", {"keyword": "def", "title": "f", "comment": "# c", "number": "1"}),
+    ("console", "$ ls 'a'  # c", {"string": "'a'", "comment": "# c"}),
+    ("json", '{"a": [1, true]}', {"attr": '"a"', "literal": "true"}),
+    ("html", '<p class="a">', {"name": "p", "attr": "class", "string": '"a"'}),
+    ("diff", "-a\n+b", {"deletion": "-a", "addition": "+b"}),
+    ("c", "int main(void) { /* c */ }", {"type": "int", "comment": "/* c */"}),
+    ("css", ".a { margin: 0 }", {"selector-class": ".a", "attribute": "margin"}),
+    ("Vue", "<p>a</p>", {"name": "p"}),
+    ("unknown", "return 1 // c", {"keyword": "return", "number": "1", "comment": "// c"}),
+]
+
+
+@pytest.mark.parametrize(("language", "code", "parts"), COLOURS)
+def test_code_has_the_colours_of_its_language(
+    coloured: Browser, language: str, code: str, parts: dict[str, str]
+) -> None:
+    whole, found = coloured.run(
+        """
+        const { highlighted } = await import("/chat/highlight.js");
+        const node = highlighted(arguments[0], arguments[1], false);
+        const texts = (kind) => [...node.querySelectorAll(`.code-${kind}`)].map((each) => each.textContent);
+        return [node.textContent, Object.fromEntries(arguments[2].map((kind) => [kind, texts(kind)]))];
+        """,
+        code,
+        language,
+        list(parts),
+    )
+    assert whole == code
+    assert [(kind, text in found[kind]) for kind, text in parts.items()] == [(kind, True) for kind in parts]
+
+
+@pytest.mark.parametrize(
+    ("language", "sign"),
+    [("java", "a"), ("ts", "\n"), ("ruby", "  \n"), ("toml", "a."), ("cs", "a b "), ("cpp", "("), ("yaml", "a b ")],
+)
+def test_no_code_keeps_the_page_busy(coloured: Browser, language: str, sign: str) -> None:
+    script = 'return (await import("/chat/highlight.js")).highlighted(arguments[0], arguments[1], false).textContent;'
+    code = sign * (50_000 // len(sign))
+    assert coloured.run(script, code, language) == code  # Bounded by the time that a script gets.
+
+
+def test_code_in_no_language_has_no_colours(coloured: Browser) -> None:
+    assert "<code>if 1</code>" in coloured.run(RENDER, ["```\nif 1\n```"])
+
+
+def test_code_that_grows_is_there_at_once_and_has_all_its_colours_at_the_end(coloured: Browser) -> None:
+    lines = [f"def f{number}(x): return {number}\n" for number in range(200)]
+    shown, titles = coloured.run(
+        """
+        const { MarkdownView } = await import("/chat/markdown.js");
+        const [begin, lines] = arguments;
+        const view = new MarkdownView(document.createElement("div"));
+        const lengths = [];
+        const titles = () => view.root.querySelectorAll("li .code-title").length;
+        for (let number = 1; number <= lines.length; number += 1) {
+            view.update(begin + lines.slice(0, number).join(""));
+            lengths.push(view.root.querySelector("li code").textContent.trimEnd().split("\\n").length);
+        }
+        const before = titles();
+        view.update(begin + lines.join(""), true);
+        return [lengths, [before, titles()]];
+        """,
+        "1. Do:\n   ```python\n   ",
+        ["   " + line for line in lines],
+    )
+    assert shown == list(range(1, 201))
+    assert 150 <= titles[0] < titles[1] == 200
+
+
+def test_a_text_that_grows_is_at_the_end_as_if_it_had_come_at_once(coloured: Browser) -> None:
     pieces = [DOCUMENT[:end] for end in range(1, len(DOCUMENT) + 1)]
-    assert modules.run(RENDER, pieces) == modules.run(RENDER, [DOCUMENT])
+    assert coloured.run(RENDER, pieces) == coloured.run(RENDER, [DOCUMENT])
 
 
 def test_blocks_are_spoken_once_when_they_have_ended(modules: Browser) -> None:

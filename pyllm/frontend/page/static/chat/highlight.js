@@ -1,87 +1,69 @@
-// Colours the parts that most languages share: comments, strings, numbers, keywords. Guesses no language.
+// Code in colours, by highlight.js, which is loaded with the first block of code, and not before.
 
 import { element } from "../dom.js";
 
-const KEYWORDS = new Set(
-  (
-    "abstract and as assert async await begin bool boolean break case catch char class const continue def " +
-    "default del do double elif else end enum except export extends extern false False final finally " +
-    "float fn for from func function global go if impl implements import in include instanceof int " +
-    "interface is lambda let local long loop match mod mut namespace new nil none None not null of or " +
-    "package pass private protected pub public raise return select self short signed sizeof static str " +
-    "string struct super switch template then this throw trait True true try type typedef typeof " +
-    "undefined union unsafe unsigned use using val var virtual void volatile when where while with yield"
-  ).split(" "),
-);
-const SQL = new Set(
-  (
-    "all alter and as between by case create delete distinct drop else end from group having in index " +
-    "inner insert into is join key left like limit not null offset on or order outer primary references " +
-    "right select set table then union update values view when where with"
-  ).split(" "),
-);
-// Languages whose comments begin with this sign.
-const HASH = new Set([
-  "bash",
-  "dockerfile",
-  "makefile",
-  "perl",
-  "py",
-  "python",
-  "r",
-  "rb",
-  "ruby",
-  "sh",
-  "shell",
-  "toml",
-  "yaml",
-  "yml",
-  "zsh",
-  "console",
-  "ini",
-]);
-const DASHES = new Set(["sql", "lua", "haskell", "hs", "elm", "ada"]);
 const PLAIN = new Set(["", "text", "txt", "plain", "plaintext", "markdown", "md", "output"]);
-const STRING = [
-  '"""[\\s\\S]*?(?:"""|$)',
-  "'''[\\s\\S]*?(?:'''|$)",
-  '"(?:\\\\.|[^"\\\\\\n])*"?',
-  "'(?:\\\\.|[^'\\\\\\n])*'?",
-  "`(?:\\\\.|[^`\\\\])*`?",
-].join("|");
+// Languages by one with the same comments and strings; any other is read like TypeScript.
+const SIMILAR = {
+  bash: ["console", "fish", "powershell", "shell"],
+  cpp: ["c"],
+  java: ["dart", "groovy"],
+  kotlin: ["scala"],
+  lua: ["ada", "elm", "haskell", "hs"],
+  python: ["elixir", "ini", "julia", "r", "toml"],
+  ruby: ["perl"],
+  xml: ["svelte", "vue"],
+};
 const MAX_LENGTH = 50_000;
+// From each sign of such a word, and each of so many empty lines, the search for an end would read the rest.
+const ENDLESS = /[\w$]{200}|(?:[ \t]*\n){50}/;
+const MAX_KNOWN = 200;
 
-// The nodes of some code; code in an unknown language is text.
-export function highlighted(code, language) {
+let loading = null;
+let hljs = null;
+const known = []; // the codes that were read last, newest first
+
+// An element with some code, in a language that its author named. Code that still grows `isOpen`.
+export function highlighted(code, language, isOpen) {
+  const node = element("code", {}, code);
   const name = language.toLowerCase();
-  if (PLAIN.has(name) || code.length > MAX_LENGTH) return [code];
-  const comment = HASH.has(name)
-    ? "(?<![\\w$])#[^\\n]*"
-    : DASHES.has(name)
-    ? "--[^\\n]*"
-    : "\\/\\/[^\\n]*|\\/\\*[\\s\\S]*?(?:\\*\\/|$)|<!--[\\s\\S]*?(?:-->|$)";
-  const pattern = new RegExp(`(${comment})|(${STRING})|\\b(\\d[\\w.]*)\\b|([A-Za-z_$][\\w$]*)`, "g");
-  const isKeyword = name === "sql" ? (word) => SQL.has(word.toLowerCase()) : (word) => KEYWORDS.has(word);
-  const nodes = [];
-  let end = 0;
-  for (const match of code.matchAll(pattern)) {
-    const [text, isComment, isString, isNumber, word] = match;
-    const called = word && code[match.index + text.length] === "(";
-    const kind = isComment
-      ? "comment"
-      : isString
-      ? "string"
-      : isNumber
-      ? "number"
-      : isKeyword(word)
-      ? "keyword"
-      : called
-      ? "call"
-      : "";
-    if (!kind) continue;
-    nodes.push(code.slice(end, match.index), element("span", { class: `code-${kind}` }, text));
-    end = match.index + text.length;
+  if (PLAIN.has(name) || code.length > MAX_LENGTH || ENDLESS.test(code)) return node;
+  if (hljs) draw(node, code, name, isOpen);
+  else load().then(() => draw(node, code, name, isOpen), () => {}); // Without it the code stays as it is.
+  return node;
+}
+
+async function load() {
+  loading ??= import("../vendor/highlight.js");
+  hljs = (await loading).default;
+  for (const [languageName, names] of Object.entries(SIMILAR)) hljs.registerAliases(names, { languageName });
+}
+
+// Code that grows is read again after a quarter more: the time for all of it stays in proportion to its length.
+function draw(node, code, name, isOpen) {
+  const isRead = (each) => code === each.code || (isOpen && code.startsWith(each.code) && !isDue(each, code));
+  let found = known.find((each) => each.name === name && isRead(each));
+  if (!found) {
+    found = { name, code, parts: read(code, name) };
+    known.unshift(found);
+    known.length = Math.min(known.length, MAX_KNOWN);
   }
-  nodes.push(code.slice(end));
-  return nodes;
+  node.replaceChildren(...nodesOf(found.parts), code.slice(found.code.length));
+}
+
+function isDue(earlier, code) {
+  return code.length > 1.25 * earlier.code.length + 200;
+}
+
+function read(code, name) {
+  const language = hljs.getLanguage(name) ? name : "typescript";
+  return hljs.highlight(code, { language, ignoreIllegals: true })._emitter.rootNode.children;
+}
+
+// A part is a text, or has parts and a name such as "title.function".
+function nodesOf(parts) {
+  return parts.map((part) => {
+    if (typeof part === "string") return part;
+    return element("span", { class: `code-${part.scope.split(".")[0]}` }, ...nodesOf(part.children));
+  });
 }

@@ -7,6 +7,7 @@ import { mathNode } from "./math.js";
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 const LABEL = String.raw`(?<image>!?)\[(?<label>(?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]`;
 const TARGET = String.raw`\(\s*<?(?<target>[^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+["'][^\n"']*["'])?\s*\)`;
+const EMPHASIS = String.raw`(?<emphasis>(?:\\.|[^\\])*?(?:\\\S|\*\*|[^\s*\\]))`;
 const TOKEN = new RegExp(
   [
     String.raw`\\\((?<round>(?:[^\\]|\\(?!\)))+?)\\\)`,
@@ -19,8 +20,9 @@ const TOKEN = new RegExp(
     "(?<ticks>`+)(?<code>(?:.|\\n)*?[^`])\\k<ticks>(?!`)",
     LABEL + TARGET,
     String.raw`<?(?<address>https?:\/\/[^\s<>()]*[^\s<>().,;:!?'"*_\]])>?`,
+    String.raw`(?<![\w*])\*{3}(?=[^\s*])(?<both>(?:\\.|[^*\\])*?(?:\\\S|[^\s*\\]))\*{3}(?![\w*])`,
     String.raw`(?<double>\*\*|__)(?=\S)(?<strong>(?:(?!\k<double>)[^\\]|\\.)*?(?:\\\S|[^\s\\]))\k<double>(?!\w)`,
-    String.raw`(?<![\w*])(?<single>\*|_)(?=[^\s*_])(?<emphasis>(?:\\.|[^\\])*?(?:\\\S|[^\s\\]))\k<single>(?![\w*])`,
+    String.raw`(?<![\w*])(?<single>\*|_)(?=[^\s*_])${EMPHASIS}\k<single>(?![\w*])`,
     String.raw`~~(?=\S)(?<struck>(?:(?!~~)(?:.|\n))*?\S)~~`,
     String.raw`(?: {2,}|\\)(?<end>\n)`,
   ].join("|"),
@@ -45,7 +47,7 @@ export function inlineNodes(text, depth = 0) {
 }
 
 function nodeOf(whole, groups, depth) {
-  const { escaped, code, image, label, target, address, strong, emphasis, struck, end } = groups;
+  const { escaped, code, image, label, target, address, both, strong, emphasis, struck, end } = groups;
   const display = groups.square || groups.dollars;
   if (display) return mathNode(display, whole, "inline");
   const formula = groups.round || groups.dollar;
@@ -54,6 +56,7 @@ function nodeOf(whole, groups, depth) {
   if (code) return element("code", {}, code.replace(/\n/g, " ").replace(/^ (.*\S.*) $/, "$1"));
   if (label !== undefined) return link(target, image ? [label || target] : inlineNodes(label, depth), whole);
   if (address) return link(address, [address], whole);
+  if (both) return element("em", {}, element("strong", {}, ...inlineNodes(both, depth)));
   if (strong) return element("strong", {}, ...inlineNodes(strong, depth));
   if (emphasis) return element("em", {}, ...inlineNodes(emphasis, depth));
   if (struck) return element("del", {}, ...inlineNodes(struck, depth));

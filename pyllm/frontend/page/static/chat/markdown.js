@@ -40,7 +40,7 @@ export class MarkdownView {
     const numEnded = isWhole ? blocks.length : Math.max(0, blocks.length - numOpen);
     this.#open = [];
     for (const [index, block] of blocks.entries()) {
-      const node = nodeOf(block, 0);
+      const node = nodeOf(block, { depth: 0, isWhole });
       this.root.append(node);
       if (index < numEnded) this.onBlock(node.dataset.spoken || node.textContent);
       else this.#open.push(node);
@@ -56,9 +56,9 @@ export class MarkdownView {
   }
 }
 
-// All of a text's nodes.
-function nodesOf(lines, depth) {
-  return split(lines).map((block) => nodeOf(block, depth));
+// All of a text's nodes; `depth` counts the blocks around it.
+function nodesOf(lines, { depth, isWhole }) {
+  return split(lines).map((block) => nodeOf(block, { depth: depth + 1, isWhole }));
 }
 
 // The blocks of some lines, each with its kind, and its first line's number.
@@ -117,7 +117,8 @@ function readFence(lines, start, [, indent, mark, language]) {
   while (end < lines.length && !closing.test(lines[end])) end += 1;
   const margin = new RegExp(`^ {0,${indent.length}}`);
   const code = lines.slice(start + 1, end).map((line) => line.replace(margin, "")).join("\n");
-  return { kind: "code", language: language.trim().split(/\s/)[0], code, end: Math.min(end + 1, lines.length) };
+  const hasEnded = end < lines.length;
+  return { kind: "code", language: language.trim().split(/\s/)[0], code, hasEnded, end: end + hasEnded };
 }
 
 // A formula on lines of its own, which would otherwise be lists and rules; until it ends, the part so far.
@@ -178,10 +179,10 @@ function alignment(rule) {
   return rule.endsWith(":") ? (rule.startsWith(":") ? "center" : "right") : "";
 }
 
-function nodeOf(block, depth) {
+function nodeOf(block, place) {
   switch (block.kind) {
     case "code":
-      return codeNode(block);
+      return codeNode(block, place.isWhole);
     case "heading":
       // The page's own headings are above those of an answer.
       return element(`h${Math.min(block.level + 2, 6)}`, {}, ...inlineNodes(block.text));
@@ -190,9 +191,9 @@ function nodeOf(block, depth) {
     case "math":
       return mathNode(block.text.slice(2, -2), block.text, "block");
     case "quote":
-      return element("blockquote", {}, ...inner(block.lines, depth));
+      return element("blockquote", {}, ...inner(block.lines, place));
     case "list":
-      return listNode(block, depth);
+      return listNode(block, place);
     case "table":
       return tableNode(block);
     default:
@@ -200,19 +201,19 @@ function nodeOf(block, depth) {
   }
 }
 
-function inner(lines, depth) {
-  return depth < MAX_DEPTH ? nodesOf(lines, depth + 1) : [lines.join("\n")];
+function inner(lines, place) {
+  return place.depth < MAX_DEPTH ? nodesOf(lines, place) : [lines.join("\n")];
 }
 
-function listNode({ isOrdered, isLoose, first, items }, depth) {
+function listNode({ isOrdered, isLoose, first, items }, place) {
   const start = isOrdered && first !== 1 ? { start: first } : {};
-  return element(isOrdered ? "ol" : "ul", start, ...items.map((lines) => itemNode(lines, isLoose, depth)));
+  return element(isOrdered ? "ol" : "ul", start, ...items.map((lines) => itemNode(lines, isLoose, place)));
 }
 
-function itemNode(lines, isLoose, depth) {
+function itemNode(lines, isLoose, place) {
   const task = /^\[([ xX])\]\s+/.exec(lines[0]);
   const own = task ? [lines[0].slice(task[0].length), ...lines.slice(1)] : lines;
-  const nodes = inner(own, depth).flatMap((
+  const nodes = inner(own, place).flatMap((
     node,
   ) => (!isLoose && node.nodeName === "P" ? [...node.childNodes] : [node]));
   if (!task) return element("li", {}, ...nodes);
@@ -250,12 +251,12 @@ function tableNode({ head, rows, alignments }) {
   );
 }
 
-function codeNode({ language, code }) {
+function codeNode({ language, code, hasEnded }, isWhole) {
   const name = language || "text";
   const pre = element(
     "pre",
     { tabindex: "0", role: "group", "aria-label": `${name} code` },
-    element("code", {}, ...highlighted(code, language)),
+    highlighted(code, language, !hasEnded && !isWhole),
   );
   return element(
     "div",
