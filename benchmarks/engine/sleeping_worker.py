@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import zmq
+from pyllm_kernels import AttentionMetadata
 from torch import Tensor
 
 from pyllm.config.process_config import WorkerConfig
@@ -19,9 +20,9 @@ from pyllm.supervision.parent_link import ParentLink, attach, await_configuratio
 from pyllm.wire import ipc
 from pyllm.wire.messages import Step
 from pyllm.workers import worker_process
+from pyllm.workers.kv.kv_cache import CachedLayer
 from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.rank_profile import Pending
-from pyllm.workers.step.forward_context import ForwardContext
 
 LAYER_SECONDS = 0.02
 TIMES = "layer_times"  # the name of the call that asks for them
@@ -57,16 +58,16 @@ class SleepingRunner:
             self._runner.add_attention_hook(self)
         return answer
 
-    def before_attention(self, layer: int, context: ForwardContext) -> None:
+    def before_attention(self, layer: int) -> None:
         """Sleep."""
-        del layer, context
+        del layer
         began = time.monotonic()
         time.sleep(LAYER_SECONDS)
         self._times.append((began, time.monotonic()))
 
-    def after_attention(self, layer: int, output: Tensor, context: ForwardContext) -> Tensor:
+    def after_attention(self, layer: int, output: Tensor, cached: CachedLayer, metadata: AttentionMetadata) -> Tensor:
         """Change nothing."""
-        del layer, context
+        del layer, cached, metadata
         return output
 
 

@@ -22,12 +22,12 @@ from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.launch.resolve import resolve_config
+from pyllm.workers.kv.kv_cache import KVCache
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import set_threads
 from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.sparse_attention.top_k_selector import TopKSelector
 from pyllm.workers.step.attention_batch import Ints
-from pyllm.workers.step.kv_cache import KVCache
 from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.step_rows import StepRows
 from tests.plans import Planner, Row

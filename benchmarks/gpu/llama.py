@@ -17,11 +17,11 @@ from pyllm.families import llama
 from pyllm.families.config import Config
 from pyllm.families.spec import ModelSpec
 from pyllm.workers.decoder import Decoder
+from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WHOLE
-from pyllm.workers.step.forward_context import ForwardContext
-from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 

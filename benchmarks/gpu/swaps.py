@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.gpu.checks import Pairs, Setting
 from benchmarks.gpu.worker_steps import no_synchronisation
+from pyllm.workers.kv.swap_stream import SwapStream
 from pyllm.workers.step.batch import IntArray
-from pyllm.workers.step.swap_stream import SwapStream
-from tests.workers.step.fake_streams import FakeStreams
+from tests.workers.kv.fake_streams import FakeStreams
 
 _NUM_BLOCKS, _HOST_BLOCKS = 24, 32
 _MAX_SWAPS, _NUM_STAGED = 9, 4

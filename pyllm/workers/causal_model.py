@@ -7,8 +7,8 @@ import torch
 from pyllm_kernels import PackedLinear
 from torch import Tensor
 
+from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.loaders.weights import WeightReader
-from pyllm.workers.step.forward_context import ForwardContext
 
 
 class CausalModel(Protocol):

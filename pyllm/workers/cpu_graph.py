@@ -11,9 +11,9 @@ from pyllm_kernels import AttentionMetadata, Graph
 from torch import Tensor
 
 from pyllm.workers.causal_model import CausalModel, joined
+from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.batch import Batch
-from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.step.step_rows import StepRows
 
 Metadata = tuple[AttentionMetadata, ...]  # of each group of layers

@@ -13,12 +13,12 @@ from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
 from pyllm.families.stage_layout import PipelineStage
 from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.experts import Experts
+from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import Norm
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
-from pyllm.workers.step.forward_context import ForwardContext
 
 _EMBEDDING = "embedding.weight"
 

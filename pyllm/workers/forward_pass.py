@@ -16,10 +16,10 @@ from torch import Tensor
 from pyllm.workers.causal_model import CausalModel, joined
 from pyllm.workers.cpu_graph import StepGraph
 from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CapturedSteps, StepInputs, decode_buckets, mixed_buckets
+from pyllm.workers.kv.kv_cache import KVCache
+from pyllm.workers.layers.forward_context import AttentionHook, ForwardContext
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
 from pyllm.workers.step.batch import Batch
-from pyllm.workers.step.forward_context import AttentionHook, ForwardContext
-from pyllm.workers.step.kv_cache import KVCache
 from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots

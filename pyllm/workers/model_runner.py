@@ -30,7 +30,11 @@ from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CudaCapture
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
 from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
-from pyllm.workers.kv_memory import KVMemory
+from pyllm.workers.kv.kv_blocks import CpuBlocks, GpuBlocks
+from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.kv.kv_memory import KVMemory
+from pyllm.workers.kv.rank_transfers import RankTransfers
+from pyllm.workers.layers.forward_context import AttentionHook
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.stage_link import StageLink
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -45,15 +49,11 @@ from pyllm.workers.sampling_graphs import DeviceSampler
 from pyllm.workers.sparse_attention.kv_selectors import SelectorInputs, load_kv_selector
 from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
-from pyllm.workers.step.forward_context import AttentionHook
-from pyllm.workers.step.kv_cache import KVCache
 from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.step_rows import written_blocks
 from pyllm.workers.step_sampler import StepSampler
-from pyllm.workers.transfers.kv_blocks import CpuBlocks, GpuBlocks
-from pyllm.workers.transfers.rank_transfers import RankTransfers
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 
 
@@ -107,7 +107,9 @@ class ModelRunner:
         hybrid = not engine.cache.disable_hybrid_kv_cache_manager
         # Every stage has block tables of all groups, as a plan has changes for all groups.
         groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid))
-        self._memory = KVMemory(config, groups, self._kernels, device, num_ranks=group.size, clock=clock)
+        cache = engine.cache
+        shape = KVCacheShape.of(self._spec, cache.block_size, group.size, DTYPES[cache.kv_cache_dtype], groups)
+        self._memory = KVMemory(config, shape, groups, self._kernels, device, clock=clock)
         max_blocks = -(-self._max_model_len // engine.cache.block_size)
         self._slots = Slots(engine.scheduler.max_num_seqs, max_blocks, device, len(groups))
         self._sampler = StepSampler(config, self._placement, self._slots)

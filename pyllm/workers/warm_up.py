@@ -10,8 +10,8 @@ from pyllm_kernels import Kernels, LogitsEdits, edit_logits, logprobs
 from torch import Tensor
 
 from pyllm.workers.forward_pass import ForwardPass
+from pyllm.workers.kv.kv_cache import KVCache
 from pyllm.workers.sampling.sampler import SamplingRows, sample
-from pyllm.workers.step.kv_cache import KVCache
 
 
 def run_largest_step(forward: ForwardPass, max_logprobs: int) -> None:

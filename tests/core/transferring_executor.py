@@ -11,7 +11,7 @@ from pyllm._rust import Plan
 from pyllm.errors import ConfigError, EngineDeadError
 from pyllm.kv_transfer import WorkerConnector
 from pyllm.wire.messages import Sampled
-from pyllm.workers.transfers.rank_transfers import RankTransfers
+from pyllm.workers.kv.rank_transfers import RankTransfers
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
 
 

@@ -22,6 +22,8 @@ from pyllm.supervision.line_writer import end_process
 from pyllm.workers.attention_backends import attention_of
 from pyllm.workers.decoder import Decoder, DecoderLayer
 from pyllm.workers.forward_pass import ForwardPass, Limits
+from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.kv.swap_stream import SwapStream
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.formats import weight_reader
@@ -29,13 +31,11 @@ from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel
 from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
-from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
-from pyllm.workers.step.swap_stream import SwapStream
 from pyllm.workers.warm_up import launch_every_kernel
 from tests.plans import Planner, Row
-from tests.workers.step.fake_streams import FakeStreams
+from tests.workers.kv.fake_streams import FakeStreams
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 64

@@ -24,11 +24,11 @@ from pyllm.workers.cuda_graphs import (
     decode_buckets,
     mixed_buckets,
 )
+from pyllm.workers.kv.kv_cache import CachedLayer
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
-from pyllm.workers.step.forward_context import ForwardContext
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import loaded_runner, offer_backend, run, worker_config
@@ -59,17 +59,17 @@ class Recorder:
 
 
 class Hook:
-    """Counts layers, and keeps the cache that they work on."""
+    """Counts layers, and keeps the cache of each."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.memory = torch.empty(0)
+        self.cached: dict[int, CachedLayer] = {}
 
-    def before_attention(self, layer: int, context: ForwardContext) -> None:
+    def before_attention(self, layer: int) -> None:
         self.calls += 1
-        self.memory = context.kv_cache.memory
 
-    def after_attention(self, layer: int, output: Tensor, context: ForwardContext) -> Tensor:
+    def after_attention(self, layer: int, output: Tensor, cached: CachedLayer, metadata: AttentionMetadata) -> Tensor:
+        self.cached[layer] = cached
         return output
 
 
@@ -375,7 +375,7 @@ def test_replayed_steps_give_the_tokens_and_the_cache_of_computed_ones(
         hook = Hook()
         runner.add_attention_hook(hook)
         run(runner, planner.step(Row(2, [-1])))
-        caches.append(hook.memory)
+        caches.append({layer: (cached.keys, cached.values) for layer, cached in hook.cached.items()})
     assert recorder.replays == [32, 4, 4, 4, 2]
     assert recorder.draws == [4, 4, 4, 4, 1, 1]
     assert tokens[0] == tokens[1]

@@ -10,13 +10,13 @@ from transformers import LlamaForCausalLM
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.workers.decoder import Decoder
+from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.step.batch import PlanBuffer
-from pyllm.workers.step.forward_context import ForwardContext
-from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from tests.plans import Planner, Row

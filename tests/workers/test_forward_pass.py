@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pyllm_kernels import Kernels, batch_invariant, select
+from pyllm_kernels import AttentionMetadata, Kernels, batch_invariant, select
 from torch import Tensor
 
 from pyllm.wire.messages import Step
@@ -20,9 +20,9 @@ from pyllm.workers.cuda_graphs import (
     CaptureBudget,
 )
 from pyllm.workers.forward_pass import ForwardPass, Limits
+from pyllm.workers.kv.kv_cache import CachedLayer
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.step.batch import PlanBuffer
-from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.step.slots import Slots
 from tests.families.tiny_families import write_tiny_family
 from tests.plans import Planner, Row
@@ -205,10 +205,12 @@ def test_hooks_are_passed_by_all_the_same(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Hook:
-        def before_attention(self, layer: int, context: ForwardContext) -> None:
+        def before_attention(self, layer: int) -> None:
             seen.append(layer)
 
-        def after_attention(self, layer: int, output: Tensor, context: ForwardContext) -> Tensor:
+        def after_attention(
+            self, layer: int, output: Tensor, cached: CachedLayer, metadata: AttentionMetadata
+        ) -> Tensor:
             return output
 
     both.captured.forward.add_hook(Hook())

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from pyllm_kernels import select
+from pyllm_kernels import AttentionMetadata, select
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -16,10 +16,10 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.wire.messages import Step
 from pyllm.workers.attention_backends import AttentionBackend
+from pyllm.workers.kv.kv_cache import CachedLayer
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.step.attention_batch import AttentionBatch
-from pyllm.workers.step.forward_context import ForwardContext
 from tests.plans import Planner, Row, encode
 from tests.tiny_model import write_tiny_model
 from tests.workers.continuations import NUM_TOKENS, PROMPTS, continuations
@@ -180,10 +180,10 @@ class WatchingHook:
         self.factor = factor
         self.seen: list[tuple[str, int]] = []
 
-    def before_attention(self, layer: int, context: ForwardContext) -> None:
+    def before_attention(self, layer: int) -> None:
         self.seen.append(("before", layer))
 
-    def after_attention(self, layer: int, output: Tensor, context: ForwardContext) -> Tensor:
+    def after_attention(self, layer: int, output: Tensor, cached: CachedLayer, metadata: AttentionMetadata) -> Tensor:
         self.seen.append(("after", layer))
         return output * self.factor
 

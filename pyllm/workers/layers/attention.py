@@ -4,7 +4,7 @@ from pyllm_kernels import UNSCALED, AttentionLayer, KVScales, QKNorm
 from torch import Tensor
 
 from pyllm.families.spec import AttentionSpec
-from pyllm.workers.step.forward_context import ForwardContext
+from pyllm.workers.layers.forward_context import ForwardContext
 
 
 class PagedAttention:
@@ -33,8 +33,9 @@ class PagedAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: ForwardContext) -> Tensor:
         """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_size]."""
         for hook in context.hooks:
-            hook.before_attention(self._layer, context)
-        group, keys, values = context.kv_cache.layers[self._layer]
+            hook.before_attention(self._layer)
+        cached = context.kv_cache.layers[self._layer]
+        group, keys, values = cached
         tables = context.position_tables
         context.kernels.rope_and_kv_write(
             query,
@@ -58,5 +59,5 @@ class PagedAttention:
         if self._scales.value != 1:
             output.mul_(self._scales.value)
         for hook in context.hooks:
-            output = hook.after_attention(self._layer, output, context)
+            output = hook.after_attention(self._layer, output, cached, context.attention[group])
         return output

@@ -15,8 +15,8 @@ from pyllm.errors import ConfigError
 if TYPE_CHECKING:
     from pyllm_kernels import Kernels
 
+    from pyllm.workers.kv.kv_cache import KVCache
     from pyllm.workers.layers.rank_group import RankGroup
-    from pyllm.workers.step.kv_cache import KVCache
     from pyllm.workers.step.kv_selector import KVSelector
 
 GROUP = "pyllm.kv_selectors"

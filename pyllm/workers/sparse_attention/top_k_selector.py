@@ -20,9 +20,9 @@ from pyllm_kernels import (
 )
 from torch import Tensor
 
+from pyllm.workers.kv.kv_cache import KVCache
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.step.attention_batch import Ints
-from pyllm.workers.step.kv_cache import KVCache
 from pyllm.workers.step.step_rows import StepRows
 
 

@@ -1,4 +1,4 @@
-"""One step's arrays: the plan as tensors, the KV cache, the state of slots, the inputs of a forward pass.
+"""One step's arrays: the plan as tensors, the state of slots, the rows of attention, positions.
 
 Knows no layer and no sampling rule.
 """

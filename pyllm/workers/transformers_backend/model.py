@@ -18,9 +18,9 @@ from transformers.modeling_utils import LoadStateDictConfig
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 from pyllm.workers.layers.attention import PagedAttention
+from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
-from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.transformers_backend.attention_interface import NAME, AttentionCall, attending
 from pyllm.workers.transformers_backend.build import build, quiet
 from pyllm.workers.transformers_backend.meta_run import hidden_of, inputs

@@ -24,10 +24,10 @@ from pyllm.families.kv_layout import KVGroup, layers_of_group
 from pyllm.families.spec import ModelSpec
 from pyllm.supervision.memory import Memory, host_memory
 from pyllm.wire.plan_layout import SWAP_NAME_SIZE
+from pyllm.workers.kv.host_tier import HostTier
+from pyllm.workers.kv.swap_stream import SwapStream, staged_blocks
 from pyllm.workers.step.batch import IntArray
-from pyllm.workers.step.host_tier import HostTier
 from pyllm.workers.step.staging import to_device
-from pyllm.workers.step.swap_stream import SwapStream, staged_blocks
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
-from pyllm.workers.transfers.kv_blocks import CpuBlocks, GpuBlocks
+from pyllm.workers.kv.kv_blocks import CpuBlocks, GpuBlocks
+from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
 
 
 class FakeCuda:

@@ -6,7 +6,7 @@ from typing import Protocol
 from pyllm_kernels import AttentionMetadata, Kernels
 from torch import Tensor
 
-from pyllm.workers.step.kv_cache import KVCache
+from pyllm.workers.kv.kv_cache import CachedLayer, KVCache
 from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.position_tables import PositionTables
 
@@ -17,10 +17,10 @@ class AttentionHook(Protocol):
     `output` is [tokens, heads of this rank, head_dim]; on a GPU, work on it must use the current stream.
     """
 
-    def before_attention(self, layer: int, context: "ForwardContext") -> None:
+    def before_attention(self, layer: int) -> None:
         """Called before the layer writes its new keys and values and reads the cache; wait for loaded blocks here."""
 
-    def after_attention(self, layer: int, output: Tensor, context: "ForwardContext") -> Tensor:
+    def after_attention(self, layer: int, output: Tensor, cached: CachedLayer, metadata: AttentionMetadata) -> Tensor:
         """Called when the layer's keys and values are in the cache; returns `output`, or a replacement."""
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from pyllm.kv_transfer import KVBlocks
+from pyllm.workers.kv.kv_cache import KVCache
 from pyllm.workers.step.attention_batch import Ints
-from pyllm.workers.step.kv_cache import KVCache
 
 _STAGED_BYTES = 16 << 20
 

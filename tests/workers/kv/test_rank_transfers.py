@@ -7,8 +7,8 @@ import pytest
 from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer import ConnectorContext, KVBlocks, WorkerConnector
+from pyllm.workers.kv.rank_transfers import RankTransfers
 from pyllm.workers.step.attention_batch import Ints
-from pyllm.workers.transfers.rank_transfers import RankTransfers
 from tests.kv_transfer.fake_blocks import FakeBlocks
 
 CONTEXT = ConnectorContext(namespace=bytes(32), block_size=4, num_ranks=1, windows=(None,), rank=0, cache=CacheConfig())
@@ -97,9 +97,9 @@ def test_a_load_of_one_layer_is_told_before_its_attention() -> None:
     assert hook is not None
     transfers.begin(bytes([1]))
     assert written.calls == []
-    hook.before_attention(0, None)  # type: ignore[arg-type]  # A layer's context is none of its business here.
+    hook.before_attention(0)
     assert written.calls == []
-    hook.before_attention(1, None)  # type: ignore[arg-type]
+    hook.before_attention(1)
     assert written.calls == [[1]]
 
 

@@ -16,8 +16,8 @@ from pyllm.checkpoint.cache import file_identity
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.families.kv_layout import KVGroup
-from pyllm.workers.step.host_tier import HostTier
-from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+from pyllm.workers.kv.host_tier import HostTier
+from pyllm.workers.kv.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 
 
 class HostBlocks(NamedTuple):

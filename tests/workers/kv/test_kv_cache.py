@@ -15,11 +15,11 @@ from pyllm_kernels import select
 
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.supervision.memory import Memory
+from pyllm.workers.kv.host_tier import HostTier
+from pyllm.workers.kv.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.step.batch import IntArray
-from pyllm.workers.step.host_tier import HostTier
-from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 
 CPU = torch.device("cpu")
 KERNELS = select("auto", CPU)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.wire.plan_layout import NO_GROUP
-from pyllm.workers.step import host_tier
-from pyllm.workers.step.host_tier import HostTier
+from pyllm.workers.kv import host_tier
+from pyllm.workers.kv.host_tier import HostTier
 
 ID = bytes(range(32))
 SHAPE = (2, 2, 4, 2, 8)

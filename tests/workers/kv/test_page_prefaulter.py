@@ -6,8 +6,8 @@ import mmap
 import torch
 
 from pyllm.supervision.memory import Memory
-from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
-from pyllm.workers.step.page_prefaulter import PagePrefaulter
+from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.kv.page_prefaulter import PagePrefaulter
 
 # Of 12,000 blocks 197 MB: more than the heap has in one piece of what was used and freed, so that the kernel gives it.
 SHAPE = KVCacheShape(num_layers=2, block_size=16, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)

@@ -9,14 +9,14 @@ import msgspec
 
 from pyllm.kv_transfer import KVBlocks, WorkerConnector, works_by_layer
 from pyllm.wire.messages import TransferResults
-from pyllm.workers.transfers.kv_blocks import TrackedBlocks
+from pyllm.workers.kv.kv_blocks import TrackedBlocks
 
 if TYPE_CHECKING:
     from pyllm_kernels import AttentionMetadata
     from torch import Tensor
 
+    from pyllm.workers.kv.kv_cache import CachedLayer
     from pyllm.workers.step.attention_batch import Ints
-    from pyllm.workers.step.forward_context import ForwardContext
 
 _encode = msgspec.msgpack.Encoder().encode
 _RESULTS = msgspec.msgpack.Decoder(TransferResults)
@@ -124,12 +124,13 @@ class LayerHook:
     def __init__(self, transfers: RankTransfers) -> None:
         self._transfers = transfers
 
-    def before_attention(self, layer: int, context: "ForwardContext") -> None:
+    def before_attention(self, layer: int) -> None:
         """See `AttentionHook.before_attention`."""
         self._transfers.load_layer(layer)
 
-    def after_attention(self, layer: int, output: "Tensor", context: "ForwardContext") -> "Tensor":
+    def after_attention(
+        self, layer: int, output: "Tensor", cached: "CachedLayer", metadata: "AttentionMetadata"
+    ) -> "Tensor":
         """See `AttentionHook.after_attention`."""
-        cached = context.kv_cache.layers[layer]
-        self._transfers.save_layer(layer, (cached.keys, cached.values), context.attention[cached.group])
+        self._transfers.save_layer(layer, (cached.keys, cached.values), metadata)
         return output

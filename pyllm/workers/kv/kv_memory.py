@@ -12,43 +12,35 @@ from pyllm_kernels import Kernels
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
 from pyllm.families.kv_layout import KVGroup
-from pyllm.workers.devices import DTYPES
-from pyllm.workers.host_blocks import HostBlocks, open_host_blocks
+from pyllm.workers.kv.host_blocks import HostBlocks, open_host_blocks
+from pyllm.workers.kv.kv_cache import HostPool, KVCache, KVCacheShape
+from pyllm.workers.kv.page_prefaulter import PagePrefaulter
+from pyllm.workers.kv.swap_stream import staging_bytes
 from pyllm.workers.step.batch import Batch
-from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape
-from pyllm.workers.step.page_prefaulter import PagePrefaulter
-from pyllm.workers.step.swap_stream import staging_bytes
 
 
 class KVMemory:
     """The KV cache and the host pool. Call `open_host`, then `allocate`, then `move_blocks` for each step.
 
-    `groups` are the layers of this rank's pipeline stage; `num_ranks` ranks share their heads.
+    `groups` are the layers of this rank's pipeline stage.
     """
 
     def __init__(
         self,
         config: WorkerConfig,
+        shape: KVCacheShape,
         groups: tuple[KVGroup, ...],
         kernels: Kernels,
         device: torch.device,
         *,
-        num_ranks: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        engine = config.engine
         self._config = config
         self._kernels = kernels
         self._device = device
         self._clock = clock
         self.groups = groups
-        self.shape = KVCacheShape.of(
-            config.checkpoint.spec,
-            engine.cache.block_size,
-            num_ranks,
-            DTYPES[engine.cache.kv_cache_dtype],
-            groups,
-        )
+        self.shape = shape
         self.swap_seconds = 0.0
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
         self._host_blocks = HostBlocks(0, None)

@@ -12,8 +12,8 @@ import torch
 
 from pyllm.config.process_config import WorkerConfig
 from pyllm.families.kv_layout import KVGroup
-from pyllm.workers.host_blocks import HostBlocks, open_host_blocks
-from pyllm.workers.step.kv_cache import KVCacheShape
+from pyllm.workers.kv.host_blocks import HostBlocks, open_host_blocks
+from pyllm.workers.kv.kv_cache import KVCacheShape
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import worker_config
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pyllm_kernels import Kernels, select
 from torch import Tensor
 
+from pyllm.workers.kv.swap_stream import SwapStream, staged_blocks, staging_bytes
 from pyllm.workers.step.batch import IntArray
-from pyllm.workers.step.swap_stream import SwapStream, staged_blocks, staging_bytes
 from tests.tiers import cases
 from tests.workers.fake_capture import FakeCapture
-from tests.workers.step.fake_streams import FakeStreams, NotQueuedError, Work
+from tests.workers.kv.fake_streams import FakeStreams, NotQueuedError, Work
 
 REFERENCE = select("reference", "cpu")
 NUM_BLOCKS, NUM_HOST_BLOCKS = 5, 6
