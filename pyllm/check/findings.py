@@ -7,10 +7,11 @@ from typing import Literal, get_args
 import msgspec
 
 from pyllm.check.model_needs import ModelNeeds
+from pyllm.check.written_folders import PACKED_WEIGHTS, SOCKETS
 from pyllm.checkpoint.hub import size_text
 from pyllm.machine.processor import PORTABLE, Processor
 from pyllm.machine.software import Software
-from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS, SystemLimits
+from pyllm.machine.system_limits import SHARED_MEMORY, SystemLimits
 
 # error: a server cannot run. warning: it runs, but worse. note: information.
 Severity = Literal["error", "warning", "note"]

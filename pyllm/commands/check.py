@@ -19,6 +19,7 @@ from pyllm import log
 from pyllm.check.findings import Finding, find_problems, sort_findings
 from pyllm.check.model_needs import ModelNeeds, needs_of_model
 from pyllm.check.report import Report, as_json, as_text, print_tables
+from pyllm.check.written_folders import written_folders
 from pyllm.checkpoint.cache import CacheError, cache_folder, forget_gguf
 from pyllm.checkpoint.hub import Hub, find_model, outline_model, size_text
 from pyllm.checkpoint.model_name import HubName, at_revision, parse_model
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     engine, notices = read_engine(options)
     print_notices(notices)
     server = config_part(ServerConfig, given_settings(options, ServerConfig))
-    limits, processor, software = read_limits(), read_processor(), read_software()
+    limits, processor, software = read_limits(written_folders()), read_processor(), read_software()
     needs, found = _look_at_model(engine, limits) if engine.model.model else (None, [])
     with _Warnings() as warnings:
         found += _look_at_server(engine, server)

@@ -11,7 +11,7 @@ from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.errors import ConfigError, PyllmError
 from pyllm.families.registry import UnknownArchitectureError
 from pyllm.launch.resolve import cpu_memory_needed
-from pyllm.supervision.memory import host_memory
+from pyllm.machine.memory import host_memory
 
 _LONGEST_REASON = 72
 _SHORT_COMMIT = 7

@@ -14,7 +14,7 @@ from pyllm.families.kv_layout import kv_groups, kv_tokens_per_layer
 from pyllm.families.spec import FeedForwardSpec
 from pyllm.families.stage_layout import PipelineStage, split_into_stages
 from pyllm.families.tensors import FileTensor, TensorEntry, num_parameters
-from pyllm.supervision.memory import Memory, host_memory
+from pyllm.machine.memory import Memory, host_memory
 
 logger = logging.getLogger(__name__)
 

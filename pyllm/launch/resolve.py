@@ -46,9 +46,9 @@ from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
 from pyllm.machine.cpu_features import instructions
 from pyllm.machine.cuda_driver import VisibleCard, visible_cards
+from pyllm.machine.memory import host_memory
 from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
-from pyllm.supervision.memory import host_memory
 from pyllm.wire.curve import client_keys
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.model_limits import check_supported

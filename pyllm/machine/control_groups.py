@@ -1,4 +1,4 @@
-"""Limits of CPU time and processes from control groups, version 1 or 2. Memory limits are elsewhere.
+"""Linux's files below any root, and control groups of version 1 or 2: limits of CPU time and processes.
 
 Source: https://docs.kernel.org/admin-guide/cgroup-v2.html and its predecessor's cgroup-v1/.
 """
@@ -15,6 +15,12 @@ def read_file(path: Path) -> str:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def read_figures(path: Path) -> dict[str, int]:
+    """The number in each line of a file in /proc or /sys, by the word before it without a colon."""
+    lines = (line.split() for line in read_file(path).splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
 def group_folders(root: Path, controller: str) -> Iterator[Path]:

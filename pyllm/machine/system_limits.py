@@ -5,21 +5,16 @@ Knows neither the processor nor a model.
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from pyllm.checkpoint.cache import cache_folder
 from pyllm.errors import PyllmError
-from pyllm.machine.control_groups import free_processes, read_file
-from pyllm.supervision.flight_recorder import resolve_folder
-from pyllm.supervision.memory import Memory, host_memory
+from pyllm.machine.control_groups import free_processes, read_figures, read_file
+from pyllm.machine.memory import Memory, host_memory
 
 SHARED_MEMORY = "shared memory"
-PACKED_WEIGHTS = "packed weights"
-SOCKETS = "sockets"
 
 _CHOSEN = re.compile(r"\[(\w+)\]")
 
@@ -56,25 +51,24 @@ class SystemLimits(msgspec.Struct, frozen=True, kw_only=True):
         return next((folder for folder in self.folders if folder.purpose == purpose), None)
 
 
-def read_limits(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> SystemLimits:
-    """The limits of the machine whose files are below `root`."""
-    meminfo = {
-        name: int(words[0]) << 10
-        for name, _, rest in (line.partition(":") for line in read_file(root / "proc/meminfo").splitlines())
-        if (words := rest.split()) and words[0].isdecimal()
-    }
+def read_limits(folders: Mapping[str, Callable[[], Path]], root: Path = Path("/")) -> SystemLimits:
+    """The limits of the machine whose files are below `root`; `folders` finds the folder of each purpose."""
+    meminfo = read_figures(root / "proc/meminfo")
     pages = _CHOSEN.search(read_file(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     files, most_files = _limit(root, "Max open files")
     return SystemLimits(
         memory=tuple(host_memory(root)),
-        swap_bytes=(swap := meminfo.get("SwapTotal", 0)),
-        swap_used_bytes=swap - meminfo.get("SwapFree", swap),
+        swap_bytes=(swap := meminfo.get("SwapTotal", 0) << 10),
+        swap_used_bytes=swap - (meminfo.get("SwapFree", swap >> 10) << 10),
         transparent_huge_pages=pages[1] if pages else "",
         open_files=files,
         most_open_files=most_files,
         processes=_limit(root, "Max processes")[0],
         control_group_processes=free_processes(root),
-        folders=_folders(root, environment),
+        folders=(
+            *(_folder(purpose, find) for purpose, find in folders.items()),
+            _folder(SHARED_MEMORY, lambda: root / "dev/shm"),
+        ),
     )
 
 
@@ -85,24 +79,6 @@ def _limit(root: Path, name: str) -> tuple[int | None, int | None]:
             soft, hard = (*line.removeprefix(name).split(), "", "")[:2]
             return (int(soft) if soft.isdecimal() else None), (int(hard) if hard.isdecimal() else None)
     return None, None
-
-
-def _folders(root: Path, environment: Mapping[str, str]) -> tuple[Folder, ...]:
-    places: dict[str, Callable[[], Path]] = {
-        PACKED_WEIGHTS: lambda: cache_folder(environment),
-        "models of the hub": _hub_cache,
-        "Triton's kernels": lambda: Path(environment.get("TRITON_CACHE_DIR") or Path.home() / ".triton/cache"),
-        "records of crashes": lambda: Path(resolve_folder("")),
-        SOCKETS: lambda: Path(environment.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()),
-        SHARED_MEMORY: lambda: root / "dev/shm",
-    }
-    return tuple(_folder(purpose, find) for purpose, find in places.items())
-
-
-def _hub_cache() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE).expanduser()
 
 
 def _folder(purpose: str, find: Callable[[], Path]) -> Folder:

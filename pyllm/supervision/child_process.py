@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm.errors import EngineDeadError, StartError, WrongSettingError
+from pyllm.machine.memory import num_oom_kills
 from pyllm.supervision import json_log
 from pyllm.supervision.child_log import ChildLog
 from pyllm.supervision.log_level import changed_log_level
-from pyllm.supervision.memory import num_oom_kills
 from pyllm.supervision.process_handle import ProcessHandle, child_handle
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.wire.messages import Heartbeat, Restarts

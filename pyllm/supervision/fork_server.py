@@ -27,9 +27,9 @@ from setproctitle import setproctitle
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.config.process_config import ForkServerConfig
 from pyllm.errors import ConfigError
-from pyllm.supervision.memory import forget_files, return_freed_memory
 from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE, ParentLink, attach, die_with_parent
 from pyllm.supervision.process_handle import open_pidfd
+from pyllm.supervision.process_memory import forget_files, return_freed_memory
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import (
     MAX_FORK_SERVER_MESSAGE,

@@ -4,7 +4,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from pyllm.supervision.memory import Memory, host_memory, return_freed_memory
+from pyllm.machine.memory import Memory, host_memory
+from pyllm.supervision.process_memory import return_freed_memory
 
 INTERVAL = 10.0  # seconds between two halvings of the caches
 LEAST_SHARE = 1 / 64  # of its configured size that a cache keeps at least

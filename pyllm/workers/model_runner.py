@@ -21,7 +21,7 @@ from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
 from pyllm.kv_transfer import ConnectorContext, make_worker_connector
-from pyllm.supervision.memory import is_out_of_memory
+from pyllm.supervision.process_memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.profiles import RankProfile
 from pyllm.workers.attention_backends import check_layers, load_attention_backend

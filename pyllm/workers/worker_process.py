@@ -22,8 +22,8 @@ from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
-from pyllm.supervision.memory import is_out_of_memory, return_freed_memory
 from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE, ParentLink, attach, await_configuration
+from pyllm.supervision.process_memory import is_out_of_memory, return_freed_memory
 from pyllm.wire import curve, ipc
 from pyllm.wire.messages import Control, Reply, Step, WorkerInput
 from pyllm.workers.loaders.local_files import on_this_machine

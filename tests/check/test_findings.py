@@ -6,9 +6,10 @@ import pytest
 
 from pyllm.check.findings import Finding, Severity, find_problems, sort_findings
 from pyllm.check.model_needs import ModelNeeds
+from pyllm.check.written_folders import PACKED_WEIGHTS, SOCKETS
+from pyllm.machine.memory import Memory
 from pyllm.machine.processor import NumaNode
-from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS
-from pyllm.supervision.memory import Memory
+from pyllm.machine.system_limits import SHARED_MEMORY
 from tests.machine.made_machines import GIB, card, limits, needs, processor, software, with_folder
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from pyllm.frontend import api_process as api
 from pyllm.frontend.observability.metrics import Metrics
+from pyllm.machine.memory import Memory
 from pyllm.supervision import child_process
 from pyllm.supervision.burst_logger import BurstLogger
-from pyllm.supervision.memory import Memory
 from pyllm.supervision.memory_pressure import MemoryPressure
 from pyllm.wire.listeners import bind_listener
 from pyllm.wire.messages import Submit

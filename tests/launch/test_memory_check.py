@@ -24,7 +24,7 @@ from pyllm.launch.memory_check import (
     weights_bytes,
 )
 from pyllm.launch.resolve import resolve_config
-from pyllm.supervision.memory import Memory
+from pyllm.machine.memory import Memory
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
 from tests.families.tiny_families import write_tiny_family

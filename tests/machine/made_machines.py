@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 
 from pyllm.check.model_needs import Fit, ModelNeeds
+from pyllm.check.written_folders import PACKED_WEIGHTS, SOCKETS
+from pyllm.machine.memory import Memory
 from pyllm.machine.processor import NumaNode, Processor, kernels_of
 from pyllm.machine.software import Card, Software
-from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS, Folder, SystemLimits
-from pyllm.supervision.memory import Memory
+from pyllm.machine.system_limits import SHARED_MEMORY, Folder, SystemLimits
 
 GIB = 1 << 30
 AVX2 = "fpu sse2 fma avx f16c avx2"

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS, read_limits
-from pyllm.supervision.memory import Memory
+from pyllm.machine.memory import Memory
+from pyllm.machine.system_limits import SHARED_MEMORY, read_limits
 from tests.machine.made_machines import GIB, LIMITS, write_machine
 
 MEMINFO = "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nSwapTotal: 2097152 kB\nSwapFree: 1048576 kB\n"
@@ -20,36 +20,21 @@ def test_what_linux_says(tmp_path: Path) -> None:
         "dev/shm/x": "",
     }
     root = write_machine(tmp_path / "root", files)
-    environment = {
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "TRITON_CACHE_DIR": "/triton",
-        "XDG_RUNTIME_DIR": "/run/u",
-    }
-    found = read_limits(root, environment)
+    found = read_limits({"cache": lambda: tmp_path / "cache/pyllm"}, root)
     assert found.memory == (Memory(4 * GIB, 8 * GIB, "the host"), Memory(GIB, 2 * GIB, "the container"))
     assert (found.available_bytes, found.swap_bytes, found.swap_used_bytes) == (GIB, 2 * GIB, GIB)
     assert (found.open_files, found.most_open_files, found.processes) == (1024, 524288, 31000)
     assert found.transparent_huge_pages == "madvise"
     paths = {folder.purpose: folder.path for folder in found.folders}
-    assert paths[PACKED_WEIGHTS] == str(tmp_path / "cache/pyllm")
-    assert paths[SHARED_MEMORY] == str(root / "dev/shm")
-    assert paths[SOCKETS] == "/run/u"
-    assert paths["Triton's kernels"] == "/triton"
-    packed = found.folder(PACKED_WEIGHTS)
-    assert packed is not None
-    assert packed.writable
-    assert packed.free_bytes > 0
+    assert paths == {"cache": str(tmp_path / "cache/pyllm"), SHARED_MEMORY: str(root / "dev/shm")}
+    cache = found.folder("cache")
+    assert cache is not None
+    assert cache.writable
+    assert cache.free_bytes > 0
     assert found.folder("nothing") is None
 
 
-def test_a_cache_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    folder = read_limits(tmp_path, {"XDG_CACHE_HOME": str(tmp_path / "file")}).folder(PACKED_WEIGHTS)
-    assert folder is not None
-    assert not folder.writable
-
-
 def test_a_machine_that_says_nothing_has_no_limits(tmp_path: Path) -> None:
-    found = read_limits(tmp_path, {"XDG_CACHE_HOME": str(tmp_path)})
+    found = read_limits({}, tmp_path)
     assert (found.memory, found.available_bytes, found.open_files, found.processes) == ((), None, None, None)
     assert (found.swap_bytes, found.swap_used_bytes, found.transparent_huge_pages) == (0, 0, "")

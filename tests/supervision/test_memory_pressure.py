@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from pyllm.frontend.text.encoding_threads import EncodingCache, EncodingCounts
-from pyllm.supervision.memory import Memory
+from pyllm.machine.memory import Memory
 from pyllm.supervision.memory_pressure import INTERVAL, LEAST_SHARE, MemoryPressure
 
 GIB = 1 << 30

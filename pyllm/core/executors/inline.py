@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from pyllm._rust import Plan
 from pyllm.core.executors.model_thread import ModelThread, Pending
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
-from pyllm.supervision.memory import is_out_of_memory
+from pyllm.supervision.process_memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 
 # Seconds to wait for the old rank's thread. If it hangs, the next rank's memory comes on top of its own.

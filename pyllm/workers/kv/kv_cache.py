@@ -22,7 +22,7 @@ from torch import Tensor
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import KVGroup, layers_of_group
 from pyllm.families.spec import ModelSpec
-from pyllm.supervision.memory import Memory, host_memory
+from pyllm.machine.memory import Memory, host_memory
 from pyllm.wire.plan_layout import SWAP_NAME_SIZE
 from pyllm.workers.kv.host_tier import HostTier
 from pyllm.workers.kv.swap_stream import SwapStream, staged_blocks

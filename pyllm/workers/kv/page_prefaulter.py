@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from pyllm.supervision.memory import Memory, host_memory
+from pyllm.machine.memory import Memory, host_memory
 
 PREFAULTED_AHEAD = 512 << 20  # bytes
 _HUGE_PAGE = 2 << 20  # bytes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyllm_kernels import select
 
 from pyllm.errors import ConfigError, ProtocolError
-from pyllm.supervision.memory import Memory
+from pyllm.machine.memory import Memory
 from pyllm.workers.kv.host_tier import HostTier
 from pyllm.workers.kv.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.layers.rank_group import RankGroup

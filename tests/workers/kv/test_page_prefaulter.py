@@ -5,7 +5,7 @@ import mmap
 
 import torch
 
-from pyllm.supervision.memory import Memory
+from pyllm.machine.memory import Memory
 from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.kv.page_prefaulter import PagePrefaulter
 

@@ -1,10 +1,13 @@
-"""What is given back, by what the kernel says of this process."""
+"""Memory given back, by the kernel's figures of this process; errors that mean that it ran out."""
 
+import errno
 import mmap
 import os
 from pathlib import Path
 
-from pyllm.supervision.memory import clean_mappings, forget_files
+import pytest
+
+from pyllm.supervision.process_memory import clean_mappings, forget_files, is_out_of_memory
 
 SIZE = 64 << 20
 
@@ -52,3 +55,25 @@ def test_clean_are_private_pages_of_files_that_were_never_changed() -> None:
         + mapping(0x6000, "r--p", "/lib/clean too.so")
     )
     assert clean_mappings(smaps) == [(0x1000, 0x2000), (0x6000, 0x7000)]
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's is called."""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.EINVAL, "Invalid argument"), False),
+        (OutOfMemoryError("Tried to allocate 20.00 MiB"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: not enough memory"), True),
+        (RuntimeError("can't allocate memory: you tried to allocate 8 bytes. Error code 12"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("can't allocate memory"), False),
+        (KeyError("memory"), False),
+    ],
+)
+def test_which_errors_are_about_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected

@@ -1,10 +1,10 @@
-"""What the kernel says of memory, for the machine and for every control group around this process."""
+"""The kernel's figures of memory, for the machine and for every control group around this process."""
 
 from pathlib import Path
 
 import psutil
 
-from pyllm.supervision.memory import LOW_BYTES, Memory, host_memory, num_oom_kills
+from pyllm.machine.memory import LOW_BYTES, Memory, host_memory, num_oom_kills
 
 GIB = 1 << 30
 
