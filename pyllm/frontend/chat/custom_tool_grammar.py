@@ -1,88 +1,94 @@
-"""Rewrites a custom tool's Lark grammar to match the JSON-escaped input inside a tool call. Compiles nothing.
+"""The schema of a custom tool's call: its input is a string whose pattern is the tool's regex or Lark grammar.
 
-JSON escapes each character independently, so rewriting each literal and each regex is enough. The whole grammar becomes
-one terminal: llguidance's lexer looks back by one byte, so it could not end a terminal before an escape if another
-escape may continue that terminal.
+A grammar becomes one regex, as llguidance can match a regex, but no grammar, in the escaped form of a JSON string.
+Compiles nothing.
 """
 
 import json
 import re
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.custom_tool_regex import check_rewritten, escaped_regex, json_escaped, refusal
+from pyllm.frontend.chat.conversation import InputFormat
 from pyllm.frontend.text.ascii_classes import with_ascii_classes
+from pyllm.parameters.structured_outputs_params import MAX_GRAMMAR_BYTES
 
+MAX_DEFINITION_BYTES = 1 << 16
+
+_STRING = r'"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1f\x7f])*"'
+_NAME = r"_?[A-Za-z][\w-]*"
 _PIECE = re.compile(
-    r"""
-    (?P<omitted>(?:\#|//)[^\n]*|->[ \t]*[\w-]+)  # comments and the names of alternatives
-    | (?P<string>"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1f\x7f])*")(?P<case>i?)
-    | /(?P<regex>(?:\\.|[^/\\])+)/(?P<flags>[imslux]*)
-    | %import[ \t]+common\.(?P<imported>[A-Z_]+)(?:[ \t]*->[ \t]*(?P<alias>[A-Z_][A-Z0-9_-]*))?
-    | (?P<refused>%\w*|<[^<>\s]+>|@[\w-]+|::|~(?![ \t]*[0-9])|["/])  # among them the quote or slash of an open literal
-    | (?P<range>\.\.)
-    | (?P<brace>[{}])
-    | (?P<name>[!?_]{0,3}[A-Za-z][\w-]*)(?P<colon>[ \t]*:)?
-    | [0-9]+(?:\.\.[0-9]+)? | [ \t]+ | .
+    rf"""
+    \s+ | (?:\#|//)[^\n]* | ->\s*[\w-]+  # whitespace, comments and the names of alternatives
+    | (?P<first>{_STRING})\s*\.\.\s*(?P<last>{_STRING})
+    | (?P<string>{_STRING})(?P<case>i?)
+    | /(?P<regex>(?:\\.|[^/\\])+)/(?P<flags>[imsu]*(?![a-z]))
+    | %import\s+common\.(?P<imported>\w+)(?:[ \t]*->[ \t]*(?P<alias>{_NAME}))?
+    | [!?]{{0,2}}(?P<defined>{_NAME})(?:\.-?[0-9]+)?[ \t]*:(?!:)
+    | (?P<name>{_NAME})
+    | ~\s*(?P<least>[0-9]+)(?:\s*\.\.\s*(?P<most>[0-9]+))?
+    | (?P<operator>[|()\[\]*+?] | \{{[0-9]+(?:,[0-9]*)?\}})
+    | (?P<refused>%\w* | <[^<>\s]+> | @[\w-]+ | :: | .)
     """,
     re.VERBOSE | re.DOTALL,
 )
-_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _HEX_ESCAPE = re.compile(r"(\\\\)|\\x(..)")
+_OPERATORS = {"(": "(?:", "[": "(?:", "]": ")?"}
+_CLASS = re.compile(
+    r"(\\[^pP]) | \\[pP](?:\{[^{}]*\}|.) | \[\^?\]?(?:\\.|\[:\^?[a-z]+:\]|[^\[\]\\])*\] | ([\[\0])",
+    re.VERBOSE | re.DOTALL,
+)
+_NUL = re.compile(r"\\(?:x00|u0000|U00000000|[xuU]\{0+\})")
+# In a pattern these classes would be those of ASCII.
+_UNICODE = {"d": r"\p{Nd}", "D": r"\P{Nd}", "w": r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]"}
+_UNICODE["W"] = _UNICODE["w"].replace("[", "[^", 1)
 
-# Rewriting can lengthen a definition 65-fold.
-MAX_DEFINITION_BYTES = 1 << 16
-
-# Lark's common terminals that match characters which JSON escapes. The others need no rewriting.
+_DECIMAL = r"[0-9]+\.[0-9]*|\.[0-9]+"
+_FLOAT = rf"(?:{_DECIMAL})(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+"
 _COMMON = {
+    "DIGIT": "[0-9]",
+    "HEXDIGIT": "[a-fA-F0-9]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "DECIMAL": _DECIMAL,
+    "_EXP": "[eE][+-]?[0-9]+",
+    "FLOAT": _FLOAT,
+    "SIGNED_FLOAT": f"[+-]?(?:{_FLOAT})",
+    "NUMBER": f"[0-9]+|{_FLOAT}",
+    "SIGNED_NUMBER": f"[+-]?(?:[0-9]+|{_FLOAT})",
+    "ESCAPED_STRING": r'"(?:[^"\\]|\\.)*"',
+    "LCASE_LETTER": "[a-z]",
+    "UCASE_LETTER": "[A-Z]",
+    "LETTER": "[A-Za-z]",
+    "WORD": "[A-Za-z]+",
+    "CNAME": "[_A-Za-z][_A-Za-z0-9]*",
+    "WS_INLINE": r"[ \t]+",
+    "WS": r"[ \t\f\r\n]+",
     "CR": r"\r",
     "LF": r"\n",
-    "NEWLINE": r"(\r?\n)+",
-    "WS": r"[ \t\f\r\n]+",
-    "WS_INLINE": r"[ \t]+",
-    "ESCAPED_STRING": r'"([^"\\]|\\.)*"',
-    "SH_COMMENT": r"#[^\n]*",
-    "CPP_COMMENT": r"\/\/[^\n]*",
+    "NEWLINE": r"(?:\r?\n)+",
+    "SH_COMMENT": r"\#[^\n]*",
+    "CPP_COMMENT": r"//[^\n]*",
+    "C_COMMENT": r"/\*[^*]*\*+(?:[^/*][^*]*\*+)*/",
     "SQL_COMMENT": r"--[^\n]*",
-    "C_COMMENT": r"\/\*[^*]*\*+([^\/*][^*]*\*+)*\/",
 }
 
 
-def input_grammar(definition: str) -> str:
-    """The Lark expression for `{"input": ...}` whose text matches this definition.
+def input_schema(given: InputFormat) -> dict[str, Any]:
+    """The schema of `{"input": ...}` whose text follows a definition.
 
     Raises:
-        RequestError: the definition is too long, or uses a feature that cannot be rewritten, such as recursion.
+        RequestError: the definition is too long, or uses a feature that a regex lacks, such as recursion.
     """
-    if (size := _num_bytes(definition)) > MAX_DEFINITION_BYTES:
-        raise refusal(f"a definition of {size} bytes (at most {MAX_DEFINITION_BYTES})", "shorten it")
-    rewriting = _Rewriting()
-    lark = rewriting.run(definition)
-    rewriting.check_recursion()
-    return _in_call(f"start: {_terminal('start')}\n{lark}")
-
-
-def input_regex_grammar(definition: str) -> str:
-    """The Lark expression for `{"input": ...}` whose whole text matches a regex, with ASCII classes.
-
-    Raises:
-        RequestError: the definition uses a feature that cannot be rewritten.
-    """
-    whole = definition.removeprefix("^")
-    if re.search(r"(?<!\\)(?:\\\\)*\$\Z", whole):
-        whole = whole[:-1]
-    escaped = with_ascii_classes(escaped_regex(whole, ""))
-    return _in_call(f"start: TEXT\nTEXT: /{_SLASH.sub(_escaped_slash, escaped)}/")
-
-
-def _in_call(grammar: str) -> str:
-    """The Lark expression for arguments whose input follows a grammar of JSON-escaped text."""
-    return f'"{{" "\\"input\\"" ": " "\\"" %lark {{\n{grammar}\n}} "\\"" "}}"'
-
-
-def _escaped_slash(found: re.Match[str]) -> str:
-    return found[1] or r"\/"
+    regex = lark_regex(given.definition) if given.syntax == "lark" else _whole(given.definition)
+    return {
+        "type": "object",
+        "properties": {"input": {"type": "string", "pattern": f"^(?:{regex})$"}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
 
 
 def check_definitions(definitions: Sequence[str]) -> None:
@@ -99,103 +105,109 @@ def check_definitions(definitions: Sequence[str]) -> None:
         raise RequestError(f"{text}; shorten them, or name one tool in tool_choice", "tools")
 
 
-class _Rewriting:
-    """Rewrites one definition, with terminals in place of rules."""
+def lark_regex(definition: str) -> str:
+    """The regex that matches the texts of a Lark grammar: the rule `start`, with the rules that it names inside it.
 
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._references: dict[str, set[str]] = {}
-        self._definition = ""
-        self._depth = 0  # of braces
-        self._string = ""  # the most recent one
-        self._range_from: str | None = None  # the first end of a range, after its dots
+    Raises:
+        RequestError: the definition is too long, or uses a feature that a regex lacks.
+    """
+    if (size := _num_bytes(definition)) > MAX_DEFINITION_BYTES:
+        raise _refusal(f"a definition of {size} bytes (at most {MAX_DEFINITION_BYTES})", "shorten it")
+    rules = _rules(definition)
+    names = {rule: [part for part in parts if isinstance(part, _Name)] for rule, parts in rules.items()}
+    regexes: dict[str, str] = {}
+    size = 0
+    try:
+        for rule in TopologicalSorter(names).static_order():
+            if rule not in rules:
+                raise _refusal(f"the name {rule}, which has no definition,", "define it")
+            size += sum(len(regexes[part] if isinstance(part, _Name) else part) for part in rules[rule])
+            if size > MAX_GRAMMAR_BYTES:
+                raise _refusal(f"a definition that grows beyond {MAX_GRAMMAR_BYTES} bytes as a regex", "shorten it")
+            regexes[rule] = "".join(f"(?:{regexes[part]})" if isinstance(part, _Name) else part for part in rules[rule])
+    except CycleError as error:
+        raise _refusal(f"the recursive rule {error.args[1][0]}") from None
+    if "start" not in regexes:
+        raise _refusal("a definition without the rule start", "add it")
+    return regexes["start"]
 
-    def run(self, definition: str) -> str:
-        size = 0
-        for piece in _PIECE.finditer(definition):
-            rewritten = self._rewritten(piece)
-            size += len(rewritten)
-            check_rewritten(size)
-            self._pieces.append(rewritten)
-        if self._depth:
-            raise refusal("an unclosed brace", "close it")
-        return "".join(self._pieces)
 
-    def check_recursion(self) -> None:
-        """Refuse recursive rules, since terminals cannot be recursive."""
-        try:
-            TopologicalSorter(self._references).prepare()
-        except CycleError as error:
-            raise refusal(f"the recursive rule {error.args[1][0]}") from None
+class _Name(str):
+    """The name of a rule, in the place of its regex."""
 
-    def _rewritten(self, piece: re.Match[str]) -> str:
-        if piece["refused"] is not None:
-            if piece[0] in ('"', "/"):
-                raise refusal(f"an unclosed {piece[0]}", "close it, or correct its escapes")
-            raise refusal(piece[0])
-        if piece["string"] is not None:
-            return self._rewritten_string(json.loads(_HEX_ESCAPE.sub(_unicode_escape, piece["string"])), piece["case"])
-        if piece["range"] is not None:
-            self._range_from = self._string
-            while self._pieces and self._pieces[-1].isspace():
-                self._pieces.pop()
-            del self._pieces[-1:]
-            return ""
-        if piece["name"] is not None:
-            return self._rewritten_name(piece["name"], piece["colon"] or "")
-        if piece["brace"] is not None:
-            self._depth += 1 if piece["brace"] == "{" else -1
-            if self._depth < 0:
-                raise refusal("a closing brace without an opening one")
-        text = piece[0] if piece["omitted"] is None else ""
-        if piece["regex"] is not None:
-            text = f"/{escaped_regex(piece['regex'], piece['flags'])}/{piece['flags']}"
-        elif piece["imported"] in _COMMON:
-            text = f"{piece['alias'] or piece['imported']}: /{escaped_regex(_COMMON[piece['imported']], '')}/"
-        return text
+    __slots__ = ()
 
-    def _rewritten_name(self, name: str, colon: str) -> str:
-        if colon:
-            name = name.lstrip("!?")  # they affect only Lark's parse trees
-            self._definition = name
-            self._references.setdefault(name, set())
+
+def _rules(definition: str) -> dict[str, list[str]]:
+    """The parts of each rule's regex."""
+    parts: list[str] = []
+    rules = {"": parts}  # whatever precedes the first definition
+    for piece in _PIECE.finditer(definition):
+        if piece["defined"] is not None:
+            parts = rules[piece["defined"]] = []
+        elif piece["imported"] is not None:
+            if (common := _COMMON.get(piece["imported"])) is None:
+                raise _refusal(f"the import of {piece['imported']}")
+            rules[piece["alias"] or piece["imported"]] = [_without_nul(common)]
         else:
-            self._references.setdefault(self._definition, set()).add(name)
-        return _terminal(name) + colon
+            parts.append(_part(piece))
+    return rules
 
-    def _rewritten_string(self, string: str, case: str) -> str:
-        self._string = string
-        if self._range_from is None:
-            return _literal(string, case)
-        first, self._range_from = self._range_from, None
-        return _range(first, string)
+
+def _part(piece: re.Match[str]) -> str:
+    if piece["refused"] is not None:
+        if piece[0] in ('"', "/"):
+            raise _refusal(f"an unclosed {piece[0]}", "close it, or correct its escapes")
+        raise _refusal(piece[0])
+    if piece["name"] is not None:
+        return _Name(piece["name"])
+    if piece["first"] is not None:
+        first, last = _text(piece["first"]), _text(piece["last"])
+        if len(first) != 1 or len(last) != 1:
+            raise _refusal(f"the range {first!r}..{last!r}, whose ends are not single characters,")
+        return _without_nul(f"[\\x{{{ord(first):x}}}-\\x{{{ord(last):x}}}]")
+    if piece["string"] is not None:
+        return f"(?{piece['case']}:{_without_nul(re.escape(_text(piece['string'])))})"
+    if piece["regex"] is not None:
+        regex = _without_nul(piece["regex"])
+        regex = re.sub(r"\\(.)", lambda found: _UNICODE.get(found[1], found[0]), regex, flags=re.DOTALL)
+        return f"(?{piece['flags']}:{regex})"
+    if piece["least"] is not None:
+        return f"{{{piece['least']},{piece['most'] or piece['least']}}}"
+    operator = piece["operator"] or ""
+    return _OPERATORS.get(operator, operator)
+
+
+def _text(string: str) -> str:
+    """The text that a Lark string stands for."""
+    decoded: str = json.loads(_HEX_ESCAPE.sub(lambda found: found[1] or f"\\u00{found[2]}", string))
+    return decoded
+
+
+def _whole(regex: str) -> str:
+    """A regex that matches whole texts, with ASCII classes."""
+    whole = regex.removeprefix("^")
+    if re.search(r"(?<!\\)(?:\\\\)*\$\Z", whole):
+        whole = whole[:-1]
+    return _without_nul(with_ascii_classes(whole))
+
+
+def _without_nul(regex: str) -> str:
+    """A regex whose classes lack U+0000: a class with all control characters would also match an escaped quote."""
+
+    def rewritten(found: re.Match[str]) -> str:
+        if found[2] is not None or _NUL.match(regex, found.start()):
+            raise _refusal("the nested or invalid character class at [" if found[2] == "[" else "the character U+0000")
+        return found[0] if found[1] is not None else f"[{found[0]}--\\x00]"
+
+    return _CLASS.sub(rewritten, regex)
 
 
 def _num_bytes(definition: str) -> int:
     return len(definition.encode(errors="surrogatepass"))
 
 
-def _terminal(name: str) -> str:
-    """The name of the terminal that replaces a rule. Terminals keep their names."""
-    return name if name == name.upper() else f"RULE--{name.upper()}"
-
-
-def _literal(string: str, case: str) -> str:
-    escaped = "".join(map(json_escaped, string))
-    if case and escaped != string:
-        return f"/{escaped_regex(re.escape(string).replace('/', chr(92) + '/'), 'i')}/i"
-    return json.dumps(escaped, ensure_ascii=False).replace("\x7f", "\\u007f") + case
-
-
-def _range(first: str, last: str) -> str:
-    if len(first) != 1 or len(last) != 1:
-        raise refusal(f"the range {first!r}..{last!r}, whose ends are not single characters,")
-    return f"/{escaped_regex(f'[{_code(first)}-{_code(last)}]', '')}/"
-
-
-def _code(char: str) -> str:
-    return f"\\x{{{ord(char):x}}}"
-
-
-def _unicode_escape(match: re.Match[str]) -> str:
-    return match[1] or f"\\u00{match[2]}"
+def _refusal(what: str, advice: str = "leave it out") -> RequestError:
+    """The error for a part of a definition that has no regex. `advice` is a way to change it."""
+    text = f"tools: in a custom tool's grammar {what} cannot be used where its input is part of a call"
+    return RequestError(f"{text}; {advice}, or name the tool in tool_choice", "tools")

@@ -10,8 +10,8 @@ from pyllm.frontend.text.structured_outputs import JSON_STYLE
 
 # The id of a text that is one added token, which a grammar must name by its id; None for any other text.
 TokenId = Callable[[str], int | None]
-# A tool's name, and the schema or Lark rule for a call's arguments.
-ToolSchema = tuple[str, dict[str, Any] | str]
+# A tool's name, and the schema of a call's arguments.
+ToolSchema = tuple[str, dict[str, Any]]
 
 TEXT = r"/(.|\n)*/"
 

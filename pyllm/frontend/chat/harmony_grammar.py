@@ -27,10 +27,9 @@ def harmony_answer(tools: Iterable[ToolSchema], content: str | None, must_call: 
     header_end = f'" " {marker_rule(HARMONY_CONSTRAIN, token_id)} "json" {message}'
     rules, calls = [], []
     for index, (name, schema) in enumerate(tools):
-        arguments = schema if isinstance(schema, str) else schema_rule(schema, name)
         calls.append(f"call_{index}")
         rules.append(f"call_{index}: {json.dumps(name)} {header_end} args_{index}")
-        rules.append(f"args_{index}: {arguments}")
+        rules.append(f"args_{index}: {schema_rule(schema, name)}")
     lasts = [f'{channel} "commentary" " to=functions." ({" | ".join(calls)})'] if calls else []
     if not must_call:
         lasts.append(f'{channel} "final" {message} ' + ("TEXT" if content is None else f"@{_INNER}"))

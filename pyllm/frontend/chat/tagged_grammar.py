@@ -30,7 +30,6 @@ def tagged_calls(tags: Tags, closing: str, tools: Iterable[ToolSchema], token_id
     line = '"\\n"' if tags.lines else ""
     value_begin = f'"\\n" {tag(tags.before_value)}' if tags.before_value else line
     for number, (name, schema) in enumerate(tools):
-        assert not isinstance(schema, str), f"{name!r} has a grammar, which calls in tags cannot follow"
         parameters = []
         given = schema.get("required")
         required = given if isinstance(given, list) else []

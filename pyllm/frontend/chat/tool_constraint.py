@@ -12,7 +12,7 @@ import msgspec
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import ANY_PARAMETERS, Conversation, InputFormat, NamedTool, Tool
-from pyllm.frontend.chat.custom_tool_grammar import check_definitions, input_grammar, input_regex_grammar
+from pyllm.frontend.chat.custom_tool_grammar import check_definitions, input_schema
 from pyllm.frontend.chat.grammar_rules import TokenId, ToolSchema
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
 from pyllm.frontend.chat.parsers.custom_input import CustomInputs
@@ -200,7 +200,7 @@ def _whole_call(tool: Tool, ignore: Ignore) -> StructuredOutputsParams:
 
 
 def _schemas(tools: Iterable[Tool], ignore: Ignore, has_free: bool = False) -> Iterator[ToolSchema]:
-    """The schema or Lark rule for each tool's arguments; where `has_free`, those of unconstrained tools may be any."""
+    """The schema of each tool's arguments; where `has_free`, those of unconstrained tools may be any."""
     for tool in tools:
         given = tool.input_format
         if has_free and given is None and not tool.is_constrained:
@@ -208,8 +208,7 @@ def _schemas(tools: Iterable[Tool], ignore: Ignore, has_free: bool = False) -> I
         elif given is None or given.syntax == "text":
             yield tool.name, _enforced(tool, ignore)
         else:
-            rewrite = input_grammar if given.syntax == "lark" else input_regex_grammar
-            yield tool.name, rewrite(given.definition)
+            yield tool.name, input_schema(given)
 
 
 def _enforced(tool: Tool, ignore: Ignore) -> dict[str, Any]:

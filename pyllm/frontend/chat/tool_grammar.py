@@ -134,5 +134,5 @@ def _calls(tools: Iterable[ToolSchema], name_key: str, key: str) -> tuple[list[s
     for index, (name, schema) in enumerate(tools):
         pieces = ["{", json.dumps(name_key), ": ", json.dumps(name), ", ", json.dumps(key), ": "]
         rules.append(f'call_{index}: {" ".join(map(json.dumps, pieces))} args_{index} "}}"')
-        rules.append(f"args_{index}: {schema if isinstance(schema, str) else schema_rule(schema, name)}")
+        rules.append(f"args_{index}: {schema_rule(schema, name)}")
     return rules, " | ".join(f"call_{index}" for index in range(len(rules) // 2))

@@ -1,14 +1,16 @@
 """Grammars of inputs within a call: the JSON form of a text is accepted if and only if the text itself is."""
 
 import json
+from typing import Literal
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.custom_tool_grammar import input_grammar, input_regex_grammar
-from pyllm.frontend.chat.custom_tool_regex import json_escaped
+from pyllm.frontend.chat.conversation import InputFormat
+from pyllm.frontend.chat.custom_tool_grammar import input_schema, lark_regex
+from pyllm.frontend.chat.grammar_rules import schema_rule
 from pyllm.frontend.text.ascii_classes import with_ascii_classes
 from tests.frontend.chat.regexes import ALPHABET, REGEXES, TEXTS, accepts
 from tests.tiers import cases
@@ -34,35 +36,37 @@ eof_line: "*** End of File" LF
 
 %import common.LF
 """
+# Each rule is the one before twice.
+DOUBLED = "\n".join([*(f"r{n}: r{n + 1} r{n + 1}" for n in range(30)), "start: r0", 'r30: "a"'])
 LINES = [
     *("*** Begin Patch", "*** End Patch", "*** Update File: a.py", '*** Add File: ü \\ "q".py', "*** Delete File: b"),
     *("*** Move to: c", "@@", "@@ def f():", '+print("🙂\\n")', "-\told", " x", "", "stray", "*** End of File"),
 ]
 
 
-def accepts_in_call(definition: str, text: str) -> bool:
+def accepts_in_call(definition: str, text: str, syntax: Literal["lark", "regex"] = "lark") -> bool:
     """Whether the whole text may come as a call's input."""
-    written = "".join(map(json_escaped, text))
-    assert json.loads(f'"{written}"') == text
-    return accepts(f"start: {input_grammar(definition)}", f'{{"input": "{written}"}}')
+    written = json.dumps({"input": text}, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return accepts(f"start: {schema_rule(input_schema(InputFormat(syntax, definition)), 'f')}", written)
 
 
 @settings(max_examples=cases(100))
 @given(REGEXES, TEXTS)
 def test_a_regex_matches_the_json_form_of_what_it_matches(regex: str, text: str) -> None:
-    assert accepts_in_call(f"start: /{regex}/", text) == accepts(f"start: /{regex}/", text)
+    check_same(accepts_in_call(f"start: /{regex}/", text), accepts(f"start: /{regex}/", text), text)
 
 
-def regex_accepts_in_call(regex: str, text: str) -> bool:
-    written = "".join(map(json_escaped, text))
-    return accepts(f"start: {input_regex_grammar(regex)}", f'{{"input": "{written}"}}')
+def check_same(in_call: bool, alone: bool, text: str) -> None:
+    """Check that a text may come in a call if and only if it may come alone; classes lack U+0000 in calls."""
+    assert in_call == alone or (alone and "\0" in text)
 
 
 @settings(max_examples=cases(100))
 @given(REGEXES, TEXTS)
 def test_a_whole_input_may_follow_a_regex(regex: str, text: str) -> None:
     assume("/" not in regex)
-    assert regex_accepts_in_call(regex, text) == accepts(f"start: /{with_ascii_classes(regex)}/", text)
+    alone = accepts(f"start: /{with_ascii_classes(regex)}/", text)
+    check_same(accepts_in_call(regex, text, "regex"), alone, text)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +88,11 @@ def test_a_whole_input_may_follow_a_regex(regex: str, text: str) -> None:
     ],
 )
 def test_what_a_regex_means_for_an_input(regex: str, text: str, holds: bool) -> None:
-    assert regex_accepts_in_call(regex, text) == holds
+    assert accepts_in_call(regex, text, "regex") == holds
 
 
 @settings(max_examples=cases(60))
-@given(st.text(st.sampled_from(ALPHABET), min_size=1, max_size=4), TEXTS, st.booleans())
+@given(st.text(st.sampled_from(ALPHABET.replace("\0", "")), min_size=1, max_size=4), TEXTS, st.booleans())
 def test_a_literal_is_itself(literal: str, text: str, ignores_case: bool) -> None:
     definition = f"start: {json.dumps(literal).replace(chr(127), 'u007f')}{'i' if ignores_case else ''}"
     assert accepts_in_call(definition, literal)
@@ -101,6 +105,11 @@ def test_a_literal_is_itself(literal: str, text: str, ignores_case: bool) -> Non
 def test_a_patch_is_accepted_in_a_call_if_it_is_one(lines: list[str], ends: bool) -> None:
     text = "\n".join(["*** Begin Patch", *lines, "*** End Patch"]) + "\n" * ends
     assert accepts_in_call(PATCH, text) == accepts(PATCH, text)
+
+
+def test_a_range_of_control_characters_has_no_others() -> None:
+    definition = r'start: "\u0000".."\u001f"'
+    assert [accepts_in_call(definition, text) for text in ("\n", "\x1f", '"', "\\", "a")] == [True, True, *[False] * 3]
 
 
 def test_a_patch_of_every_kind_is_accepted() -> None:
@@ -117,7 +126,7 @@ def test_all_parts_of_lark_that_can_be_written_so() -> None:
       | WS_INLINE KEY "\x22\x0a"
     _sign: "+" | "-" -> minus
     !tail: "\u000b" ESCAPED_STRING
-    KEY: /[a-c\n]+/ & /..?/s
+    KEY: /[a-c\n]{1,2}/
     %import common.DIGIT
     %import common.WS_INLINE
     %import common.ESCAPED_STRING
@@ -137,15 +146,20 @@ def test_all_parts_of_lark_that_can_be_written_so() -> None:
         ("start: <|end|>", "end"),
         ("start: @other", "@other"),
         ("start: T\nT: ~/a/", "'?~"),
+        ("start: T\nT: /a/ & /b/", "'?&"),
+        ("start: a", "the name a"),
+        ('A: "a"', "the rule start"),
+        ("start: X\n%import common.X", "import of X"),
         ('start: %json {"type": "object"}', "%json"),
-        ('start: "a" }', "brace"),
-        ('start: "a"{2', "brace"),
-        (r"start: /a\b/", "escape"),
-        ("start: /^a/", "anchor"),
+        ('start: "a" }', "grammar }"),
+        ('start: "a"{2', "grammar {"),
+        ("start: /a/x", "an unclosed /"),
+        ("start: /[^[a]]/", "character class"),
+        (r"start: /a\x00/", r"U\+0000"),
+        (r'start: "\u0000"', r"U\+0000"),
         ('start: "ab".."c"', "range"),
         pytest.param("start: /" + "." * 100_000 + "/", "100009 bytes", id="definition-too-long"),
-        pytest.param("start: /" + "." * 60_000 + "/", "1048576 bytes", id="regex-becomes-too-long"),
-        pytest.param("start:" + " /...../" * 8_000, "1048576 bytes", id="rules-become-too-long"),
+        pytest.param(DOUBLED, "1048576 bytes", id="rules-become-too-long"),
         # These took seconds when an open literal was read again from each of its characters.
         pytest.param("start: /" + r"\/" * 32_000, "close it", id="open-regex"),
         pytest.param("start: /" + r"\"" * 32_000, "close it", id="open-regex-of-quotes"),
@@ -156,7 +170,7 @@ def test_all_parts_of_lark_that_can_be_written_so() -> None:
 )
 def test_what_cannot_be_written_so_is_refused_by_name(definition: str, what: str) -> None:
     with pytest.raises(RequestError, match=what) as error:
-        input_grammar(definition)
+        lark_regex(definition)
     assert error.value.parameter == "tools"
 
 
@@ -165,7 +179,7 @@ def test_what_cannot_be_written_so_is_refused_by_name(definition: str, what: str
 def test_any_text_is_written_or_refused(definition: str) -> None:
     parameter = None
     try:
-        assert "%lark" in input_grammar(definition)
+        lark_regex(definition)
     except RequestError as error:
         parameter = error.parameter
     assert parameter in (None, "tools")
