@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from pyllm.client.core_connection import Condition, ConnectionCounts, CoreConnection
-from pyllm.client.core_reservation import CoreReservation
 from pyllm.client.placers import Placer
 from pyllm.client.streams import Stream
 from pyllm.client.submission import has_room, most_tokens
@@ -66,7 +65,8 @@ class Core:
         self.num_requests = 0
         self.num_reported_unsuspected = 0  # requests of all clients, in the last report
         self.probation_until = 0.0
-        self.reservation = CoreReservation()
+        self._reserved_until = 0.0
+        self._was_freed = False  # whether it had only suspects at some time of its reservation
         self.suspects: dict[int, Stream] = {}
         self.emptied = asyncio.Event()  # set while it has none of this client's requests
         self.emptied.set()
@@ -89,21 +89,32 @@ class Core:
         """A lower bound of the number of these requests."""
         return max(self.num_reported_unsuspected, self.num_requests - len(self.suspects))
 
+    def is_reserved(self, now: float) -> bool:
+        """Whether only suspects go to it, if other cores can take the rest."""
+        return now < self._reserved_until
+
+    def is_set_apart(self, now: float) -> bool:
+        """Whether it is for suspects only. Other requests there are suspects that were cleared."""
+        return now < self.probation_until or (self._was_freed and self.is_reserved(now))
+
     def takes_suspects(self, now: float) -> bool:
         """Whether suspects may be sent to it."""
-        return now < self.probation_until or not self.has_unsuspected_requests or self.reservation.takes_suspects(now)
+        return not self.has_unsuspected_requests or self.is_set_apart(now)
 
     def take_report(self, report: LoadReport, now: float) -> bool:
         """Take the core's report; returns whether a reservation begins."""
         self.num_reported_unsuspected = report.num_requests - report.num_lost_before
-        return self.reservation.take(report.reserved_for, now, is_free=not self.has_unsuspected_requests)
+        begins = report.reserved_for > 0 and not self.is_reserved(now)
+        self._was_freed = not self.has_unsuspected_requests or (self._was_freed and not begins)
+        self._reserved_until = now + report.reserved_for
+        return begins
 
     def begin(self, probation_until: float) -> None:
         """Note that the core is ready, and forget the state of the one before it."""
         self.epoch = self.connection.epoch
         self.num_reported_unsuspected = 0
         self.probation_until = probation_until
-        self.reservation = CoreReservation()
+        self._reserved_until = 0.0
 
     def clear_suspects(self) -> bool:
         """Forget requests that are suspects no longer; returns whether any suspect is left."""
@@ -251,7 +262,7 @@ class Cores:
         is_successor_awaited = self._awaits_successor()
         apart = [core for core in usable if core.takes_suspects(now)]
         if is_successor_awaited and len(usable) == 1:  # It gets all new requests, so it is not free for long.
-            apart = [core for core in apart if now < core.probation_until or core.reservation.takes_suspects(now)]
+            apart = [core for core in apart if core.is_set_apart(now)]
         waits_since = now if stream.waits_since is None else stream.waits_since
         patience = SUCCESSOR_PATIENCE if is_successor_awaited else SUSPECT_PATIENCE
         stream.is_to_run_alone = not apart and now - waits_since >= patience
@@ -294,7 +305,7 @@ class Cores:
         any client has reserved already, or else the least busy one.
         """
         now = self._clock()
-        asked = {core.index: core for core in self.all() if core.clear_suspects() and core.reservation.is_active(now)}
+        asked = {core.index: core for core in self.all() if core.clear_suspects() and core.is_reserved(now)}
         for stream in waiting:
             if (core := self._core_for_suspect(stream, now)) is not None:
                 asked[core.index] = core
@@ -306,7 +317,7 @@ class Cores:
         No reservation is needed if the suspect runs alone beside other requests, since these need not move.
         """
         now = self._clock()
-        is_first = not core.suspects and not core.reservation.is_active(now)
+        is_first = not core.suspects and not core.is_reserved(now)
         core.suspects[stream.request] = stream
         return is_first and core.takes_suspects(now) and len(self._usable(stream)) > 1
 
@@ -338,7 +349,7 @@ class Cores:
             return None
         usable = self._usable(stream)
         core = _first_reserved(usable, now)
-        if core is None and now >= self._asked_until and (core := _least_busy(usable, now)) is not None:
+        if core is None and now >= self._asked_until and (core := _least_busy(usable)) is not None:
             logger.warning("core %d is to be made free for requests that were lost with another one", core.index)
             self._asked_until = now + ANSWER_PATIENCE
         return core
@@ -346,7 +357,7 @@ class Cores:
     def _for_unsuspected(self, usable: Sequence[Core], now: float) -> list[Core]:
         """The cores where a request shares no step with suspects; if all are reserved, all but the first."""
         fit = [core for core in usable if now >= core.probation_until and not core.clear_suspects()]
-        unreserved = [core for core in fit if not core.reservation.is_active(now)]
+        unreserved = [core for core in fit if not core.is_reserved(now)]
         first = _first_reserved(usable, now)
         return unreserved or [core for core in fit if core is not first]
 
@@ -371,13 +382,13 @@ class Cores:
 
 def _first_reserved(usable: Sequence[Core], now: float) -> Core | None:
     """The reserved core. If clients reserved several at the same time, all clients choose the same one."""
-    return min((core for core in usable if core.reservation.is_active(now)), key=lambda core: core.epoch, default=None)
+    return min((core for core in usable if core.is_reserved(now)), key=lambda core: core.epoch, default=None)
 
 
-def _least_busy(usable: Sequence[Core], now: float) -> Core | None:
+def _least_busy(usable: Sequence[Core]) -> Core | None:
     """The core that can be freed soonest, mostly the same one for all clients; `_first_reserved` settles the rest.
 
     None if no other core could take its requests.
     """
-    able = [core for core in usable if now >= core.reservation.rests_until] if len(usable) > 1 else []
+    able = usable if len(usable) > 1 else []
     return min(able, key=lambda core: (core.num_unsuspected, core.epoch), default=None)

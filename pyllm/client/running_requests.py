@@ -111,7 +111,7 @@ class RunningRequests:
         for core in self._cores.to_reserve(self._waiting.values()):
             self._reserve(core)
         for core in self._cores.all():
-            if core.reservation.is_active(now) and not core.reservation.takes_suspects(now):
+            if core.is_reserved(now) and not core.takes_suspects(now):
                 self._move_requests(core)  # Another core may have become ready meanwhile.
 
     def deliver(self, deltas: Deltas) -> None:

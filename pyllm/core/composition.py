@@ -26,7 +26,6 @@ from pyllm.core.load_reports import LoadReporter
 from pyllm.core.loop import CoreParts, EngineCore
 from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
-from pyllm.core.reservation import Reservation
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
 from pyllm.kv_transfer import SchedulerConnector
@@ -137,8 +136,8 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         sleep=sleep,
     )
     stage = Stage(clients, recovery, in_flight)
-    reservation, lost_requests = Reservation(clock), LostRequests(scheduler)
-    load_reporter = LoadReporter(scheduler, clients, reservation, lost_requests, epoch=epoch, clock=clock)
+    lost_requests = LostRequests(scheduler)
+    load_reporter = LoadReporter(scheduler, clients, lost_requests, epoch=epoch, clock=clock)
     inbox = Inbox(
         scheduler,
         clients=clients,
@@ -146,7 +145,6 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         quarantine=recovery.quarantine,
         stage=stage,
         load_reporter=load_reporter,
-        reservation=reservation,
         lost_requests=lost_requests,
         transfers=transfers,
         ready=setup.ready,

@@ -18,7 +18,6 @@ from pyllm.core.faults.quarantine import Quarantine, RequestKey
 from pyllm.core.kv.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.policy_plugins import facts, policy_key
-from pyllm.core.reservation import Reservation
 from pyllm.core.stage import Stage
 from pyllm.core.validation import check_submit
 from pyllm.errors import RequestError
@@ -48,7 +47,6 @@ class Inbox:
         quarantine: Quarantine,
         stage: Stage,
         load_reporter: LoadReporter,
-        reservation: Reservation,
         lost_requests: LostRequests,
         transfers: KVTransfers,
         ready: Ready,
@@ -62,7 +60,6 @@ class Inbox:
         self._quarantine = quarantine
         self._stage = stage
         self._load_reporter = load_reporter
-        self._reservation = reservation
         self._lost_requests = lost_requests
         self._transfers = transfers
         self._ready = ready
@@ -90,8 +87,7 @@ class Inbox:
             case Call(epoch, number, method, args) if epoch == self._ready.epoch:
                 self._call(client, number, method, args)
             case Reserve(epoch) if epoch == self._ready.epoch:
-                if self._reservation.begin_or_extend():
-                    self._load_reporter.send(at_once=True)
+                self._load_reporter.reserve()
                 return False
             case _:
                 return False  # It is a heartbeat, which `seen` noted, or a message of an earlier epoch.

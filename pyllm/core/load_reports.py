@@ -9,8 +9,7 @@ from typing import NamedTuple
 from pyllm._rust import Scheduler
 from pyllm.core.clients import Clients
 from pyllm.core.faults.lost_requests import LostRequests
-from pyllm.core.reservation import Reservation
-from pyllm.wire.messages import LoadReport
+from pyllm.wire.messages import RESERVATION, LoadReport
 
 INTERVAL = 0.02  # least seconds between load reports: a client's data is at most this and one step old
 PARTS_AT_ONCE = 8  # of a snapshot of a large cache; each has at most 150 kB
@@ -32,7 +31,6 @@ class LoadReporter:
         self,
         scheduler: Scheduler,
         clients: Clients,
-        reservation: Reservation,
         lost_requests: LostRequests,
         *,
         epoch: int,
@@ -40,11 +38,11 @@ class LoadReporter:
     ) -> None:
         self._scheduler = scheduler
         self._clients = clients
-        self._reservation = reservation
         self._lost_requests = lost_requests
         self._epoch = epoch
         self._clock = clock
         self._sent_at = 0.0
+        self._reserved_until = 0.0
         self._told: dict[int, bytes] = {}  # the load last sent, by client
         self._numbers: dict[int, int] = {}  # the number of the next change, by client
         self._last_requests: dict[int, int] = {}
@@ -63,6 +61,17 @@ class LoadReporter:
         """Note a client's latest request; ids rise."""
         if client in self._numbers:
             self._last_requests[client] = request
+
+    def reserve(self) -> None:
+        """Reserve this core for requests that were lost with another one, as `Reserve` says.
+
+        It still takes all requests: only clients know whether another core can take them.
+        """
+        now = self._clock()
+        begins = now >= self._reserved_until
+        self._reserved_until = now + RESERVATION
+        if begins:
+            self.send(at_once=True)
 
     def send(self, *, at_once: bool = False) -> None:
         """Send changes if `INTERVAL` has passed; call it after each step, and `at_once` when there is no step."""
@@ -91,13 +100,12 @@ class LoadReporter:
         following, changes, load = packed[number]
         last_request = self._last_requests.get(client, 0)
         num_requests, num_lost_before = counts
-        reservation = self._reservation
-        told = b"%d %d %d %r %b" % (last_request, num_requests, num_lost_before, reservation.end, load)
+        reserved_for = max(0.0, self._reserved_until - self._clock())
+        end = self._reserved_until if reserved_for else 0.0
+        told = b"%d %d %d %r %b" % (last_request, num_requests, num_lost_before, end, load)
         if following == number and told == self._told.get(client):
             return False
         self._numbers[client], self._told[client] = following, told
-        report = LoadReport(
-            self._epoch, last_request, num_requests, changes, load, num_lost_before, reservation.seconds_left
-        )
+        report = LoadReport(self._epoch, last_request, num_requests, changes, load, num_lost_before, reserved_for)
         self._clients.post(client, report)
         return len(changes) >= PART_BYTES

@@ -12,10 +12,7 @@ import msgspec
 PROTOCOL_VERSION = 2
 CLEARING_TOKENS = 8  # of each sample: after this many from a core, a request is not suspected of having crashed it
 LOSSES_TO_RUN_ALONE = 2  # cores in a row that were lost with a request, after which the next one runs it by itself
-# Seconds that one `Reserve` lasts, and the longest reservation if clients ask again. The core then cannot be reserved
-# for as long as it was, so it takes all requests at least half of the time.
-RESERVATION = 5.0
-MAX_RESERVATION = 30.0
+RESERVATION = 5.0  # seconds that one `Reserve` lasts
 MAX_REQUEST_REPORTS = 2000  # in one reply to the call `requests`
 
 
@@ -232,7 +229,7 @@ class Call(Message, frozen=True):
 class Reserve(Message, frozen=True):
     """Reserve the core for requests that were lost with another one. `LoadReport.reserved_for` tells all clients.
 
-    Lasts `RESERVATION` seconds; ask again to extend it. A refused `Reserve` has no answer.
+    Lasts `RESERVATION` seconds; ask again to extend it.
     """
 
     epoch: int

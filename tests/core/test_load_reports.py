@@ -7,9 +7,8 @@ from pyllm._rust import Placement
 from pyllm.core.clients import Clients
 from pyllm.core.faults.lost_requests import LostRequests
 from pyllm.core.load_reports import INTERVAL, PART_BYTES, PARTS_AT_ONCE, LoadReporter
-from pyllm.core.reservation import Reservation
-from pyllm.wire.messages import PROTOCOL_VERSION, CoreMessage, Hello, LoadReport
-from tests.core.raw_engine import Engine
+from pyllm.wire.messages import PROTOCOL_VERSION, RESERVATION, CoreMessage, Hello, LoadReport, Reserve
+from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
 
 PROMPT = list(range(1, 4 * BLOCK_SIZE + 2))
@@ -117,10 +116,48 @@ def test_a_large_cache_is_told_in_parts_of_which_one_turn_takes_several() -> Non
 
     clients = Clients(Sender(), lambda client: None, lambda client: None)
     cache: Any = LargeCache()  # as much of a scheduler as is asked for
-    reservation, lost_requests = Reservation(lambda: 0.0), LostRequests(cache)
-    reporter = LoadReporter(cache, clients, reservation, lost_requests, epoch=1, clock=lambda: 0.0)
+    reporter = LoadReporter(cache, clients, LostRequests(cache), epoch=1, clock=lambda: 0.0)
     reporter.add(clients.register(b"client"))
     reporter.send(at_once=True)
     assert len(sent) == PARTS_AT_ONCE
     reporter.send(at_once=True)
     assert len(sent) == 12
+
+
+def reserved_for(engine: Engine) -> list[tuple[bytes, float]]:
+    """The reservation that each client was told of since the last call."""
+    told = [(identity, each.reserved_for) for identity, each in engine.sent if isinstance(each, LoadReport)]
+    engine.sent.clear()
+    return told
+
+
+def test_all_clients_hear_at_once_that_a_core_is_reserved_and_that_it_is_no_longer() -> None:
+    engine = listening()
+    engine.receive(Hello(PROTOCOL_VERSION, wants_load_reports=True), b"other")
+    engine.sent.clear()
+    for ask in range(3):
+        engine.receive(Reserve(EPOCH), b"other" if ask else b"client")
+        engine.core.beat()
+        assert reserved_for(engine) == [(b"client", RESERVATION), (b"other", RESERVATION)]
+        engine.now += RESERVATION / 2
+        engine.core.beat()
+        assert not reserved_for(engine)  # Nothing is new.
+    engine.now += RESERVATION / 2
+    engine.core.beat()
+    assert reserved_for(engine) == [(b"client", 0.0), (b"other", 0.0)]
+
+
+def test_a_new_client_hears_how_long_a_reservation_lasts() -> None:
+    engine = listening()
+    engine.receive(Reserve(EPOCH))
+    engine.now += 1.0
+    engine.sent.clear()
+    engine.receive(Hello(PROTOCOL_VERSION, wants_load_reports=True), b"third")
+    assert reserved_for(engine) == [(b"third", RESERVATION - 1.0)]
+
+
+def test_a_reservation_of_the_core_before_changes_nothing() -> None:
+    engine = listening()
+    engine.sent.clear()
+    engine.receive(Reserve(EPOCH - 1))
+    assert not reserved_for(engine)
