@@ -96,11 +96,9 @@ def load(model: str, device: str, dtype: str, streams: Sequence[int] = STREAMS) 
             yield {
                 "name": "gpu.load",
                 "streams": number,
-                "value": figures.output_tokens_per_s,
+                "value": figures["output_tokens_per_s"],
                 "unit": "tokens/s",
-                "ttft_p50_ms": figures.ttft_p50_ms,
-                "itl_p50_ms": figures.itl_p50_ms,
-                "itl_p99_ms": figures.itl_p99_ms,
+                **{name: figures[name] for name in ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms")},
             }
 
 

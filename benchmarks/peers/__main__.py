@@ -18,13 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from benchmarks.peers.comparison import ROWS, Measurement, compare, rows_of_file
 from benchmarks.peers.peer_server import MODEL, Server, per_second
 from benchmarks.servers.load import (
     MIXED_SEED,
-    Request,
     conversation_requests,
     equal_requests,
     measure,
@@ -32,6 +29,7 @@ from benchmarks.servers.load import (
     natural_requests,
     warm_up_requests,
 )
+from pyllm.bench.prompt_sets import Prompt
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.machine import cpu_features
 
@@ -53,9 +51,9 @@ SHARED_CACHE = ("--kv-cache-memory-bytes", "4GiB")  # 32 of the longest prompts 
 class Workload(NamedTuple):
     """Requests, and the number at once. The requests `before` are sent first, and not measured."""
 
-    requests: list[Request]
+    requests: list[Prompt]
     concurrency: int
-    before: tuple[Request, ...] = ()
+    before: tuple[Prompt, ...] = ()
 
 
 # Seeds differ, so that no workload finds another's prompts in a cache.
@@ -244,7 +242,7 @@ def measured(peer: Peer, workloads: Sequence[str], folder: Path) -> Iterator[Mea
             yield {
                 **about,
                 "workload": name,
-                **msgspec.to_builtins(figures),
+                **figures,
                 "cores": cores._asdict(),
                 "ready_s": server.ready_seconds,
                 "memory_mb": server.memory(),

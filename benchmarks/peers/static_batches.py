@@ -12,7 +12,8 @@ import time
 import torch
 
 from benchmarks.peers.peer_models import transformers_model, transformers_tokenizer
-from benchmarks.servers.load import MIXED_SEED, Request, mixed_requests, warm_up_requests
+from benchmarks.servers.load import MIXED_SEED, mixed_requests, warm_up_requests
+from pyllm.bench.prompt_sets import Prompt
 from pyllm.checkpoint.reader import read_checkpoint
 
 
@@ -26,8 +27,8 @@ def main() -> None:
     model.generation_config.pad_token_id = tokenizer.pad_token_id
 
     @torch.inference_mode()
-    def generate(batch: list[Request]) -> None:
-        inputs = tokenizer([request.prompt for request in batch], padding=True, return_tensors="pt")
+    def generate(batch: list[Prompt]) -> None:
+        inputs = tokenizer([request.text for request in batch], padding=True, return_tensors="pt")
         length = max(request.output_tokens for request in batch)
         ids = model.generate(**inputs, do_sample=False, min_new_tokens=length, max_new_tokens=length)
         assert ids.shape[1] == inputs["input_ids"].shape[1] + length

@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.record import Record
-from benchmarks.servers.load import Request, natural_requests
+from benchmarks.servers.load import natural_requests
+from pyllm.bench.prompt_sets import Prompt
 
 STREAMS = 8
 WORDS = 80
@@ -48,9 +49,9 @@ def run() -> Iterator[Record]:
         }
 
 
-def _workloads() -> dict[str, list[Request]]:
+def _workloads() -> dict[str, list[Prompt]]:
     random = Random(STREAMS)
-    mixed = [request._replace(output_tokens=random.randint(16, 240)) for request in natural_requests(16, WORDS, 0)]
+    mixed = [Prompt(request.text, random.randint(16, 240)) for request in natural_requests(16, WORDS, 0)]
     return {"equal lengths": natural_requests(STREAMS, WORDS, 128), "mixed lengths": mixed}
 
 
@@ -59,9 +60,9 @@ def _in_process(measure: Callable[[str], Rates], folder: str) -> Rates:
         return process.submit(measure, folder).result()
 
 
-def _rate(answer: Callable[[list[Request]], int], requests: list[Request]) -> float:
+def _rate(answer: Callable[[list[Prompt]], int], requests: list[Prompt]) -> float:
     """Tokens a second; `answer` returns the number of tokens."""
-    answer([request._replace(output_tokens=8) for request in requests])  # memory is touched, and kernels chosen
+    answer([Prompt(request.text, 8) for request in requests])  # memory is touched, and kernels chosen
     begin = time.perf_counter()
     answered = answer(requests)
     seconds = time.perf_counter() - begin
@@ -82,12 +83,12 @@ def _by_ours(folder: str) -> Rates:
         chosen = {"model_impl": implementation, "quantization": quantization, **options}
         with LLM(folder, enable_prefix_caching=False, **chosen) as llm:
 
-            def answer(requests: list[Request], llm: LLM = llm) -> int:
+            def answer(requests: list[Prompt], llm: LLM = llm) -> int:
                 params = [
                     SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
                     for request in requests
                 ]
-                outputs = llm.generate([request.prompt for request in requests], params)
+                outputs = llm.generate([request.text for request in requests], params)
                 return sum(len(output.outputs[0].token_ids) for output in outputs)
 
             for kind, requests in _workloads().items():
@@ -106,16 +107,16 @@ def _by_theirs(folder: str) -> Rates:
     config = GenerationConfig(max_new_tokens=256, do_sample=False, eos_token_id=-1, pad_token_id=tokenizer.pad_token_id)
 
     @torch.inference_mode()
-    def generate(requests: list[Request]) -> int:
+    def generate(requests: list[Prompt]) -> int:
         for first in range(0, len(requests), STREAMS):
             batch = requests[first : first + STREAMS]
-            inputs = tokenizer([request.prompt for request in batch], padding=True, return_tensors="pt")
+            inputs = tokenizer([request.text for request in batch], padding=True, return_tensors="pt")
             longest = max(request.output_tokens for request in batch)
             model.generate(**inputs, generation_config=config, max_new_tokens=longest)
         return sum(request.output_tokens for request in requests)  # what follows an answer's own length is of no use
 
-    def continuous_batching(requests: list[Request]) -> int:
-        waiting = [(tokenizer(request.prompt)["input_ids"], request.output_tokens) for request in requests]
+    def continuous_batching(requests: list[Prompt]) -> int:
+        waiting = [(tokenizer(request.text)["input_ids"], request.output_tokens) for request in requests]
         made = running = 0
         with model.continuous_batching_context_manager(generation_config=config) as manager:
             while waiting or running:

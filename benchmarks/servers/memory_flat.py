@@ -34,7 +34,7 @@ def main() -> None:
             while time.monotonic() < begun + minutes * 60:
                 requests = mixed_requests(ROUND, LEAST, MOST, seed=rounds % ROUNDS)
                 figures = asyncio.run(measure(server.address, server.model(), requests, STREAMS))
-                tokens += figures.output_tokens_per_s * figures.seconds
+                tokens += figures["output_tokens_per_s"] * figures["seconds"]
                 rounds += 1
         spans = sampler.spans(begun + minutes * 60 * WARM_UP)
     flat = all(span["ratio"] <= BOUND for span in spans)

@@ -56,7 +56,7 @@ def _step_us() -> float:
     """The median time between a stream's tokens, of `ROWS` streams on the embedded model."""
     with Server() as server:
         requests = equal_requests(ROWS, 16, TOKENS)
-        return asyncio.run(measure(server.address, server.model(), requests, ROWS)).itl_p50_ms * 1e3
+        return asyncio.run(measure(server.address, server.model(), requests, ROWS))["itl_p50_ms"] * 1e3
 
 
 def _us(function: Callable[[], object]) -> float:

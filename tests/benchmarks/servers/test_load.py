@@ -3,22 +3,22 @@
 import pytest
 
 from benchmarks.servers.load import (
-    Request,
     conversation_requests,
     equal_requests,
     measure,
     mixed_requests,
     natural_requests,
 )
+from pyllm.bench.prompt_sets import Prompt
 from tests.bench.scripted_server import Script, scripted_server
 
 
 async def test_the_figures_of_a_load() -> None:
     async with scripted_server() as server:
-        figures = await measure(server.address, "scripted", [Request("two words", 3)] * 5, 2)
-    assert (figures.requests, figures.concurrency, figures.prompt_tokens) == (5, 2, 2)
-    assert figures.tokens_per_chunk == 1.0
-    assert 0 <= figures.ttft_p50_ms <= figures.e2e_p50_ms
+        figures = await measure(server.address, "scripted", [Prompt("two words", 3)] * 5, 2)
+    assert (figures["requests"], figures["concurrency"], figures["prompt_tokens"]) == (5, 2, 2)
+    assert figures["tokens_per_chunk"] == 1.0
+    assert 0 <= figures["ttft_p50_ms"] <= figures["e2e_p50_ms"]
     body = server.sent[0].body
     assert (body["prompt"], body["max_tokens"], body["temperature"]) == ("two words", 3, 0)
     assert body["ignore_eos"]
@@ -36,11 +36,11 @@ async def test_the_figures_of_a_load() -> None:
 async def test_a_load_with_an_answer_that_is_not_whole_gives_no_figures(script: Script, what: str) -> None:
     async with scripted_server(script) as server:
         with pytest.raises(RuntimeError, match=what):
-            await measure(server.address, "scripted", [Request("a prompt", 3)], 1)
+            await measure(server.address, "scripted", [Prompt("a prompt", 3)], 1)
 
 
 def test_prompts_share_what_they_are_told_to_and_no_more() -> None:
-    prompts = [request.prompt.split() for request in equal_requests(4, 30, 7, shared_tokens=20, seed=3)]
+    prompts = [request.text.split() for request in equal_requests(4, 30, 7, shared_tokens=20, seed=3)]
     assert {len(prompt) for prompt in prompts} == {30}
     assert len({tuple(prompt[:20]) for prompt in prompts}) == 1
     assert len({tuple(prompt[20:]) for prompt in prompts}) == 4
@@ -48,7 +48,7 @@ def test_prompts_share_what_they_are_told_to_and_no_more() -> None:
 
 
 def test_natural_prompts_begin_sentences_and_share_no_beginning() -> None:
-    prompts = [request.prompt for request in natural_requests(64, 80, 7, seed=3)]
+    prompts = [request.text for request in natural_requests(64, 80, 7, seed=3)]
     assert {len(prompt.split()) for prompt in prompts} == {80}
     assert len({tuple(prompt.split()[:8]) for prompt in prompts}) == 64
     assert natural_requests(4, 80, 7, 3) == natural_requests(4, 80, 7, 3) != natural_requests(4, 80, 7, 4)
@@ -56,12 +56,12 @@ def test_natural_prompts_begin_sentences_and_share_no_beginning() -> None:
 
 def test_mixed_requests_keep_to_their_bounds() -> None:
     requests = mixed_requests(200, 5, 9)
-    assert {len(request.prompt.split()) for request in requests} == {5, 6, 7, 8, 9}
+    assert {len(request.text.split()) for request in requests} == {5, 6, 7, 8, 9}
     assert {request.output_tokens for request in requests} == {5, 6, 7, 8, 9}
 
 
 def test_conversations_grow_and_share_nothing_with_others() -> None:
-    requests = [request.prompt.split() for request in conversation_requests(50, (1, 2), 20, 8)]
+    requests = [request.text.split() for request in conversation_requests(50, (1, 2), 20, 8)]
     assert [len(prompt) for prompt in requests] == 50 * [20] + 50 * [40]
     assert all(later[:20] == first for first, later in zip(requests[:50], requests[50:], strict=True))
     assert len({tuple(prompt[:8]) for prompt in requests}) == 50
