@@ -5,8 +5,7 @@ Knows no model and no socket. Use it on the thread that runs the steps, as both 
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +16,7 @@ from torch.autograd.profiler import profile as torch_profile
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.plan_layout import PLAN_SECTIONS
 from pyllm.wire.profiles import MAX_TRACE_EVENTS, OpKind, OpTime, RankProfile, RankTimes
-from pyllm.workers.trace_events import Span, Spans, StepSpan, Totals, chrome_events, self_times, totals
+from pyllm.workers.trace_events import Span, StepSpan, Track, chrome_events, self_times
 
 _NAMES = [name for name, _ in PLAN_SECTIONS]
 _TOKENS, _ROWS = _NAMES.index("tokens"), _NAMES.index("slots")
@@ -88,58 +87,55 @@ class StepProfiler:
     def finish(self, rank: int, origin: int, *, with_trace: bool) -> RankProfile:
         """Stop recording and return the totals; the times of a trace begin at `origin`, nanoseconds of Unix time."""
         self.stop()
-        of_rust = self._rust.totals()
-        hosts, gpus = self._spans()
+        of_rust, tracks = self._rust.totals(), self._tracks()
         wall = sum(step.end - step.start for step in self._steps)
-
-        def rows(kind: OpKind, found: Totals) -> list[OpTime]:
-            return [
-                OpTime(name, kind, calls, total / 1000, total / wall if wall else 0.0) for name, calls, total in found
-            ]
-
-        on_host = rows("rust", of_rust) + rows("torch", self_times(hosts.values()))
-        on_gpu = rows("gpu", totals(span for spans in gpus.values() for span in spans))
+        found: dict[OpKind, Sequence[tuple[str, int, int]]] = {
+            "rust": of_rust,
+            "torch": self_times(tracks, "torch"),
+            "gpu": self_times(tracks, "gpu"),
+        }
+        ops = [
+            OpTime(name, kind, calls, total / 1000, total / wall if wall else 0.0)
+            for kind, rows in found.items()
+            for name, calls, total in rows
+        ]
         events, untraced = b"", 0
         if with_trace:
             runs = [Span(of_rust[index][0], start, duration) for index, start, duration in self._rust.runs()]
-            events, left_out = chrome_events(rank, origin, self._steps, runs, (hosts, gpus))
+            events, left_out = chrome_events(rank, origin, self._steps, [Track("rust", "Rust ops", runs), *tracks])
             untraced = left_out + sum(calls for _, calls, _ in of_rust) - len(runs)
         times = RankTimes(
             rank=rank,
             num_steps=len(self._steps),
             num_tokens=sum(step.num_tokens for step in self._steps),
             wall_us=wall / 1000,
-            other_us=max(0.0, wall / 1000 - sum(op.total_us for op in on_host)),
+            other_us=max(0.0, wall / 1000 - sum(op.total_us for op in ops if op.kind != "gpu")),
             untraced=untraced,
-            ops=sorted(on_host + on_gpu, key=lambda op: -op.total_us),
+            ops=sorted(ops, key=lambda op: -op.total_us),
         )
         return RankProfile(times, events)
 
-    def _spans(self) -> tuple[Spans, Spans]:
+    def _tracks(self) -> list[Track]:
         results = self._torch.kineto_results
         if not self._steps or results is None:
-            return {}, {}
-        return spans_of(results.events(), self._steps[0].start, self._steps[-1].end)
+            return []
+        return tracks_of(results.events(), self._steps[0].start, self._steps[-1].end)
 
 
-def spans_of(events: Iterable[Any], first: int, last: int) -> tuple[Spans, Spans]:
-    """Kineto's events from `first` to `last`, nanoseconds of Unix time, as spans.
-
-    Returns the host's spans by thread, and the GPUs' by device and stream.
-    """
-    hosts: dict[Any, list[Span]] = defaultdict(list)
-    gpus: dict[Any, list[Span]] = defaultdict(list)
+def tracks_of(events: Iterable[Any], first: int, last: int) -> list[Track]:
+    """Kineto's events from `first` to `last`, nanoseconds of Unix time: each host thread, each stream of a GPU."""
+    tracks: dict[Any, Track] = {}
     for event in events:
         start, duration = event.start_ns(), event.duration_ns()
         # An annotation may contain ops of Rust, whose time would count twice.
         if start < first or start + duration > last or event.is_user_annotation() or event.is_hidden_event():
             continue
-        span = Span(event.name(), start, duration)
         if event.device_type() == DeviceType.CPU:
-            hosts[event.start_thread_id()].append(span)
+            track = Track("torch", f"torch ops, thread {event.start_thread_id()}", [])
         else:
-            gpus[event.device_index(), event.device_resource_id()].append(span)
-    return hosts, gpus
+            track = Track("gpu", f"GPU {event.device_index()}, stream {event.device_resource_id()}", [])
+        tracks.setdefault(track.label, track).spans.append(Span(event.name(), start, duration))
+    return sorted(tracks.values(), key=lambda track: track.kind, reverse=True)  # torch before gpu
 
 
 class _RecordedStep:

@@ -4,15 +4,15 @@ Knows neither profilers nor the content of steps.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
-from pyllm.wire.profiles import MAX_TRACE_EVENTS
+from pyllm.wire.profiles import MAX_TRACE_EVENTS, OpKind
 
-_STEPS, _RUST = 1, 2  # tracks of a rank; tracks of torch's threads and GPU streams follow
 _GZIP = 16 + zlib.MAX_WBITS  # zlib's code for this format
 _EVENTS_AT_ONCE = 1000
 
@@ -35,8 +35,12 @@ class StepSpan(NamedTuple):
     end: int
 
 
-Spans = Mapping[Any, Sequence[Span]]  # by host thread, or by device and stream
-Totals = list[tuple[str, int, int]]  # name, number of runs, and nanoseconds of all of them
+class Track(NamedTuple):
+    """The spans of one source: Rust's ops, a host thread, or a stream of a GPU."""
+
+    kind: OpKind
+    label: str
+    spans: list[Span]
 
 
 class _Event(msgspec.Struct, omit_defaults=True, gc=False):
@@ -50,50 +54,42 @@ class _Event(msgspec.Struct, omit_defaults=True, gc=False):
     args: dict[str, Any] | None = None
 
 
-def totals(spans: Iterable[Span]) -> Totals:
-    """The runs and the time of each name."""
-    return _added_up((span.name, span.duration) for span in spans)
+def self_times(tracks: Iterable[Track], kind: OpKind) -> list[tuple[str, int, int]]:
+    """Each name's runs and nanoseconds in tracks of a kind; time in inner spans of a track counts for these only."""
+    found: dict[str, tuple[int, int]] = {}
+    for track in tracks:
+        for name, duration in _without_inner(track.spans) if track.kind == kind else ():
+            runs, total = found.get(name, (0, 0))
+            found[name] = runs + 1, total + duration
+    return [(name, runs, total) for name, (runs, total) in found.items()]
 
 
-def self_times(threads: Iterable[Sequence[Span]]) -> Totals:
-    """The runs and the self time of each name: time in inner spans of the thread counts for the inner ones only."""
-    return _added_up(pair for spans in threads for pair in _without_inner(spans))
-
-
-def chrome_events(
-    rank: int, origin: int, steps: Sequence[StepSpan], rust: Sequence[Span], torch: tuple[Spans, Spans]
-) -> tuple[bytes, int]:
+def chrome_events(rank: int, origin: int, steps: Sequence[StepSpan], tracks: Sequence[Track]) -> tuple[bytes, int]:
     """The events of a rank, a JSON array in gzip, and the number of spans left out.
 
-    Times begin at `origin`, nanoseconds of Unix time. The rank is a process with a track for its steps, one for Rust's
-    ops, and one for each host thread and each GPU stream of `torch`. It has the first 100,000 spans of each kind.
+    Times begin at `origin`, nanoseconds of Unix time. The rank is a process with a track for its steps before the
+    others. It has the first 100,000 spans of each kind.
     """
-    hosts, gpus = torch
-    tracks = {_STEPS: "steps", _RUST: "Rust ops"}
-    spans = [(_RUST, "rust", span) for span in rust[:MAX_TRACE_EVENTS]]
-    left_out = len(rust) - len(spans)
-    for kind, label, threads in (("torch", "torch ops, thread", hosts), ("gpu", "GPU, stream", gpus)):
-        room = MAX_TRACE_EVENTS
-        for thread, found in sorted(threads.items()):
-            track = len(tracks) + 1
-            tracks[track] = f"{label} {thread}"
-            taken = found[:room]
-            spans += ((track, kind, span) for span in taken)
-            room -= len(taken)
-            left_out += len(found) - len(taken)
+    room = Counter({track.kind: MAX_TRACE_EVENTS for track in tracks})
+    shown, left_out = list[Track](), 0
+    for track in tracks:
+        shown.append(track._replace(spans=track.spans[: room[track.kind]]))
+        room[track.kind] -= len(shown[-1].spans)
+        left_out += len(track.spans) - len(shown[-1].spans)
 
     def events() -> Iterator[_Event]:
         yield _Event("M", rank, 0, "process_name", args={"name": f"rank {rank}"})
         yield _Event("M", rank, 0, "process_sort_index", args={"sort_index": rank})
-        for track, name in tracks.items():
-            yield _Event("M", rank, track, "thread_name", args={"name": name})
-            yield _Event("M", rank, track, "thread_sort_index", args={"sort_index": track})
+        for number, label in enumerate(("steps", *(track.label for track in shown)), 1):
+            yield _Event("M", rank, number, "thread_name", args={"name": label})
+            yield _Event("M", rank, number, "thread_sort_index", args={"sort_index": number})
         for step in steps:
             args = {"tokens": step.num_tokens, "rows": step.num_rows}
             start, duration = (step.start - origin) / 1000, (step.end - step.start) / 1000
-            yield _Event("X", rank, _STEPS, f"step {step.number}", "step", start, duration, args)
-        for track, kind, span in spans:
-            yield _Event("X", rank, track, span.name, kind, (span.start - origin) / 1000, span.duration / 1000)
+            yield _Event("X", rank, 1, f"step {step.number}", "step", start, duration, args)
+        for number, track in enumerate(shown, 2):
+            for name, start, duration in track.spans:
+                yield _Event("X", rank, number, name, track.kind, (start - origin) / 1000, duration / 1000)
 
     return _packed(events()), left_out
 
@@ -126,11 +122,3 @@ def _without_inner(spans: Sequence[Span]) -> Iterator[tuple[str, int]]:
 
 def _end(span: Span) -> int:
     return span.start + span.duration
-
-
-def _added_up(pairs: Iterable[tuple[str, int]]) -> Totals:
-    found: dict[str, tuple[int, int]] = {}
-    for name, duration in pairs:
-        runs, total = found.get(name, (0, 0))
-        found[name] = runs + 1, total + duration
-    return [(name, runs, total) for name, (runs, total) in found.items()]

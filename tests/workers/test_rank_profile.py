@@ -15,8 +15,8 @@ from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.plan_layout import PLAN_SECTIONS
 from pyllm.wire.profiles import RankProfile
 from pyllm.workers.model_runner import ModelRunner
-from pyllm.workers.rank_profile import StepProfiler, spans_of
-from pyllm.workers.trace_events import Span
+from pyllm.workers.rank_profile import StepProfiler, tracks_of
+from pyllm.workers.trace_events import Span, Track
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import greedy, loaded_runner, run
@@ -196,4 +196,7 @@ def test_events_within_the_steps_are_taken_by_where_they_ran() -> None:
         Event("kernel", 12, 6, device=1),
         Event("after", 19, 2),
     ]
-    assert spans_of(events, 10, 20) == ({9: [Span("aten::mm", 10, 5)]}, {(1, 7): [Span("kernel", 12, 6)]})
+    assert tracks_of(events, 10, 20) == [
+        Track("torch", "torch ops, thread 9", [Span("aten::mm", 10, 5)]),
+        Track("gpu", "GPU 1, stream 7", [Span("kernel", 12, 6)]),
+    ]
