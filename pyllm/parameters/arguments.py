@@ -7,10 +7,11 @@ import math
 import numbers
 import reprlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
-from types import UnionType
-from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -100,6 +101,35 @@ def check_range(name: str, value: Any, declaration: Meta) -> None:
     least, above, most = declaration.ge, declaration.gt, declaration.le
     holds = (least is None or value >= least) and (above is None or value > above) and (most is None or value <= most)
     check(name, value, holds, (declaration.extra or {}).get(_ALLOWED) or _range(least, above, most))
+
+
+class NumberReader:
+    """Reads the numbers and flags of structs of one `kind` by the types of its fields, except those of `names`.
+
+    Numbers of numpy become Python's. Servers make parameters several times for each request, so values that are right
+    already are cheap.
+    """
+
+    def __init__(self, kind: type[msgspec.Struct], names: Collection[str] = ()) -> None:
+        types = get_type_hints(kind)
+        self._groups = [
+            (types_of_values, fields, attrgetter(*fields, fields[0]), read)  # A getter of one field gives no tuple.
+            for annotation, types_of_values, read in _NUMBERS
+            if (fields := [name for name, own in types.items() if own == annotation and name not in names])
+        ]
+
+    def read(self, params: msgspec.Struct) -> None:
+        """Set the values of other types to those that they stand for.
+
+        Raises:
+            RequestError: a value is neither a number nor a flag.
+        """
+        for types, names, values_of, read in self._groups:
+            if types.issuperset(map(type, values_of(params))):
+                continue
+            for name in names:
+                if type(value := getattr(params, name)) not in types:
+                    msgspec.structs.force_setattr(params, name, read(name, value))
 
 
 class RangeChecks:
@@ -214,6 +244,16 @@ def token_ids(name: str, value: object) -> Sequence[int]:
         odd = next(each for each in value if not isinstance(each, numbers.Integral) or isinstance(each, bool))
         raise RequestError(f"{name} must be a list of token ids, got one with {shown(odd)}", root_of(name))
     refuse(name, value, "a list of token ids")
+
+
+# The types of fields, those of their values, and the function that reads another value.
+_NUMBERS: tuple[tuple[Any, frozenset[type], Callable[[str, object], object]], ...] = (
+    (int, frozenset({int}), integer),
+    (int | None, frozenset({int, NoneType}), integer),
+    (float, frozenset({float}), number),
+    (float | None, frozenset({float, NoneType}), number),
+    (bool, frozenset({bool}), flag),
+)
 
 
 def mapping(name: str, value: object) -> Mapping[Any, Any]:

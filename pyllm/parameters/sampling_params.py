@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from operator import attrgetter, is_
-from types import NoneType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -13,11 +12,11 @@ from pyllm.errors import Field, RequestError
 from pyllm.parameters import vllm_parameters
 from pyllm.parameters.arguments import (
     NamedParameters,
+    NumberReader,
     RangeChecks,
     as_list,
     check,
     declared,
-    flag,
     instance,
     integer,
     mapping,
@@ -294,19 +293,10 @@ class SamplingParams(
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
     def _read_types(self) -> None:
-        # Servers make these several times for each request, so values of the right types must be cheap.
-        if set(map(type, _NUMBERS_OF(self))) != {float}:
-            for name in _NUMBERS:
-                setattr(self, name, number(name, getattr(self, name)))
-        if set(map(type, _INTEGERS_OF(self))) != {int}:
-            for name in _INTEGERS:
-                setattr(self, name, integer(name, getattr(self, name)))
-        if not set(map(type, _OPTIONAL_INTEGERS_OF(self))) <= {int, NoneType}:
-            for name in _OPTIONAL_INTEGERS:
-                setattr(self, name, _count(name, getattr(self, name)))
-        if set(map(type, _FLAGS_OF(self))) != {bool}:
-            for name in _FLAGS:
-                setattr(self, name, flag(name, getattr(self, name)))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is True:
+                setattr(self, name, 1)  # as in vLLM
+        _NUMBERS.read(self)
         self._read_lists()
         if self.structured_outputs is not None:
             instance("structured_outputs", self.structured_outputs, StructuredOutputsParams)
@@ -416,12 +406,6 @@ class SamplingParams(
                 raise RequestError(text, field.name)
 
 
-def _names(*kinds: Any) -> tuple[str, ...]:
-    """The parameters of these types, without those that have one value."""
-    types = get_type_hints(SamplingParams)
-    return tuple(name for name in SamplingParams.__struct_fields__ if types[name] in kinds and name not in _FIXED)
-
-
 def arguments_by_plugin(arguments: Mapping[str, Any], plugins: Collection[str]) -> dict[str, Any]:
     """The arguments of each logits processor or sampler, by its name, from a request's `extra_args`.
 
@@ -445,19 +429,11 @@ def arguments_by_plugin(arguments: Mapping[str, Any], plugins: Collection[str]) 
     return dict.fromkeys(plugins, others)
 
 
-def _count(name: str, value: object) -> int | None:
-    if value is True and name in ("logprobs", "prompt_logprobs"):
-        return 1  # as in vLLM
-    return None if value is None else integer(name, value)
-
-
 def _check_tokens(name: str, tokens: Iterable[int]) -> None:
     for token in tokens:
         check(name, token, 0 <= token < 2**31, "token ids, 0 or more")
 
 
-_NUMBERS, _INTEGERS, _OPTIONAL_INTEGERS, _FLAGS = _names(float), _names(int), _names(int | None), _names(bool)
-_NUMBERS_OF, _INTEGERS_OF = attrgetter(*_NUMBERS), attrgetter(*_INTEGERS)
-_OPTIONAL_INTEGERS_OF, _FLAGS_OF = attrgetter(*_OPTIONAL_INTEGERS), attrgetter(*_FLAGS)
+_NUMBERS = NumberReader(SamplingParams, _FIXED)
 _FIXED_OF, _FIXED_DEFAULTS = attrgetter(*_FIXED), tuple(parameter.values[0] for parameter in _FIXED.values())
 _RANGES = RangeChecks(SamplingParams)
