@@ -106,17 +106,19 @@ def check_range(name: str, value: Any, declaration: Meta) -> None:
 class NumberReader:
     """Reads the numbers and flags of structs of one `kind` by the types of its fields, except those of `names`.
 
-    Numbers of numpy become Python's. Servers make parameters several times for each request, so values that are right
-    already are cheap.
+    Numbers of numpy become Python's.
     """
 
     def __init__(self, kind: type[msgspec.Struct], names: Collection[str] = ()) -> None:
-        types = get_type_hints(kind)
-        self._groups = [
-            (types_of_values, fields, attrgetter(*fields, fields[0]), read)  # A getter of one field gives no tuple.
-            for annotation, types_of_values, read in _NUMBERS
-            if (fields := [name for name, own in types.items() if own == annotation and name not in names])
-        ]
+        self._readers = {
+            name: (types, read)
+            for name, own in get_type_hints(kind).items()
+            for annotation, types, read in _NUMBERS
+            if own == annotation and name not in names
+        }
+        self._values_of = attrgetter(*self._readers)
+        # Types of values that need no reading. Servers make parameters for each request, nearly all of them such.
+        self._right: set[tuple[type, ...]] = set()
 
     def read(self, params: msgspec.Struct) -> None:
         """Set the values of other types to those that they stand for.
@@ -124,12 +126,12 @@ class NumberReader:
         Raises:
             RequestError: a value is neither a number nor a flag.
         """
-        for types, names, values_of, read in self._groups:
-            if types.issuperset(map(type, values_of(params))):
-                continue
-            for name in names:
-                if type(value := getattr(params, name)) not in types:
-                    msgspec.structs.force_setattr(params, name, read(name, value))
+        if tuple(map(type, self._values_of(params))) in self._right:
+            return
+        for name, (types, read) in self._readers.items():
+            if type(value := getattr(params, name)) not in types:
+                msgspec.structs.force_setattr(params, name, read(name, value))
+        self._right.add(tuple(map(type, self._values_of(params))))
 
 
 class RangeChecks:
@@ -174,14 +176,14 @@ def shown(value: object) -> str:
 
 def integer(name: str, value: object) -> int:
     """A whole number; raises RequestError for anything else."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+    if type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool)):
         return int(value)
     refuse(name, value, "a whole number")
 
 
 def number(name: str, value: object) -> float:
     """A number that is no NaN; raises RequestError for anything else."""
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if type(value) is float or (isinstance(value, numbers.Real) and not isinstance(value, bool)):
         try:
             read = float(value)
         except OverflowError:
@@ -258,7 +260,7 @@ _NUMBERS: tuple[tuple[Any, frozenset[type], Callable[[str, object], object]], ..
 
 def mapping(name: str, value: object) -> Mapping[Any, Any]:
     """A dict or another mapping; raises RequestError for anything else."""
-    return value if isinstance(value, Mapping) else refuse(name, value, "a dict")
+    return value if type(value) is dict or isinstance(value, Mapping) else refuse(name, value, "a dict")
 
 
 def instance(name: str, value: object, kind: type[Kind]) -> Kind:
