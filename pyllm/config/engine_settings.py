@@ -104,6 +104,17 @@ class CacheConfig(ConfigPart, frozen=True):
     ] = False
 
 
+# The settings of the cache that the scheduler has under the same names.
+CACHE_SETTINGS_OF_SCHEDULER = (
+    "block_size",
+    "enable_prefix_caching",
+    "max_pinned_blocks",
+    "prefix_hash",
+    "prefix_hash_seed",
+    "enable_kv_cache_events",
+)
+
+
 class KVEventsConfig(ConfigPart, frozen=True):
     """The publisher of the prefix cache's events, in vLLM's frames."""
 
@@ -199,6 +210,10 @@ class SchedulerConfig(ConfigPart, frozen=True):
             "default: 5 with the Rust kernels, else 0"
         ),
     ] = None
+
+
+# Settings of `SchedulerConfig` that cannot change while the engine runs; `reconfigure` sets the others.
+FIXED_SCHEDULER_SETTINGS = ("max_num_seqs", "scheduler_recording", "async_scheduling", "num_speculative_tokens")
 
 
 class ParallelConfig(ConfigPart, frozen=True):

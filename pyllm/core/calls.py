@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from pyllm._rust import Scheduler
-from pyllm.config.engine_settings import EngineConfig, SchedulerConfig
+from pyllm.config.engine_settings import FIXED_SCHEDULER_SETTINGS, EngineConfig, SchedulerConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.executors.host_inventory import HostInventory
@@ -25,8 +25,7 @@ from pyllm.wire.ipc import MAX_MESSAGE_BYTES
 from pyllm.wire.messages import MAX_REQUEST_REPORTS
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome
 
-FIXED = ("max_num_seqs", "scheduler_recording", "async_scheduling", "num_speculative_tokens")
-LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED)  # set by `reconfigure`
+LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED_SCHEDULER_SETTINGS)
 LOG_LEVEL = "log_level"  # also changed by `reconfigure` if the core is a process of its own
 LEAST_BUDGET = 16  # tokens of a step; a lack of memory does not lower the budget further
 MAX_EVENTS = 10_000  # in one reply

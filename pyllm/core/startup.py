@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllm._rust import Scheduler, SchedulerError
-from pyllm.config.engine_settings import EngineConfig, ParallelConfig, is_rust
+from pyllm.config.engine_settings import CACHE_SETTINGS_OF_SCHEDULER, EngineConfig, ParallelConfig, is_rust
 from pyllm.config.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.config.process_config import CoreConfig
 from pyllm.config.rank_coordinates import num_ranks, ranks_of_stage
@@ -138,18 +138,13 @@ def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: A
     """The scheduler, from the settings and `measured` or derived values. Raises SchedulerError."""
     engine = config.engine
     return Scheduler(
-        block_size=engine.cache.block_size,
         max_num_seqs=engine.scheduler.max_num_seqs,
         vocab_size=config.checkpoint.spec.vocab_size,
         kv_groups=[{"window": group.window} for group in groups],
-        enable_prefix_caching=engine.cache.enable_prefix_caching,
-        max_pinned_blocks=engine.cache.max_pinned_blocks,
-        prefix_hash=engine.cache.prefix_hash,
-        prefix_hash_seed=engine.cache.prefix_hash_seed,
         separate_outputs=bool(engine.sparse.sparse_attention),
-        enable_kv_cache_events=engine.cache.enable_kv_cache_events,
         num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
         pipeline_parallel_size=engine.parallel.pipeline_parallel_size,
+        **{name: getattr(engine.cache, name) for name in CACHE_SETTINGS_OF_SCHEDULER},
         **measured,
         **live_settings(engine.scheduler),
     )

@@ -429,7 +429,8 @@ class AsyncEngine:
         too_long = refuse_prompt if truncation is None else None
         (tokens,) = await encoder.encode([prompt.content], too_long=too_long)
         truncated = tokens if truncation is None else truncation.kept(tokens)
-        params = await resolve_texts_aside(self._markers.resolve_plain(params), self.tokenizer)
+        self._markers.resolve_plain(params)
+        await resolve_texts_aside(params, self.tokenizer)
         if name in self._processors:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()

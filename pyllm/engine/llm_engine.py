@@ -128,7 +128,8 @@ class LLMEngine:
             raise RequestError(f"request {request_id!r} is running already", "request_id")
         params = copy(instance("params", self._default_params if params is None else params, SamplingParams))
         params.validate()
-        params = resolve_texts(self._markers.resolve_plain(params), self.tokenizer)
+        self._markers.resolve_plain(params)
+        resolve_texts(params, self.tokenizer)
         read = read_prompt(prompt, with_priority(scheduling, priority))
         content, model = read.content, self._client.model
         tokens = known_tokens(self.tokenizer.encode(content) if isinstance(content, str) else content, model.vocab_size)

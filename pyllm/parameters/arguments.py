@@ -7,10 +7,11 @@ import math
 import numbers
 import reprlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
-from types import UnionType
-from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -102,6 +103,37 @@ def check_range(name: str, value: Any, declaration: Meta) -> None:
     check(name, value, holds, (declaration.extra or {}).get(_ALLOWED) or _range(least, above, most))
 
 
+class NumberReader:
+    """Reads the numbers and flags of structs of one `kind` by the types of its fields, except those of `names`.
+
+    Numbers of numpy become Python's.
+    """
+
+    def __init__(self, kind: type[msgspec.Struct], names: Collection[str] = ()) -> None:
+        self._readers = {
+            name: (types, read)
+            for name, own in get_type_hints(kind).items()
+            for annotation, types, read in _NUMBERS
+            if own == annotation and name not in names
+        }
+        self._values_of = attrgetter(*self._readers)
+        # Types of values that need no reading. Servers make parameters for each request, nearly all of them such.
+        self._right: set[tuple[type, ...]] = set()
+
+    def read(self, params: msgspec.Struct) -> None:
+        """Set the values of other types to those that they stand for.
+
+        Raises:
+            RequestError: a value is neither a number nor a flag.
+        """
+        if tuple(map(type, self._values_of(params))) in self._right:
+            return
+        for name, (types, read) in self._readers.items():
+            if type(value := getattr(params, name)) not in types:
+                msgspec.structs.force_setattr(params, name, read(name, value))
+        self._right.add(tuple(map(type, self._values_of(params))))
+
+
 class RangeChecks:
     """Checks the numbers of structs that have fields with the names of those of `kind`, by the ranges declared there.
 
@@ -144,14 +176,14 @@ def shown(value: object) -> str:
 
 def integer(name: str, value: object) -> int:
     """A whole number; raises RequestError for anything else."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+    if type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool)):
         return int(value)
     refuse(name, value, "a whole number")
 
 
 def number(name: str, value: object) -> float:
     """A number that is no NaN; raises RequestError for anything else."""
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if type(value) is float or (isinstance(value, numbers.Real) and not isinstance(value, bool)):
         try:
             read = float(value)
         except OverflowError:
@@ -216,9 +248,19 @@ def token_ids(name: str, value: object) -> Sequence[int]:
     refuse(name, value, "a list of token ids")
 
 
+# The types of fields, those of their values, and the function that reads another value.
+_NUMBERS: tuple[tuple[Any, frozenset[type], Callable[[str, object], object]], ...] = (
+    (int, frozenset({int}), integer),
+    (int | None, frozenset({int, NoneType}), integer),
+    (float, frozenset({float}), number),
+    (float | None, frozenset({float, NoneType}), number),
+    (bool, frozenset({bool}), flag),
+)
+
+
 def mapping(name: str, value: object) -> Mapping[Any, Any]:
     """A dict or another mapping; raises RequestError for anything else."""
-    return value if isinstance(value, Mapping) else refuse(name, value, "a dict")
+    return value if type(value) is dict or isinstance(value, Mapping) else refuse(name, value, "a dict")
 
 
 def instance(name: str, value: object, kind: type[Kind]) -> Kind:

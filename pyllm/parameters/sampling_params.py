@@ -1,10 +1,9 @@
 """`SamplingParams`: the checked sampling parameters of a request. Knows neither the wire nor the model's limits."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from operator import attrgetter, is_
-from types import NoneType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -13,11 +12,11 @@ from pyllm.errors import Field, RequestError
 from pyllm.parameters import vllm_parameters
 from pyllm.parameters.arguments import (
     NamedParameters,
+    NumberReader,
     RangeChecks,
     as_list,
     check,
     declared,
-    flag,
     instance,
     integer,
     mapping,
@@ -142,6 +141,7 @@ StreamInterval = Annotated[int, declared("Tokens between two outputs.", ge=1)]
 
 _FIXED = vllm_parameters.SAMPLING
 _SEQUENCES = ("bad_words_token_ids", "reasoning_start_token_ids", "reasoning_end_token_ids")
+_MOST_WORDS = {"bad_words": MAX_BAD_WORDS, **dict.fromkeys(_SEQUENCES, MAX_BAD_WORDS_TOKENS)}
 # Parameters that beam search excludes: its candidates are the model's likeliest tokens.
 _NOT_WITH_BEAMS = (
     "top_p",
@@ -294,19 +294,10 @@ class SamplingParams(
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
     def _read_types(self) -> None:
-        # Servers make these several times for each request, so values of the right types must be cheap.
-        if set(map(type, _NUMBERS_OF(self))) != {float}:
-            for name in _NUMBERS:
-                setattr(self, name, number(name, getattr(self, name)))
-        if set(map(type, _INTEGERS_OF(self))) != {int}:
-            for name in _INTEGERS:
-                setattr(self, name, integer(name, getattr(self, name)))
-        if not set(map(type, _OPTIONAL_INTEGERS_OF(self))) <= {int, NoneType}:
-            for name in _OPTIONAL_INTEGERS:
-                setattr(self, name, _count(name, getattr(self, name)))
-        if set(map(type, _FLAGS_OF(self))) != {bool}:
-            for name in _FLAGS:
-                setattr(self, name, flag(name, getattr(self, name)))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is True:
+                setattr(self, name, 1)  # as in vLLM
+        _NUMBERS.read(self)
         self._read_lists()
         if self.structured_outputs is not None:
             instance("structured_outputs", self.structured_outputs, StructuredOutputsParams)
@@ -317,24 +308,12 @@ class SamplingParams(
             vllm_parameters.refuse_other_values(_FIXED, dict(zip(_FIXED, _FIXED_OF(self), strict=True)))
 
     def _read_lists(self) -> None:
-        self.stop = () if self.stop is None else self.stop
-        if not isinstance(self.stop, str):
-            texts("stop", self.stop)
-        self.bad_words = texts("bad_words", () if self.bad_words is None else self.bad_words)
-        self.stop_token_ids = token_ids("stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)
-        for name in ("allowed_token_ids", "logprob_token_ids"):
-            if (given := getattr(self, name)) is not None:
-                setattr(self, name, token_ids(name, given))
-        for name in _SEQUENCES:
-            sequences = as_list(getattr(self, name))
-            if not isinstance(sequences, list | tuple):
-                refuse(name, sequences, "a list of lists of token ids")
-            setattr(self, name, [token_ids(name, each) for each in sequences] if sequences else ())
-        if self.logit_bias is not None:
-            biases = mapping("logit_bias", self.logit_bias)
-            self.logit_bias = {
-                integer("logit_bias", token): number("logit_bias", bias) for token, bias in biases.items()
-            }
+        for name in ("stop", "bad_words", "stop_token_ids"):
+            if getattr(self, name) is None:
+                setattr(self, name, ())
+        for name, given in zip(_LISTS, _LISTS_OF(self), strict=True):
+            if given is not None and given is not _EMPTY:  # as most are
+                setattr(self, name, _LISTS[name](name, given))
 
     def _check_outputs(self) -> None:
         if (kept := self.truncate_prompt_tokens) is not None:
@@ -343,20 +322,22 @@ class SamplingParams(
             raise RequestError("stop strings are found in text: leave detokenize out, or stop", "stop")
 
     def _check_logits_changes(self) -> None:
-        num_biases = len(self.logit_bias or {})
-        check("logit_bias", num_biases, num_biases <= MAX_LOGIT_BIASES, f"at most {MAX_LOGIT_BIASES} tokens")
-        _check_tokens("logit_bias", self.logit_bias or ())
+        if self.logit_bias:
+            num_biases = len(self.logit_bias)
+            check("logit_bias", num_biases, num_biases <= MAX_LOGIT_BIASES, f"at most {MAX_LOGIT_BIASES} tokens")
+            _check_tokens("logit_bias", self.logit_bias)
         if self.allowed_token_ids is not None:
             check("allowed_token_ids", "none", len(self.allowed_token_ids) > 0, "left out, or at least one token id")
             _check_tokens("allowed_token_ids", self.allowed_token_ids)
-        for name, most in (("bad_words", MAX_BAD_WORDS), *((name, MAX_BAD_WORDS_TOKENS) for name in _SEQUENCES)):
-            words = getattr(self, name)
-            check(name, len(words), len(words) <= most, f"at most {most}")
-            if not all(words):
-                raise RequestError(f"{name} must not contain an empty one", name)
-        num_characters = sum(map(len, self.bad_words or ()))
-        allowed = f"at most {MAX_BAD_WORD_CHARACTERS} characters together"
-        check("bad_words", num_characters, num_characters <= MAX_BAD_WORD_CHARACTERS, allowed)
+        for name, most in _MOST_WORDS.items():
+            if words := getattr(self, name):
+                check(name, len(words), len(words) <= most, f"at most {most}")
+                if not all(words):
+                    raise RequestError(f"{name} must not contain an empty one", name)
+        if self.bad_words:
+            num_characters = sum(map(len, self.bad_words))
+            allowed = f"at most {MAX_BAD_WORD_CHARACTERS} characters together"
+            check("bad_words", num_characters, num_characters <= MAX_BAD_WORD_CHARACTERS, allowed)
         for name in _SEQUENCES:
             for tokens in getattr(self, name):
                 _check_tokens(name, tokens)
@@ -416,12 +397,6 @@ class SamplingParams(
                 raise RequestError(text, field.name)
 
 
-def _names(*kinds: Any) -> tuple[str, ...]:
-    """The parameters of these types, without those that have one value."""
-    types = get_type_hints(SamplingParams)
-    return tuple(name for name in SamplingParams.__struct_fields__ if types[name] in kinds and name not in _FIXED)
-
-
 def arguments_by_plugin(arguments: Mapping[str, Any], plugins: Collection[str]) -> dict[str, Any]:
     """The arguments of each logits processor or sampler, by its name, from a request's `extra_args`.
 
@@ -445,19 +420,35 @@ def arguments_by_plugin(arguments: Mapping[str, Any], plugins: Collection[str]) 
     return dict.fromkeys(plugins, others)
 
 
-def _count(name: str, value: object) -> int | None:
-    if value is True and name in ("logprobs", "prompt_logprobs"):
-        return 1  # as in vLLM
-    return None if value is None else integer(name, value)
-
-
 def _check_tokens(name: str, tokens: Iterable[int]) -> None:
     for token in tokens:
         check(name, token, 0 <= token < 2**31, "token ids, 0 or more")
 
 
-_NUMBERS, _INTEGERS, _OPTIONAL_INTEGERS, _FLAGS = _names(float), _names(int), _names(int | None), _names(bool)
-_NUMBERS_OF, _INTEGERS_OF = attrgetter(*_NUMBERS), attrgetter(*_INTEGERS)
-_OPTIONAL_INTEGERS_OF, _FLAGS_OF = attrgetter(*_OPTIONAL_INTEGERS), attrgetter(*_FLAGS)
+def _texts_or_text(name: str, value: object) -> object:
+    return value if isinstance(value, str) else texts(name, value)
+
+
+def _token_lists(name: str, value: object) -> list[Sequence[int]]:
+    lists = as_list(value)
+    if not isinstance(lists, list | tuple):
+        refuse(name, lists, "a list of lists of token ids")
+    return [token_ids(name, each) for each in lists]
+
+
+def _biases(name: str, value: object) -> dict[int, float]:
+    return {integer(name, token): number(name, bias) for token, bias in mapping(name, value).items()}
+
+
+# The function that reads each list.
+_LISTS: dict[str, Callable[[str, object], object]] = {
+    "stop": _texts_or_text,
+    "bad_words": texts,
+    "logit_bias": _biases,
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "logprob_token_ids"), token_ids),
+    **dict.fromkeys(_SEQUENCES, _token_lists),
+}
+_LISTS_OF, _EMPTY = attrgetter(*_LISTS), ()
+_NUMBERS = NumberReader(SamplingParams, _FIXED)
 _FIXED_OF, _FIXED_DEFAULTS = attrgetter(*_FIXED), tuple(parameter.values[0] for parameter in _FIXED.values())
 _RANGES = RangeChecks(SamplingParams)

@@ -10,13 +10,12 @@ from pyllm.errors import RequestError
 from pyllm.kv_transfer.stores.store import Retention
 from pyllm.parameters.arguments import (
     NamedParameters,
+    NumberReader,
     RangeChecks,
     check,
     declared,
     instance,
-    integer,
     is_unicode,
-    number,
     text,
 )
 
@@ -84,24 +83,16 @@ class SchedulingParams(
             check(name, math.inf, getattr(self, name) != math.inf, _SECONDS)
 
     def _read_types(self) -> None:
-        # Servers make these several times for each request, so values of the right types must be cheap.
-        if type(self.priority) is not int:
-            msgspec.structs.force_setattr(self, "priority", integer("priority", self.priority))
-        if self.data_parallel_rank is not None and type(self.data_parallel_rank) is not int:
-            rank = integer("data_parallel_rank", self.data_parallel_rank)
-            msgspec.structs.force_setattr(self, "data_parallel_rank", rank)
+        _NUMBERS.read(self)
         for name in ("tenant", "name", "session", "kv_cache_retention"):
             text(name, getattr(self, name))
         if not isinstance(self.cache_salt, str) or not is_unicode(self.cache_salt):
             # It is a secret, so the error does not have it.
             kind = type(self.cache_salt).__name__
             raise RequestError(f"cache_salt must be a text of Unicode, got a {kind}", "cache_salt")
-        for name in ("timeout", "ttft_target", "tpot_target"):
-            seconds = getattr(self, name)
-            if seconds is not None and type(seconds) is not float:
-                msgspec.structs.force_setattr(self, name, number(name, seconds))
 
 
+_NUMBERS = NumberReader(SchedulingParams)
 _RANGES = RangeChecks(SchedulingParams)
 DEFAULT_SCHEDULING = SchedulingParams()
 

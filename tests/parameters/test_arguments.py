@@ -3,8 +3,9 @@
 import math
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -52,6 +53,36 @@ def test_whole_numbers_stay_what_they_are(value: int) -> None:
     assert arguments.number("a", np.float64(value)) == arguments.number("a", value) == value
     for ids in ([value], (value,), array("q", [value]), np.array([value]), torch.tensor([value]), [np.int32(value)]):
         assert list(arguments.token_ids("a", ids)) == [value]
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """A field of each type that is read, and others."""
+
+    whole: int = 0
+    most: int | None = None
+    share: Annotated[float, arguments.declared("A share.", ge=0.0)] = 0.0
+    limit: float | None = None
+    is_on: bool = False
+    name: str = ""
+    fixed: int = 0
+
+
+NUMBERS = arguments.NumberReader(Numbers, ["fixed"])
+NONE = type(None)
+FIELD_TYPES: list[set[type]] = [{int}, {int, NONE}, {float}, {float, NONE}, {bool}]
+
+
+@given(given=st.fixed_dictionaries({}, optional=dict.fromkeys(Numbers.__struct_fields__, ANYTHING)))
+def test_numbers_are_read_by_the_types_of_their_fields(given: dict[str, Any]) -> None:
+    params = Numbers(**given)
+    try:
+        NUMBERS.read(params)
+    except RequestError as error:
+        assert error.parameter in given  # noqa: PT017 - some values are no numbers
+        return
+    types = [type(value) for value in msgspec.structs.astuple(params)[:5]]
+    assert all(kind in kinds for kind, kinds in zip(types, FIELD_TYPES, strict=True))
+    assert (params.name, params.fixed) == (given.get("name", ""), given.get("fixed", 0))
 
 
 def test_errors_are_short() -> None:

@@ -11,7 +11,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
-from pyllm.frontend.http.peer_fields import PeerFields
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 from pyllm.frontend.openai.common_fields import SampledRequest
 from pyllm.parameters.arguments import declared
@@ -100,11 +99,10 @@ class Metadata(Struct, kw_only=True):
     user_id: str | None = None
 
 
-class CountTokensRequest(PeerFields, kw_only=True):
-    """`POST /v1/messages/count_tokens`: the fields of a request that make its prompt."""
+class CountTokensRequest(SampledRequest, kw_only=True):
+    """`POST /v1/messages/count_tokens`: a request for an answer, or its prompt alone. Sampling has no effect here."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
-    model: str | None = None
     system: str | list[Block] | None = None
     tools: list[ToolParam] | None = None
     tool_choice: ToolChoiceParam | None = None
@@ -119,17 +117,9 @@ class CountTokensRequest(PeerFields, kw_only=True):
     speed: Hint = "standard"
 
 
-class MessagesRequest(SampledRequest, kw_only=True):
-    """`POST /v1/messages`. The prompt's fields are those of `CountTokensRequest`: structs have one base."""
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """`POST /v1/messages`: the prompt, and how to answer it."""
 
-    messages: Annotated[list[InputMessage], Meta(min_length=1)]
-    system: str | list[Block] | None = None
-    tools: list[ToolParam] | None = None
-    tool_choice: ToolChoiceParam | None = None
-    thinking: ThinkingParam | None = None
-    output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     max_tokens: Annotated[int, declared("Most tokens of the answer.", ge=1)]
     stop_sequences: list[str] | None = None
     metadata: Metadata | None = None
@@ -152,10 +142,6 @@ class MessagesRequest(SampledRequest, kw_only=True):
     structured_outputs: Annotated[Any, unsupported_field("output_config.format")] = None
 
     service_tier: NoEffect = None
-    cache_control: NoEffect = None
-    context_management: Hint = None
-    mcp_servers: Hint = msgspec.field(default_factory=list)
-    speed: Hint = "standard"
     container: Hint = None
     diagnostics: Hint = None
     inference_geo: Hint = None

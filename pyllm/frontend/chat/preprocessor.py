@@ -6,8 +6,6 @@ from collections.abc import Sequence, Set
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from pyllm.client.submission import refuse_prompt
 from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
 from pyllm.errors import RequestError
@@ -83,7 +81,7 @@ class ChatPreprocessor:
         return (await self._encode(conversation, await self._template_of(conversation), None, ignore))[0]
 
     async def prepare(self, conversation: Conversation, params: SamplingParams, ignore: Ignore) -> Prepared:
-        """The prompt, the parameters with resolved texts and the tools' constraint, and the parser of the answer.
+        """The prompt, and the parser of the answer. Sets the tools' constraint in `params`, and resolves their texts.
 
         `ignore` is called with each field that has no effect on this model.
 
@@ -102,23 +100,26 @@ class ChatPreprocessor:
         if tool_constraint is not None:
             tool_constraint.check(self._renderer.traits(template, True).tools, ignore)
             if tool_constraint.drops_format:
-                params = msgspec.structs.replace(params, structured_outputs=None)
+                params.structured_outputs = None
             constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id, ignore)
-            params = params if constraint is None else _with_constraint(params, constraint)
-        params = await resolve_texts_aside(params, self._tokenizer, ignore)
+            if constraint is not None:
+                _constrain(params, constraint)
+        await resolve_texts_aside(params, self._tokenizer, ignore)
         too_long = refuse_prompt if conversation.truncation is None else None
         prompt, adjusted = await self._encode(conversation, template, too_long, ignore)
         opened = None
         if self._in_channels:
             opened = False
-            params = self._in_harmony(params, conversation, has_grammar=tool_constraint is not None)
+            self._keep_to_harmony(params, conversation, has_grammar=tool_constraint is not None)
         elif self.has_reasoning:
             opened = self._opens_reasoning(conversation, prompt)
-            params = self._after_reasoning(params, opened)
-        params = self.markers.resolve(params, opened is True)
+            self._let_reasoning_precede(params, opened)
+        self.markers.resolve(params, opened is True)
         separate = conversation.separate_reasoning and self.has_reasoning
         if tool_constraint is None and not self._in_channels and (opened is None or not separate):
             return Prepared([prompt], params, adjusted=adjusted)
+
+        params.skip_special_tokens = False
 
         def make_parser() -> SampleParser:
             parser = None if tool_constraint is None else tool_constraint.parser()
@@ -128,7 +129,7 @@ class ChatPreprocessor:
             calls = None if tool_constraint is None else tool_constraint.call_syntax()
             return SampleParser(parser, decoder, opened, separate, self._form, calls=calls)
 
-        return Prepared([prompt], msgspec.structs.replace(params, skip_special_tokens=False), make_parser, adjusted)
+        return Prepared([prompt], params, make_parser, adjusted)
 
     async def _encode(
         self, conversation: Conversation, template: ChatTemplate | None, too_long: RefusePrompt | None, ignore: Ignore
@@ -157,26 +158,24 @@ class ChatPreprocessor:
             raise RequestError(text, "chat_template")
         return await self._renderer.template_of(conversation.chat_template)
 
-    def _after_reasoning(self, params: SamplingParams, opened: bool) -> SamplingParams:
-        if params.structured_outputs is None:
-            return params
-        assert params.structured_outputs.grammar is not None
-        grammar = params.structured_outputs.grammar
-        grammar = after_reasoning(grammar, opened, self._tokenizer.added_token_id, self._form)
-        return msgspec.structs.replace(params, structured_outputs=ResolvedConstraint(grammar=grammar))
+    def _let_reasoning_precede(self, params: SamplingParams, opened: bool) -> None:
+        if params.structured_outputs is not None:
+            assert params.structured_outputs.grammar is not None
+            grammar = params.structured_outputs.grammar
+            grammar = after_reasoning(grammar, opened, self._tokenizer.added_token_id, self._form)
+            params.structured_outputs = ResolvedConstraint(grammar=grammar)
 
-    def _in_harmony(self, params: SamplingParams, conversation: Conversation, has_grammar: bool) -> SamplingParams:
+    def _keep_to_harmony(self, params: SamplingParams, conversation: Conversation, has_grammar: bool) -> None:
         """Apply a format to the final message only, and also stop at the tokens that end a turn in Harmony."""
         token_ids = [token for stop in HARMONY_STOPS if (token := self._tokenizer.added_token_id(stop)) is not None]
         if not params.ignore_eos:
-            stops = dict.fromkeys([*(params.stop_token_ids or ()), *token_ids])
-            params = msgspec.structs.replace(params, stop_token_ids=tuple(stops))
+            params.stop_token_ids = tuple(dict.fromkeys([*(params.stop_token_ids or ()), *token_ids]))
         if params.structured_outputs is None or has_grammar or conversation.continue_final_message:
-            return params
+            return
         assert params.structured_outputs.grammar is not None
         grammar = params.structured_outputs.grammar
         grammar = harmony_answer([], grammar, False, self._tokenizer.added_token_id)
-        return msgspec.structs.replace(params, structured_outputs=ResolvedConstraint(grammar=grammar))
+        params.structured_outputs = ResolvedConstraint(grammar=grammar)
 
     def _opens_reasoning(self, conversation: Conversation, prompt: Sequence[int]) -> bool:
         """Whether the prompt ends within reasoning. Markers in earlier messages do not count."""
@@ -187,9 +186,10 @@ class ChatPreprocessor:
         return self._tokenizer.decode(prompt[-_TAIL_TOKENS:], False).rstrip().endswith(openings)
 
 
-def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams) -> SamplingParams:
+def _constrain(params: SamplingParams, constraint: StructuredOutputsParams) -> None:
+    params.structured_outputs = constraint
     try:
-        return msgspec.structs.replace(params, structured_outputs=constraint)
+        params.validate()
     except RequestError as error:
         field = "tool_choice" if error.parameter == "structured_outputs" else error.parameter
         text = (*error.parts, " (calls that must follow a schema use structured outputs)")

@@ -3,8 +3,6 @@
 from functools import cached_property
 from typing import Self
 
-import msgspec
-
 from pyllm.errors import Field, RequestError
 from pyllm.frontend.chat.parsers.parser_selection import reasoning_form, shown_reasoning_parser
 from pyllm.frontend.chat.parsers.reasoning_parsers import ReasoningForm
@@ -41,31 +39,31 @@ class ReasoningMarkers:
             return "the model may reason in several messages, and no marker ends them all: use reasoning_effort"
         return self._unwritten
 
-    def resolve(self, params: SamplingParams, opened: bool = False) -> SamplingParams:
-        """The same parameters with the markers, if they bound the reasoning; the prompt may have `opened` it.
+    def resolve(self, params: SamplingParams, opened: bool = False) -> None:
+        """Set the markers in parameters that bound the reasoning; the prompt may have `opened` it.
 
         Raises:
             RequestError: the reasoning cannot be bounded.
         """
-        if params.thinking_token_budget is None or params.reasoning_end_token_ids:
-            return params
+        if not _needs_markers(params):
+            return
         if self.missing:
             raise RequestError(f"thinking_token_budget is not supported here: {self.missing}", "thinking_token_budget")
-        starts = [] if opened else self._starts
-        return msgspec.structs.replace(params, reasoning_start_token_ids=starts, reasoning_end_token_ids=self._ends)
+        params.reasoning_start_token_ids = () if opened else self._starts
+        params.reasoning_end_token_ids = self._ends
 
-    def resolve_plain(self, params: SamplingParams) -> SamplingParams:
-        """The parameters for a prompt that is no conversation, whose constraint would leave no room for reasoning.
+    def resolve_plain(self, params: SamplingParams) -> None:
+        """Set them for a prompt that is no conversation, whose constraint would leave no room for reasoning.
 
         Raises:
             RequestError: the reasoning cannot be bounded, or there is a constraint.
         """
-        resolved = self.resolve(params)
-        if resolved is not params and params.structured_outputs is not None:
+        needs_markers = _needs_markers(params)
+        self.resolve(params)
+        if needs_markers and params.structured_outputs is not None:
             budget, constraint = Field("thinking_token_budget"), Field("structured_outputs")
             text = (constraint, " leave no room for reasoning in a plain prompt: leave ", budget, " out")
             raise RequestError(text, budget)
-        return resolved
 
     @cached_property
     def _unwritten(self) -> str:
@@ -87,6 +85,10 @@ class ReasoningMarkers:
         assert self._form is not None
         forms = _forms([text + after for after in _SPACES for text in self._form.closings], self._tokenizer)
         return [form for form in forms if _parts(form).isdisjoint(forms)]  # A longer form matches too late.
+
+
+def _needs_markers(params: SamplingParams) -> bool:
+    return params.thinking_token_budget is not None and not params.reasoning_end_token_ids
 
 
 def _parts(form: tuple[int, ...]) -> set[tuple[int, ...]]:

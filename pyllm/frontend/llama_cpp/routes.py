@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -17,8 +16,8 @@ from pyllm.frontend.llama_cpp.protocol import Infill, InfillRequest, InfillSetti
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import output_limit, own_constraint, sample_params, scheduling_params
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate, plain_params
-from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, with_middle_stops
+from pyllm.frontend.requests.serving import begin, generate, resolve_plain
+from pyllm.frontend.text.fill_in_the_middle import add_middle_stops, files_prompt, middle_prompt
 from pyllm.parameters.arguments import check
 from pyllm.parameters.sampling_params import SamplingParams
 
@@ -51,14 +50,14 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
         check("response_fields", len(names), len(names) <= MAX_RESPONSE_FIELDS, f"at most {MAX_RESPONSE_FIELDS} names")
 
         async def prepare() -> Prepared:
-            resolved = await plain_params(state, context, params)
+            await resolve_plain(state, context, params)
             (tokens,) = await state.prompts.encode([middle])
             if not files:
-                return Prepared([tokens], resolved)
+                return Prepared([tokens], params)
             (others,) = await state.prompts.encode([files], add_special_tokens=False, too_long=None)
             # The files' end stays, as it is nearest to the gap; llama.cpp does the same.
             room = min(model.max_model_len, model.kv_cache_tokens) - len(tokens) - (params.max_tokens or LEAST_OUTPUT)
-            return Prepared([[*others[max(len(others) - max(room, 0), 0) :], *tokens]], resolved)
+            return Prepared([[*others[max(len(others) - max(room, 0), 0) :], *tokens]], params)
 
         _, generation = await generate(state, context, scheduling, params.n, prepare)
         if data.n_indent or data.t_max_predict_ms:
@@ -80,8 +79,9 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
 def _sampling_params(state: ServerState, request: InfillRequest) -> SamplingParams:
     limit = output_limit(request.max_tokens, may_be_none=True)
     params = sample_params(request, state.sampling, limit, None, own_constraint(request.structured_outputs))
-    params = with_middle_stops(params, state.tokenizer)
-    return msgspec.structs.replace(params, n=1 if request.n is None else request.n)
+    add_middle_stops(params, state.tokenizer)
+    params.n = 1 if request.n is None else request.n
+    return params
 
 
 def _settings(request: InfillRequest, params: SamplingParams, num_context: int) -> InfillSettings:

@@ -25,8 +25,8 @@ from pyllm.frontend.openai.parameters import (
 )
 from pyllm.frontend.openai.protocol import ChatCompletion
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate, plain_params
-from pyllm.frontend.text.fill_in_the_middle import middle_prompt, with_middle_stops
+from pyllm.frontend.requests.serving import begin, generate, resolve_plain
+from pyllm.frontend.text.fill_in_the_middle import add_middle_stops, middle_prompt
 
 
 def fim_route(state: ServerState) -> HTTPRouteHandler:
@@ -52,11 +52,11 @@ def fim_route(state: ServerState) -> HTTPRouteHandler:
         prompt = data.prompt
         if data.suffix:
             prompt = middle_prompt(tokenizer, data.prompt, data.suffix)
-            params = with_middle_stops(params, tokenizer)
+            add_middle_stops(params, tokenizer)
 
         async def prepare() -> Prepared:
-            resolved = await plain_params(state, context, params)
-            return Prepared(await state.prompts.encode([prompt]), resolved)
+            await resolve_plain(state, context, params)
+            return Prepared(await state.prompts.encode([prompt]), params)
 
         prepared, generation = await generate(state, context, scheduling, params.n, prepare)
         chunks.prompt = prepared.prompts[0]

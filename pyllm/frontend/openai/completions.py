@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -35,8 +34,8 @@ from pyllm.frontend.openai.protocol import (
 )
 from pyllm.frontend.requests.generation import num_choices
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate, plain_params
-from pyllm.frontend.text.fill_in_the_middle import middle_prompt, with_middle_stops
+from pyllm.frontend.requests.serving import begin, generate, resolve_plain
+from pyllm.frontend.text.fill_in_the_middle import add_middle_stops, middle_prompt
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.parameters.sampling_params import SamplingParams
 
@@ -67,10 +66,10 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         given = split_prompts(data.prompt, "prompt", MAX_PROMPTS)
         if data.suffix:
             given = [_between(state, data, prompt) for prompt in given]
-            params = with_middle_stops(params, state.tokenizer)
+            add_middle_stops(params, state.tokenizer)
 
         async def prepare() -> Prepared:
-            resolved = await plain_params(state, context, params)
+            await resolve_plain(state, context, params)
             too_long = refuse_prompt if truncation is None else None
             whole = await state.prompts.encode(given, data.add_special_tokens is not False, too_long)
             prompts = whole if truncation is None else [truncation.kept(tokens) for tokens in whole]
@@ -79,7 +78,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
                     _echoed(state, text, kept, len(kept) < len(tokens))
                     for text, kept, tokens in zip(given, prompts, whole, strict=True)
                 ]
-            return Prepared(prompts, resolved)
+            return Prepared(prompts, params)
 
         _, generation = await generate(state, context, scheduling, num_choices(len(given), params), prepare)
         counts_of = generation.counts_of if wants_continuous_usage(data) else None
@@ -112,7 +111,8 @@ def _sampling_params(state: ServerState, request: CompletionRequest, limit: int 
     if request.prompt_logprobs not in (None, request.logprobs):
         text = "with echo, prompt_logprobs must equal logprobs or be left out"
         raise RequestError(text, "prompt_logprobs")
-    return msgspec.structs.replace(params, prompt_logprobs=request.logprobs)
+    params.prompt_logprobs = request.logprobs
+    return params
 
 
 def _echoed(state: ServerState, given: str | list[int], tokens: Sequence[int], is_truncated: bool) -> EchoedPrompt:

@@ -65,9 +65,10 @@ async def generate(
     return prepared, generation
 
 
-async def plain_params(state: ServerState, context: RequestContext, params: SamplingParams) -> SamplingParams:
-    """The parameters outside of conversations, with texts as tokens; raises as `resolve_texts` does."""
-    return await resolve_texts_aside(state.chat.markers.resolve_plain(params), state.tokenizer, context.ignore)
+async def resolve_plain(state: ServerState, context: RequestContext, params: SamplingParams) -> None:
+    """Turn the texts of parameters outside of conversations into tokens; raises as `resolve_texts` does."""
+    state.chat.markers.resolve_plain(params)
+    await resolve_texts_aside(params, state.tokenizer, context.ignore)
 
 
 async def generate_chat(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
-from pyllm.parameters.arguments import NamedParameters, check, flag, integer, number
+from pyllm.parameters.arguments import NamedParameters, NumberReader, check
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.vllm_parameters import BEAM_SEARCH, refuse_other_values
 
@@ -34,12 +34,7 @@ class BeamSearchParams(msgspec.Struct, metaclass=NamedParameters, frozen=True, f
     allowed_token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("beam_width", "max_tokens"):
-            msgspec.structs.force_setattr(self, name, integer(name, getattr(self, name)))
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            msgspec.structs.force_setattr(self, name, flag(name, getattr(self, name)))
-        for name in ("temperature", "length_penalty"):
-            msgspec.structs.force_setattr(self, name, number(name, getattr(self, name)))
+        _NUMBERS.read(self)
         check("beam_width", self.beam_width, self.beam_width >= 1, "at least 1")
         check("temperature", self.temperature, self.temperature == 0.0, "0, since beams are not drawn")
         refuse_other_values(BEAM_SEARCH, {name: getattr(self, name) for name in BEAM_SEARCH})
@@ -55,6 +50,9 @@ class BeamSearchParams(msgspec.Struct, metaclass=NamedParameters, frozen=True, f
             beam_width=self.beam_width,
             length_penalty=self.length_penalty,
         )
+
+
+_NUMBERS = NumberReader(BeamSearchParams)
 
 
 class BeamSearchSequence(msgspec.Struct):

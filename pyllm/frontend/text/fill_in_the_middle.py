@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from pyllm.errors import RequestError
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.parameters.sampling_params import SamplingParams
@@ -82,8 +80,7 @@ def _first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str:
     return next((name for name in names if tokenizer.added_token_id(name) is not None), "")
 
 
-def with_middle_stops(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """The parameters with the tokens that end the middle, beside those that end the model's other texts."""
+def add_middle_stops(params: SamplingParams, tokenizer: Tokenizer) -> None:
+    """Also stop at the tokens that end the middle, beside those that end the model's other texts."""
     stops = [token for name in _STOPS if (token := tokenizer.added_token_id(name)) is not None]
-    ends = dict.fromkeys([*(params.stop_token_ids or ()), *stops])
-    return msgspec.structs.replace(params, stop_token_ids=tuple(ends))
+    params.stop_token_ids = tuple(dict.fromkeys([*(params.stop_token_ids or ()), *stops]))

@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 
-import msgspec
-
 from pyllm.errors import RequestError
 from pyllm.frontend.text.json_schemas import Ignore, warn_once
 from pyllm.frontend.text.structured_outputs import resolve_constraint
@@ -22,30 +20,25 @@ _PLACES = [("\n", "\n"), ("", ""), ("a", "a "), *((char, char) for char in _MARK
 _MOST_JOINED_TEXTS = 8192
 
 
-def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore = warn_once) -> SamplingParams:
-    """The same parameters with bad words as token ids, and structured outputs as a grammar.
+def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore = warn_once) -> None:
+    """Turn a request's own parameters into token ids: bad words into theirs, structured outputs into a grammar.
 
     `ignore` is called with each keyword of a JSON schema that the grammar cannot enforce.
 
     Raises:
         RequestError: a bad word has no tokens, or too many, or structured outputs are malformed.
     """
-    structured = params.structured_outputs
-    if structured is not None:
-        params = msgspec.structs.replace(params, structured_outputs=resolve_constraint(structured, ignore))
+    if params.structured_outputs is not None:
+        params.structured_outputs = resolve_constraint(params.structured_outputs, ignore)
     if params.bad_words:
-        tokens = [*params.bad_words_token_ids, *_bad_words_token_ids(params, tokenizer)]
-        params = msgspec.structs.replace(params, bad_words=(), bad_words_token_ids=tokens)
-    return params
+        params.bad_words_token_ids = [*params.bad_words_token_ids, *_bad_words_token_ids(params, tokenizer)]
+        params.bad_words = ()
 
 
-async def resolve_texts_aside(
-    params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore = warn_once
-) -> SamplingParams:
-    """`resolve_texts` on a thread where it may take long; raises as it does."""
-    if isinstance(params.structured_outputs, ResolvedConstraint | None) and not params.bad_words:
-        return resolve_texts(params, tokenizer, ignore)
-    return await asyncio.to_thread(resolve_texts, params, tokenizer, ignore)
+async def resolve_texts_aside(params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore = warn_once) -> None:
+    """`resolve_texts` on a thread, unless there is nothing to resolve; raises as it does."""
+    if not isinstance(params.structured_outputs, ResolvedConstraint | None) or params.bad_words:
+        await asyncio.to_thread(resolve_texts, params, tokenizer, ignore)
 
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:

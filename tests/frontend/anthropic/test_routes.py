@@ -385,3 +385,16 @@ async def test_tokens_are_counted(tokenizer: Tokenizer) -> None:
         message = await create(frontend, **body)
     usage = message["usage"]
     assert counted.json() == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+
+async def test_a_request_for_an_answer_can_be_counted_too(tokenizer: Tokenizer) -> None:
+    body = {"messages": [USER], "temperature": 0.5, "top_k": 5, "stream": True}
+    async with in_process(saying(tokenizer, "ok"), tokenizer, HERMES, server=STRICT) as frontend:
+        counted = await frontend.http.post("/v1/messages/count_tokens", json=body)
+        refused = await frontend.http.post("/v1/messages/count_tokens", json=body | {"temperature": -1})
+    assert counted.json()["input_tokens"] > 0
+    assert "pyllm-ignored-fields" not in counted.headers
+    assert (refused.status_code, refused.json()["error"]["message"]) == (
+        400,
+        "temperature must be from 0 to 100, got -1",
+    )

@@ -16,7 +16,6 @@ from pyllm.wire.messages import Submit
 from tests.frontend.openai.test_tools import USER, saying
 from tests.frontend.serving import TEMPLATE, Frontend, in_process
 
-BOUNDED = SamplingParams(thinking_token_budget=5)
 OPENED = TEMPLATE + "<think>\n"
 MAY_THINK = TEMPLATE + "{# </think> #}"
 BODIES: dict[str, dict[str, Any]] = {
@@ -30,13 +29,20 @@ def texts(tokenizer: Tokenizer, sequences: Any) -> list[str]:
     return [tokenizer.decode(list(each), skip_special_tokens=False) for each in sequences]
 
 
+def marked(markers: ReasoningMarkers, opened: bool = False, **more: Any) -> SamplingParams:
+    """Parameters that bound the reasoning, with the markers."""
+    params = SamplingParams(thinking_token_budget=5, **more)
+    markers.resolve(params, opened)
+    return params
+
+
 @pytest.mark.parametrize("name", ["think", "granite", "mistral"])
 @pytest.mark.parametrize("fixture", ["tokenizer", "fallback_tokenizer"])
 def test_markers_are_found_as_the_tokenizer_writes_them(
     request: pytest.FixtureRequest, name: str, fixture: str
 ) -> None:
     tokenizer, form = request.getfixturevalue(fixture), REASONING_FORMS[name]
-    resolved = ReasoningMarkers(tokenizer, form).resolve(BOUNDED)
+    resolved = marked(ReasoningMarkers(tokenizer, form))
     ends, starts = resolved.reasoning_end_token_ids, resolved.reasoning_start_token_ids
     assert texts(tokenizer, ends)[0] == form.closings[0]
     for closing in form.closings:
@@ -50,7 +56,7 @@ def test_markers_are_found_as_the_tokenizer_writes_them(
 
 
 def test_a_marker_that_is_one_token_is_that_token(tokenizer: Tokenizer) -> None:
-    resolved = ReasoningMarkers(tokenizer, ReasoningForm(("<|start|>",), ("<tool>",))).resolve(BOUNDED)
+    resolved = marked(ReasoningMarkers(tokenizer, ReasoningForm(("<|start|>",), ("<tool>",))))
     end = tokenizer.added_token_id("<tool>")
     assert [list(each) for each in resolved.reasoning_end_token_ids] == [[end]]
     assert [tokenizer.added_token_id("<|start|>")] in [list(each) for each in resolved.reasoning_start_token_ids]
@@ -58,10 +64,12 @@ def test_a_marker_that_is_one_token_is_that_token(tokenizer: Tokenizer) -> None:
 
 def test_reasoning_that_the_prompt_has_opened_has_no_start(tokenizer: Tokenizer) -> None:
     markers = ReasoningMarkers(tokenizer, THINK)
-    assert markers.resolve(BOUNDED, opened=True).reasoning_start_token_ids == ()
-    assert markers.resolve(SamplingParams()) == SamplingParams()
-    own = SamplingParams(thinking_token_budget=5, reasoning_end_token_ids=[[3]])
-    assert ReasoningMarkers(tokenizer, None).resolve(own) == own
+    assert marked(markers, opened=True).reasoning_start_token_ids == ()
+    unbounded = SamplingParams()
+    markers.resolve(unbounded)
+    assert unbounded == SamplingParams()
+    own = marked(ReasoningMarkers(tokenizer, None), reasoning_end_token_ids=[[3]])
+    assert own == SamplingParams(thinking_token_budget=5, reasoning_end_token_ids=[[3]])
 
 
 @pytest.mark.parametrize(("form", "text"), [(None, "no reasoning parser"), (HARMONY, "several messages")])
@@ -69,18 +77,21 @@ def test_reasoning_without_a_known_end_is_refused(tokenizer: Tokenizer, form: Re
     markers = ReasoningMarkers(tokenizer, form)
     assert text in markers.missing
     with pytest.raises(RequestError, match=f"^thinking_token_budget is not supported here: .*{text}") as refused:
-        markers.resolve(BOUNDED)
+        marked(markers)
     assert refused.value.parameter == "thinking_token_budget"
 
 
 def test_a_plain_prompt_has_reasoning_or_a_constraint(tokenizer: Tokenizer) -> None:
-    constrained = SamplingParams(thinking_token_budget=5, structured_outputs=StructuredOutputsParams(regex="a"))
+    constraint = StructuredOutputsParams(regex="a")
     markers = ReasoningMarkers(tokenizer, THINK)
-    assert markers.resolve_plain(BOUNDED) == markers.resolve(BOUNDED)
+    plain = SamplingParams(thinking_token_budget=5)
+    markers.resolve_plain(plain)
+    assert plain == marked(markers)
     with pytest.raises(RequestError, match="leave thinking_token_budget out"):
-        markers.resolve_plain(constrained)
-    prepared = markers.resolve(constrained)  # as of a conversation, where the constraint follows the reasoning
-    assert markers.resolve_plain(prepared) == prepared
+        markers.resolve_plain(SamplingParams(thinking_token_budget=5, structured_outputs=constraint))
+    prepared = marked(markers, structured_outputs=constraint)  # of a conversation, where it follows the reasoning
+    markers.resolve_plain(prepared)
+    assert prepared == marked(markers, structured_outputs=constraint)
 
 
 def test_the_template_shows_the_markers(tokenizer: Tokenizer) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, with_middle_stops
+from pyllm.frontend.text.fill_in_the_middle import add_middle_stops, files_prompt, middle_prompt
 from pyllm.parameters.sampling_params import SamplingParams
 from tests.frontend.text import tiny_tokenizers
 
@@ -26,7 +26,9 @@ def test_the_prompt_is_in_the_words_of_the_family(tmp_path: Path, tokens: list[s
     assert middle_prompt(tokenizer, "a", "b") == prompt
     pad = made.token_to_id("<|fim_pad|>")
     for given, stops in ((), (pad,)), ((5,), (5, pad)), ((pad, 5), (pad, 5)):
-        assert with_middle_stops(SamplingParams(stop_token_ids=given), tokenizer).stop_token_ids == stops
+        params = SamplingParams(stop_token_ids=given)
+        add_middle_stops(params, tokenizer)
+        assert params.stop_token_ids == stops
 
 
 @pytest.mark.parametrize(

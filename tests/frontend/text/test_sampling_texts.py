@@ -26,10 +26,13 @@ def real() -> Tokenizer:
 
 
 def banned(tokenizer: Tokenizer, *words: str) -> list[list[int]]:
-    resolved = resolve_texts(SamplingParams(bad_words=words), tokenizer)
-    assert resolved.bad_words == ()
-    assert resolve_texts(resolved, tokenizer) == resolved
-    return list(map(list, resolved.bad_words_token_ids))
+    params = SamplingParams(bad_words=words)
+    resolve_texts(params, tokenizer)
+    assert params.bad_words == ()
+    forms = list(map(list, params.bad_words_token_ids))
+    resolve_texts(params, tokenizer)
+    assert params == SamplingParams(bad_words_token_ids=forms)
+    return forms
 
 
 def is_banned(forms: list[list[int]], tokens: list[int]) -> bool:
@@ -78,7 +81,8 @@ def test_signs_are_banned_beside_others(real: Tokenizer) -> None:
 def test_what_ends_with_a_banned_form_is_no_form_of_its_own(tokenizer: Tokenizer) -> None:
     assert banned(tokenizer, "Hello", " ab") == [ids(tokenizer, "Hello"), ids(tokenizer, "ab")]
     params = SamplingParams(bad_words=["ab"], bad_words_token_ids=[[7]])
-    assert resolve_texts(params, tokenizer).bad_words_token_ids == [[7], ids(tokenizer, "ab")]
+    resolve_texts(params, tokenizer)
+    assert params.bad_words_token_ids == [[7], ids(tokenizer, "ab")]
 
 
 class Long(Tokenizer):
@@ -116,13 +120,16 @@ def test_a_word_of_spaces_is_refused(tokenizer: Tokenizer, words: list[str]) -> 
 
 async def test_a_form_is_a_grammar_afterwards(tokenizer: Tokenizer) -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]), bad_words=["x"])
-    resolved = await resolve_texts_aside(params, tokenizer)
-    assert resolved.structured_outputs == ResolvedConstraint(grammar='start: "a" | "b"')
-    assert resolve_texts(resolved, tokenizer).structured_outputs is resolved.structured_outputs
-    submit = prepare([1], resolved, MODEL)
+    await resolve_texts_aside(params, tokenizer)
+    resolved = params.structured_outputs
+    assert resolved == ResolvedConstraint(grammar='start: "a" | "b"')
+    resolve_texts(params, tokenizer)
+    assert params.structured_outputs is resolved
+    submit = prepare([1], params, MODEL)
     assert (submit.sampling.grammar, len(submit.sampling.bad_words)) == ('start: "a" | "b"', 1)
 
 
 async def test_without_texts_parameters_stay_as_they_are(tokenizer: Tokenizer) -> None:
     params = SamplingParams(temperature=0.5)
-    assert await resolve_texts_aside(params, tokenizer) is params
+    await resolve_texts_aside(params, tokenizer)
+    assert params == SamplingParams(temperature=0.5)
