@@ -7,7 +7,6 @@ neither other segments nor which of two equal blocks is the newer one.
 import struct
 import zlib
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,8 +78,14 @@ class Segment:
     def free_runs(self) -> list[int]:
         """The bytes of each gap between live blocks, and before its end."""
         if self.runs is None:
-            bounds = [(0, 0), *((place.offset, place.end) for place in self.in_order()), (self.end, self.end)]
-            self.runs = [start - end for (_, end), (start, _) in pairwise(bounds) if start > end]
+            self.runs = []
+            position = 0
+            for place in self.in_order():
+                if place.offset > position:
+                    self.runs.append(place.offset - position)
+                position = place.end
+            if self.end > position:
+                self.runs.append(self.end - position)
         return self.runs
 
     def scan(self, *, from_start: bool = False) -> list[Place]:
