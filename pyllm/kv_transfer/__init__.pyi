@@ -5,7 +5,6 @@ from .connector_factory import (
     make_scheduler_connector,
     make_worker_connector,
 )
-from .load_speed import LoadSpeed
 from .scheduler_connector import (
     HOLD_SECONDS,
     TRANSFER_SECONDS,
@@ -28,7 +27,6 @@ __all__ = [
     "ConnectorContext",
     "KVBlocks",
     "KVConnector",
-    "LoadSpeed",
     "SchedulerConnector",
     "SchedulerOutput",
     "TierReport",

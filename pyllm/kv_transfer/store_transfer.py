@@ -7,8 +7,10 @@ neither requests nor steps.
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
@@ -64,8 +66,7 @@ class StoreTransfer(WorkerConnector):
         self._lock = threading.Lock()  # guards the fields below
         self._staging: list[memoryview] = []
         self._saved: set[int] = set()
-        self._loaded_bytes = self._saved_bytes = self._num_unsaved_blocks = 0
-        self._load_seconds = 0.0
+        self._moved: dict[str, Any] = defaultdict(int)  # fields of `TransferStats`
         self._errors: set[int] = set()
 
     def register_kv_caches(self, kv_caches: KVBlocks) -> None:
@@ -127,15 +128,8 @@ class StoreTransfer(WorkerConnector):
     def get_kv_connector_stats(self) -> TransferStats | None:
         tiers = self._tiers.take()
         with self._lock:
-            stats = TransferStats(
-                self._loaded_bytes,
-                self._load_seconds,
-                self._saved_bytes,
-                self._num_unsaved_blocks,
-                tiers,
-            )
-            self._loaded_bytes = self._saved_bytes = self._num_unsaved_blocks = 0
-            self._load_seconds = 0.0
+            stats = TransferStats(**self._moved, tiers=tiers)
+            self._moved.clear()
         return None if stats == TransferStats() else stats
 
     def shutdown(self) -> None:
@@ -170,8 +164,8 @@ class StoreTransfer(WorkerConnector):
                 if not begun.put(self._blocks, [blocks[at] for at in there], [buffers[at] for at in there]):
                     return
                 with self._lock:
-                    self._loaded_bytes += len(there) * size
-                    self._load_seconds += seconds
+                    self._moved["loaded_bytes"] += len(there) * size
+                    self._moved["load_seconds"] += seconds
                 if len(there) < len(blocks):
                     return  # Blocks after a missing one are useless.
         except Exception as error:  # noqa: BLE001 - a store of another package may raise any error
@@ -186,7 +180,7 @@ class StoreTransfer(WorkerConnector):
         with self._lock:
             num_staged = min(len(wanted), len(self._staging))
             buffers = [self._staging.pop() for _ in range(num_staged)]
-            self._num_unsaved_blocks += len(wanted) - num_staged
+            self._moved["num_unsaved_blocks"] += len(wanted) - num_staged
         staged = wanted[:num_staged]
         try:
             self._blocks.read([save.block for save in staged], buffers)
@@ -195,7 +189,7 @@ class StoreTransfer(WorkerConnector):
             logger.error("KV blocks could not be copied, they are not saved: %s: %s", type(error).__name__, error)
             self._free_buffers(buffers)
             with self._lock:
-                self._num_unsaved_blocks += len(staged)
+                self._moved["num_unsaved_blocks"] += len(staged)
         with self._lock:
             self._saved.update(save.id for save in saves)
 
@@ -210,8 +204,8 @@ class StoreTransfer(WorkerConnector):
             except Exception as error:  # noqa: BLE001 - the same
                 logger.error("a save of KV blocks failed: %s: %s", type(error).__name__, error)
         with self._lock:
-            self._saved_bytes += num_kept * self._blocks.block_bytes
-            self._num_unsaved_blocks += len(saves) - num_kept
+            self._moved["saved_bytes"] += num_kept * self._blocks.block_bytes
+            self._moved["num_unsaved_blocks"] += len(saves) - num_kept
         self._free_buffers(buffers)
 
     def _retention(self, save: BlockSave) -> Retention:
@@ -230,16 +224,11 @@ class _Load:
         self.deadline = deadline
         self._lock = threading.Lock()
         self._is_over = threading.Event()
-        self._missing = set(load.blocks)
+        self.missing = set(load.blocks)  # blocks that are not filled; final once the load has ended
 
     @property
     def has_ended(self) -> bool:
         return self._is_over.is_set()
-
-    @property
-    def missing(self) -> set[int]:
-        """The blocks that were not filled. Only for a load that has ended."""
-        return self._missing
 
     def put(self, cache: KVBlocks, blocks: Sequence[int], buffers: Sequence[memoryview]) -> bool:
         """Copy blocks into the cache; False if the load has ended."""
@@ -248,7 +237,7 @@ class _Load:
                 return False
             if blocks:
                 cache.write(blocks, buffers)
-                self._missing.difference_update(blocks)
+                self.missing.difference_update(blocks)
             return True
 
     def end(self) -> None:

@@ -7,7 +7,6 @@ buffers. A server that is unreachable or too slow is not called for a while. Kno
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pyllm.errors import ConfigError
 from pyllm.kv_transfer.stores.block_record import MAX_KEY_BYTES, checksum, new_header, read_header
-from pyllm.kv_transfer.stores.store import Retention, StoreStats
+from pyllm.kv_transfer.stores.store import Retention, StoreCounter, StoreStats
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -63,34 +62,44 @@ class RedisStore:
         self._lock = threading.Lock()
         self._is_closed = False
         self._paused_until = self._refuses_until = float("-inf")
-        self._counts: Counter[str] = Counter()  # fields of `StoreStats`
-        self._load_seconds = self._save_seconds = 0.0
+        self._counter = StoreCounter("redis")
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         """See `KVStore.lookup`. One message to the server."""
         found = self._ask(lambda: self._exist(keys), self._clock() + self._deadline)
-        self._count("num_queries", len(keys))
-        self._count("num_hits", sum(found or ()))
+        self._counter.add("num_queries", len(keys))
+        self._counter.add("num_hits", sum(found or ()))
         return [False] * len(keys) if found is None else found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
         """See `KVStore.load`."""
-        start = time.perf_counter()
         sizes = [len(buffer) for buffer in into]
-        values = self._ask(lambda: self._get(keys, sizes), self._clock() + self._deadline)
-        if values is None:
-            self._count("num_unreadable", len(keys))
-            return [False] * len(keys)
-        loaded = [self._take(*each) for each in zip(keys, values, into, strict=True)]
-        with self._lock:
-            self._load_seconds += time.perf_counter() - start
-        return loaded
+        with self._counter.timed("load_seconds"):
+            values = self._ask(lambda: self._get(keys, sizes), self._clock() + self._deadline)
+            if values is None:
+                self._counter.add("num_unreadable", len(keys))
+                return [False] * len(keys)
+            return [self._take(*each) for each in zip(keys, values, into, strict=True)]
 
     def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
         """See `KVStore.save`. The blocks are copied before they are sent."""
         if retention == "none":
             return [False] * len(keys)
-        start = time.perf_counter()
+        with self._counter.timed("save_seconds"):
+            return self._save(keys, blocks, retention)
+
+    def stats(self) -> list[StoreStats]:
+        """See `KVStore.stats`. Sizes are 0: see Redis's own metrics."""
+        return [self._counter.stats()]
+
+    def close(self) -> None:
+        """See `KVStore.close`. It does not wait for a slow server."""
+        with self._lock:
+            self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._disconnect()
+
+    def _save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention) -> list[bool]:
         until = self._clock() + self._deadline
         found = None if self._clock() < self._refuses_until else self._ask(lambda: self._exist(keys), until)
         saved = [False] * len(keys) if found is None else found
@@ -103,28 +112,10 @@ class RedisStore:
             answers = self._ask(self._setting([keys[index] for index in part], values, EXPIRY[retention]), until)
             for index, is_set in zip(part, answers or [False] * len(part), strict=True):
                 saved[index] = is_set
-                self._count("num_saved", is_set)
-                self._count("saved_bytes", len(blocks[index]) * is_set)
-        self._count("num_failed_saves", saved.count(False))
-        with self._lock:
-            self._save_seconds += time.perf_counter() - start
+                self._counter.add("num_saved", is_set)
+                self._counter.add("saved_bytes", len(blocks[index]) * is_set)
+        self._counter.add("num_failed_saves", saved.count(False))
         return saved
-
-    def stats(self) -> list[StoreStats]:
-        """See `KVStore.stats`. Sizes are 0: see Redis's own metrics."""
-        with self._lock:
-            return [
-                StoreStats(
-                    tier="redis", load_seconds=self._load_seconds, save_seconds=self._save_seconds, **self._counts
-                )
-            ]
-
-    def close(self) -> None:
-        """See `KVStore.close`. It does not wait for a slow server."""
-        with self._lock:
-            self._is_closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._disconnect()
 
     def _ask(self, question: Callable[[], Answer], until: float) -> Answer | None:
         """The server's answer; None if it is paused, fails or misses the deadline, or the store is closed."""
@@ -159,8 +150,8 @@ class RedisStore:
             is_new = self._clock() >= self._paused_until
             if is_new:
                 self._paused_until = self._clock() + self._pause
-                self._counts["num_pauses"] += 1
         if is_new:
+            self._counter.add("num_pauses")
             logger.warning("Redis at %s %s: the KV store does without it for %g s", self._server, reason, self._pause)
 
     def _exist(self, keys: Sequence[bytes]) -> list[bool]:
@@ -213,23 +204,19 @@ class RedisStore:
         """Copy a block from its record into the buffer; if the block is damaged, delete it from Redis."""
         header = None if value is None else read_header(memoryview(value))
         if value is None or (header is not None and header.value_bytes != len(into)):
-            self._count("num_absent")
+            self._counter.add("num_absent")
             return False
         is_whole = header is not None and header.key == key and header.num_bytes == len(value)
         if header is not None and is_whole:
             into[:] = memoryview(value)[-len(into) :]
             is_whole = checksum(into) == header.checksum
         if not is_whole:
-            self._count("num_corrupt")
+            self._counter.add("num_corrupt")
             self._ask(lambda: self._client.unlink(KEY_PREFIX + key), self._clock() + self._deadline)
             return False
-        self._count("num_loaded")
-        self._count("loaded_bytes", len(into))
+        self._counter.add("num_loaded")
+        self._counter.add("loaded_bytes", len(into))
         return True
-
-    def _count(self, figure: str, number: int = 1) -> None:
-        with self._lock:
-            self._counts[figure] += number
 
 
 def _connect(url: str, deadline: float) -> "Redis":

@@ -47,7 +47,8 @@ class Place(NamedTuple):
 class Segment:
     """One open file. `max_bytes` is its greatest size, with the list at its end.
 
-    `end` is the offset after the last known record. In a segment that is not sealed, the next record comes there.
+    `end` is the offset after the last known record. In a segment that is not sealed, the next record comes there. Live
+    blocks are those that this process can find here; its `BlockIndex` keeps them.
     """
 
     def __init__(self, files: Files, path: Path, fd: int, sequence: int, max_bytes: int) -> None:
@@ -59,35 +60,56 @@ class Segment:
         self.is_sealed = False
         self._files = files
         self._list_bytes = _SEAL.size  # size of the list that seals it, for all records so far
+        self.places: dict[bytes, Place] = {}  # of its live blocks
+        self.live_bytes = 0
+        self.num_readers = 0
+        self.is_gone = False
+        self.runs: list[int] | None = None  # see `free_runs`; None: not computed since the blocks changed
 
-    def scan(self) -> list[Place]:
+    @property
+    def live_share(self) -> float:
+        """The share of its bytes that live blocks take."""
+        return self.live_bytes / self.end if self.end else 0.0
+
+    def in_order(self) -> list[Place]:
+        """Its live blocks in order of offset."""
+        return sorted(self.places.values(), key=lambda place: place.offset)
+
+    def free_runs(self) -> list[int]:
+        """The bytes of each gap between live blocks, and before its end."""
+        if self.runs is None:
+            self.runs = []
+            position = 0
+            for place in self.in_order():
+                if place.offset > position:
+                    self.runs.append(place.offset - position)
+                position = place.end
+            if self.end > position:
+                self.runs.append(self.end - position)
+        return self.runs
+
+    def scan(self, *, from_start: bool = False) -> list[Place]:
         """The blocks that any process has appended since the last scan; all blocks once the segment is sealed.
 
-        Raises OSError; then the next scan finds the same blocks.
+        `from_start`: all blocks, as others may have truncated the file and appended again. Raises OSError; then the
+        next scan finds the same blocks.
         """
-        size = self._files.size(self.fd)
-        if self.is_sealed or size <= self.end:
-            return []
-        if self.end == 0 and (listed := self._read_list(size)) is not None:
-            return listed
-        before = (self.end, self._list_bytes)
+        before = (self.end, self._list_bytes, self.is_sealed)
+        if from_start:
+            self.end, self._list_bytes, self.is_sealed = 0, _SEAL.size, False
         try:
+            size = self._files.size(self.fd)
+            if self.is_sealed or size <= self.end:
+                return []
+            listed = None if self.end else self._read_list(size)
+            if listed is not None:
+                return listed
             found = self._walk(size)
             listed = self._read_list(size) if self.end < size else None
         except OSError:
-            self.end, self._list_bytes = before
-            raise
-        return found if listed is None else listed
-
-    def rescan(self) -> list[Place]:
-        """All blocks, from the start: others may have truncated the file and appended again. Raises OSError."""
-        before = (self.end, self._list_bytes, self.is_sealed)
-        self.end, self._list_bytes, self.is_sealed = 0, _SEAL.size, False
-        try:
-            return self.scan()
-        except OSError:
             self.end, self._list_bytes, self.is_sealed = before
             raise
+        return found if listed is None else listed
 
     def header_at(self, offset: int) -> RecordHeader | None:
         """The header of the record at `offset`; None if there is none, or the file ends. Raises OSError."""
@@ -178,14 +200,3 @@ def _unpack(entries: memoryview) -> Iterable[Place]:
         offset, value_bytes, key_bytes = _ENTRY.unpack_from(entries, position)
         position += _ENTRY.size + key_bytes
         yield Place(bytes(entries[position - key_bytes : position]), offset, value_bytes)
-
-
-def free_runs(segment: Segment, places: Iterable[Place]) -> list[int]:
-    """The bytes of each gap between live blocks, and before the segment's end. `places` are in order of offset."""
-    runs = []
-    position = 0
-    for place in places:
-        if place.offset > position:
-            runs.append(place.offset - position)
-        position = max(position, place.end)
-    return [*runs, segment.end - position] if segment.end > position else runs

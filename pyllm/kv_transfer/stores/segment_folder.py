@@ -133,9 +133,11 @@ class SegmentFolder:
         """Let others write the segment, or remove it."""
         self._files.unlock(segment.fd)
 
-    def close(self) -> None:
-        """Close the lock's file. `BlockIndex` closes the segments."""
+    def close(self) -> list[Segment]:
+        """Close the lock's file. Returns the segments, whose files stay open."""
         self._files.close(self._lock_fd)
+        segments, self.segments = list(self.segments.values()), {}
+        return segments
 
     def _open_lock(self) -> int:
         path = self.path / "lock"

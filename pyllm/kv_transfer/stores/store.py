@@ -4,8 +4,12 @@ A key is `namespace || block hash || group (u32) || rank (u32)`: the namespace i
 depend on, so another model's block is never found. A value is one block of one group of layers of one rank.
 """
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -42,6 +46,35 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     longest_free_run_bytes: int = 0
     num_compactions: int = 0
     num_pauses: int = 0  # times the store was not asked for a while, because it was slow or unreachable
+
+
+class StoreCounter:
+    """Adds up the figures of a tier: fields of `StoreStats`, by name. Thread-safe."""
+
+    def __init__(self, tier: str) -> None:
+        self._tier = tier
+        self._lock = threading.Lock()
+        self._sums: dict[str, Any] = defaultdict(int)
+
+    def add(self, figure: str, number: float = 1) -> float:
+        """Add to a figure; returns the sum."""
+        with self._lock:
+            self._sums[figure] += number
+            return float(self._sums[figure])
+
+    @contextmanager
+    def timed(self, figure: str) -> Iterator[None]:
+        """Add the seconds that the block of code takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(figure, time.perf_counter() - start)
+
+    def stats(self, **sizes: int) -> StoreStats:
+        """The figures so far, with the sizes that the store knows."""
+        with self._lock:
+            return StoreStats(tier=self._tier, **self._sums, **sizes)
 
 
 class KVStore(Protocol):

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from pyllm.kv_transfer.stores.block_index import BlockIndex
 from pyllm.kv_transfer.stores.block_record import DEAD, HEADER_BYTES, checksum, new_header, read_header
 from pyllm.kv_transfer.stores.file_layer import SystemFiles
-from pyllm.kv_transfer.stores.segment import Place, Segment, free_runs
+from pyllm.kv_transfer.stores.segment import Place, Segment
 
 MAX_BYTES = 1000
 
@@ -82,7 +83,7 @@ def test_what_is_behind_the_last_record_is_cut_before_the_list(path: Path) -> No
     with path.open("ab") as file:
         file.write(b"torn" * 50)
     segment = new_segment(path)
-    places = segment.rescan()
+    places = segment.scan(from_start=True)
     segment.truncate()
     segment.seal(places)
     reader = new_segment(path)
@@ -110,10 +111,15 @@ def test_it_never_takes_more_than_it_may(path: Path) -> None:
 def test_free_runs_are_what_lies_between_blocks(path: Path) -> None:
     segment = new_segment(path)
     places = [append(segment, b"%d" % number) for number in range(5)]
-    assert free_runs(segment, places) == []
+    index = BlockIndex(SystemFiles())
+    index.enter(segment, places)
+    assert segment.free_runs() == []
     size = places[0].num_bytes
-    assert free_runs(segment, [places[1], places[4]]) == [size, 2 * size]
-    assert free_runs(segment, []) == [5 * size]
+    for place in (places[0], places[2], places[3]):
+        index.forget(segment, place)
+    assert segment.free_runs() == [size, 2 * size]
+    index.enter(segment, [], replaces=True)
+    assert segment.free_runs() == [5 * size]
 
 
 @pytest.mark.parametrize("position", range(HEADER_BYTES + 3))
