@@ -39,6 +39,7 @@ MAX_BAD_WORDS_TOKENS = 1 << 16  # of all of them together: a word's tokens diffe
 MAX_BAD_WORD_CHARACTERS = 4096  # of all of them together
 MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0  # OpenAI's; what is beyond is taken for it
+MAX_LOGIT_BIAS_CHARACTERS = 4096  # of all texts together; the event loop encodes them in 1 ms
 MAX_EXTRA_ARGS_BYTES = 1 << 16  # They travel with every start of the request, preemptions included.
 
 # A positive temperature or top_p below it is taken for it, which changes no choice: workers have float32.
@@ -91,9 +92,10 @@ Seed = Annotated[
     ),
 ]
 LogitBias = Annotated[
-    dict[int, float],
+    dict[str, float | bool],
     Meta(
-        description=f"What is added to the logits of tokens, by their ids; beyond {MAX_LOGIT_BIAS:g} it counts as that."
+        description="What is added to the logits of tokens, by their ids or texts; beyond "
+        f"{MAX_LOGIT_BIAS:g} it counts as that, and false bans."
     ),
 ]
 AllowedTokenIds = Annotated[list[int], Meta(description="Only these tokens can be chosen.")]

@@ -5,6 +5,9 @@ API: the struct of a body inherits the table, and a field that the struct declar
 """
 
 import functools
+import math
+import re
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -14,8 +17,10 @@ from pyllm.config.nearest_name import NEAR_NAMES, PEER_NAMES
 from pyllm.errors import RequestError
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, is_unsupported, unsupported_field
+from pyllm.parameters.arguments import check
 from pyllm.parameters.sampling_params import (
     MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_CHARACTERS,
     MaxTokens,
     MinTokens,
     N,
@@ -27,6 +32,8 @@ from pyllm.parameters.sampling_params import (
 T = TypeVar("T")
 
 _SAME_AS = "same_as"
+_IS_ID = re.compile(r"\s*[+-]?\d+", re.ASCII)
+_LONGEST_ID = 80  # characters
 # The names of one field on other routes.
 _OTHER_ROUTES = {"max_tokens": ("max_completion_tokens", "max_output_tokens")}
 
@@ -303,19 +310,41 @@ def use_own_names(body: Struct, default_penalty: float | None = None) -> dict[st
         own = next(iter(owns))
         setattr(body, own, value)
         names[own] = theirs
-    _use_bias_by_id(body)
     _check_window(body, default_penalty)
     return names
 
 
-def _use_bias_by_id(body: Struct) -> None:
-    """Turn llama.cpp's list of biases, where false bans a token, into ours by token."""
-    biases = getattr(body, "logit_bias", None)
-    if not isinstance(biases, list):
+def use_bias_by_id(body: Struct, encode: Callable[[list[str]], list[list[int]]]) -> None:
+    """Turn a body's biases into those of tokens: as in llama.cpp, a text stands for each of its tokens, and false bans.
+
+    `encode` gives the tokens of texts.
+
+    Raises:
+        RequestError: a bias is true, a text has no tokens, or the texts are too long.
+    """
+    given = getattr(body, "logit_bias", None)
+    if given is None:
         return
-    if any(bias is True for _, bias in biases):
+    pairs = given if isinstance(given, list) else [(_token_or_text(key), bias) for key, bias in given.items()]
+    if any(bias is True for _, bias in pairs):
         raise RequestError("logit_bias has true for a token: give a number, or false, which bans it", "logit_bias")
-    body.logit_bias = {token: -MAX_LOGIT_BIAS if bias is False else bias for token, bias in biases}  # type: ignore[attr-defined] # the field of `SampledRequest`
+    texts = list({key: None for key, _ in pairs if isinstance(key, str)})
+    length, allowed = sum(map(len, texts)), f"texts of at most {MAX_LOGIT_BIAS_CHARACTERS} characters together"
+    check("logit_bias", length, length <= MAX_LOGIT_BIAS_CHARACTERS, allowed)
+    tokens_of = dict(zip(texts, encode(texts), strict=True)) if texts else {}
+    biases: dict[int, float] = {}
+    for key, bias in pairs:
+        tokens = tokens_of[key] if isinstance(key, str) else [key]
+        if not tokens:
+            raise RequestError(f"logit_bias has {key!r:.80}, which has no tokens", "logit_bias")
+        for token in tokens:
+            biases[token] = biases.get(token, 0.0) + (-math.inf if bias is False else bias)
+    body.logit_bias = {token: max(bias, -MAX_LOGIT_BIAS) for token, bias in biases.items()}  # type: ignore[attr-defined] # the field of `SampledRequest`
+
+
+def _token_or_text(key: str) -> int | str:
+    """The key of a bias in an object: a number is a token's id, as C's `strtol` reads it for llama.cpp."""
+    return int(key) if len(key) <= _LONGEST_ID and _IS_ID.fullmatch(key) else key
 
 
 def _check_window(body: Struct, default_penalty: float | None) -> None:

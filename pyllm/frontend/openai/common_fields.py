@@ -40,7 +40,8 @@ class SampledRequest(PeerFields, kw_only=True):
     presence_penalty: sampling_params.PresencePenalty | None = None
     frequency_penalty: sampling_params.FrequencyPenalty | None = None
     repetition_penalty: sampling_params.RepetitionPenalty | None = None
-    logit_bias: sampling_params.LogitBias | list[tuple[int, float | bool]] | None = None  # the list is llama.cpp's
+    # The list is llama.cpp's.
+    logit_bias: sampling_params.LogitBias | list[tuple[int | str, float | bool]] | None = None
     allowed_token_ids: sampling_params.AllowedTokenIds | None = None
     bad_words: sampling_params.BadWords | None = None
     seed: sampling_params.Seed | None = None

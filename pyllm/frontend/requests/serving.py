@@ -11,7 +11,7 @@ from litestar import Request
 from msgspec import Struct
 
 from pyllm.frontend.chat.conversation import Conversation, Prepared
-from pyllm.frontend.http.peer_fields import use_own_names
+from pyllm.frontend.http.peer_fields import use_bias_by_id, use_own_names
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.generation import Generation
@@ -32,6 +32,8 @@ class GenerationBody(Protocol):
 def begin(state: ServerState, request: Request[Any, Any, Any], body: GenerationBody) -> RequestContext:
     """The context of a request, with the id that its body names. Values of peers' field names move to our fields.
 
+    Biases become those of tokens.
+
     Raises:
         RequestError: the id is unusable, or the server does not have the model or does not support a field.
     """
@@ -39,6 +41,7 @@ def begin(state: ServerState, request: Request[Any, Any, Any], body: GenerationB
     check_model(state, body.model)
     struct = cast("Struct", body)  # As every body is.
     context.field_names = use_own_names(struct, state.sampling.repetition_penalty)
+    use_bias_by_id(struct, partial(state.tokenizer.encode_batch, add_special_tokens=False))
     refuse_unsupported(struct)
     context.name_request(body.request_id)
     return context

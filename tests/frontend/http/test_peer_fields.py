@@ -10,13 +10,14 @@ from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.errors import RequestError
 from pyllm.frontend.anthropic.protocol import MessagesRequest
 from pyllm.frontend.http.ignored_fields import Hint
-from pyllm.frontend.http.peer_fields import PeerFields, use_own_names
+from pyllm.frontend.http.peer_fields import PeerFields, use_bias_by_id, use_own_names
 from pyllm.frontend.http.unsupported import is_unsupported, refuse_unsupported
 from pyllm.frontend.llama_cpp.protocol import InfillRequest
 from pyllm.frontend.mistral.protocol import FimRequest
 from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest
 from pyllm.frontend.responses.protocol import ResponsesRequest
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.parameters.sampling_params import MAX_LOGIT_BIAS_CHARACTERS
 from pyllm.wire.messages import Submit
 from tests.frontend.ignoring import HEADER
 from tests.frontend.serving import answering, in_process
@@ -165,15 +166,47 @@ def test_what_means_the_same_is_ours(kind: type[Struct], name: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_biases_may_be_the_list_of_llama_cpp(tokenizer: Tokenizer, route: str) -> None:
+async def test_biases_may_be_those_of_llama_cpp(tokenizer: Tokenizer, route: str) -> None:
+    tokens = tokenizer.encode("Hello world", add_special_tokens=False)
+    assert len(tokens) > 1
+    forms: list[object] = [[[5, 1.5], [6, False], ["Hello world", -0.5]], {"5": 1.5, "6": False, "Hello world": -0.5}]
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
-        answer = await frontend.http.post(route, json=ROUTES[route] | {"logit_bias": [[5, 1.5], [6, False]]})
-        wrong = await frontend.http.post(route, json=ROUTES[route] | {"logit_bias": [[5, True]]})
-        (submit,) = frontend.core.sent(Submit)
-    assert answer.status_code == 200, answer.text
-    assert submit.sampling.logit_bias == {5: 1.5, 6: -100.0}
-    assert wrong.status_code == 400
-    assert "or false, which bans it" in wrong.json()["error"]["message"]
+        answers = [await frontend.http.post(route, json=ROUTES[route] | {"logit_bias": form}) for form in forms]
+        wrong = [
+            await frontend.http.post(route, json=ROUTES[route] | {"logit_bias": form})
+            for form in ([[5, True]], {"Hello": True})
+        ]
+        submits = frontend.core.sent(Submit)
+    assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
+    assert [submit.sampling.logit_bias for submit in submits] == 2 * [{5: 1.5, 6: -100.0} | dict.fromkeys(tokens, -0.5)]
+    for answer in wrong:
+        assert answer.status_code == 400
+        assert "or false, which bans it" in answer.json()["error"]["message"]
+
+
+def biases(given: object, tokens_of: dict[str, list[int]]) -> dict[int, float]:
+    body = decode(ChatRequest, logit_bias=given)
+    use_bias_by_id(body, lambda texts: [tokens_of[text] for text in texts])
+    kept: dict[int, float] = body.logit_bias
+    return kept
+
+
+def test_biases_of_one_token_add_up_and_a_ban_stays_one() -> None:
+    tokens_of = {"ab": [1, 2], "bb": [2, 2], "7": [3]}
+    assert biases([["ab", 1.0], ["bb", 0.25], [1, 2.0], ["7", 4.0]], tokens_of) == {1: 3.0, 2: 1.5, 3: 4.0}
+    assert biases([["ab", False], [1, 50.0]], tokens_of) == {1: -100.0, 2: -100.0}
+    assert biases({"ab": False, " 7": 50, "+2": 5}, tokens_of) == {1: -100.0, 2: -100.0, 7: 50.0}
+    assert biases([], {}) == biases({}, {}) == {}
+
+
+def test_a_text_without_tokens_and_texts_that_are_too_long_are_refused() -> None:
+    with pytest.raises(RequestError, match="logit_bias has '', which has no tokens") as refused:
+        biases([["", 1.0]], {"": []})
+    assert refused.value.parameter == "logit_bias"
+    long = "x" * MAX_LOGIT_BIAS_CHARACTERS
+    assert biases({long: 1.0, "5": 1.0}, {long: [1]}) == {1: 1.0, 5: 1.0}
+    with pytest.raises(RequestError, match="texts of at most 4096 characters together, got 4097"):
+        biases([[long, 1.0], ["y", 1.0]], {})
 
 
 def test_a_limit_of_tokens_has_the_name_that_each_api_has_for_it() -> None:

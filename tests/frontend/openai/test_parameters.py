@@ -8,6 +8,7 @@ import pytest
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.errors import RequestError
 from pyllm.frontend.http.ignored_fields import RequestFields
+from pyllm.frontend.http.peer_fields import use_bias_by_id
 from pyllm.frontend.openai.parameters import (
     num_chat_logprobs,
     sampling_params,
@@ -54,6 +55,7 @@ def test_sampling_fields_reach_the_parameters() -> None:
     }
     others = {"stop": ["a", "b"], "stop_token_ids": [3], "logit_bias": {"7": -1}, "vllm_xargs": {"mine": {"x": 1}}}
     request = decode(ChatRequest, CHAT | sampling | others | {"structured_outputs": None})
+    use_bias_by_id(request, lambda texts: [])
     expected = SamplingParams(
         **sampling,
         max_tokens=9,
