@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +31,17 @@ class _ModelDescription(msgspec.Struct):
     chat_template_notice: str = ""
 
 
+def check_template(requests: RequestFile, answers: AnswerFile, notice: str) -> None:
+    """Raise `ConfigError` where the model takes no messages, for the reason `notice`, and no request brings a template.
+
+    It may be asked before the model is loaded. Requests that have an answer do not count.
+    """
+    left = _left(requests, answers)
+    chats = [request for request in left if request.url in CHATS]
+    if notice and chats and all(request.needs_template for request in chats):
+        raise ConfigError(f"nothing was sent, as {len(chats)} of {len(left)} requests have messages: {notice}")
+
+
 async def run_batch(
     requests: RequestFile, answers: AnswerFile, http: "httpx2.AsyncClient", max_concurrency: int
 ) -> Totals:
@@ -46,13 +56,13 @@ async def run_batch(
 
     tqdm.monitor_interval = 0  # No thread of its own.
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
-    left = [request for request in requests.requests if request.custom_id not in answers.answered]
+    left = _left(requests, answers)
     pending = iter(left)
     before, start, sender = len(answers.answered), time.perf_counter(), RequestSender(http)
     with tqdm(total=len(requests.requests), initial=before, unit="request", dynamic_ncols=True, disable=None) as bar:
         async with http:
             await _check_models(http, requests)
-            await _check_template(http, left)
+            check_template(requests, answers, await _template_notice(http))
 
             async def work() -> None:
                 for request in pending:  # All workers share the iterator: each takes the next request.
@@ -90,19 +100,18 @@ async def _check_models(http: "httpx2.AsyncClient", requests: RequestFile) -> No
         )
 
 
-async def _check_template(http: "httpx2.AsyncClient", requests: Sequence[BatchRequest]) -> None:
-    """Raise where the server says that its model takes no messages, and no request brings a chat template."""
+async def _template_notice(http: "httpx2.AsyncClient") -> str:
+    """The server's reason why its model takes no messages; empty if it gives none."""
     import httpx2
 
     from pyllm.wire.server_client import SHORT_TIMEOUT
 
-    chats = [request for request in requests if request.url in CHATS]
-    if not chats or not all(request.needs_template for request in chats):
-        return
     try:
         response = await http.get("/model_info", timeout=SHORT_TIMEOUT)
-        notice = msgspec.json.decode(response.content, type=_ModelDescription).chat_template_notice
+        return msgspec.json.decode(response.content, type=_ModelDescription).chat_template_notice
     except (httpx2.TransportError, msgspec.DecodeError):
-        return  # Another server, or one that the first request will report.
-    if notice:
-        raise ConfigError(f"nothing was sent, as {len(chats)} of {len(requests)} requests have messages: {notice}")
+        return ""  # Another server, or one that the first request will report.
+
+
+def _left(requests: RequestFile, answers: AnswerFile) -> list[BatchRequest]:
+    return [request for request in requests.requests if request.custom_id not in answers.answered]

@@ -4,11 +4,12 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 
 from pyllm import log
 from pyllm.batch.answer_file import AnswerFile
-from pyllm.batch.batch_run import CONNECT_TIMEOUT, run_batch
+from pyllm.batch.batch_run import CONNECT_TIMEOUT, check_template, run_batch
 from pyllm.batch.request_file import RequestFile, WrongLinesError
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
@@ -123,7 +124,8 @@ def run(options: argparse.Namespace) -> int:
                 asyncio.run(work(base_url, options.max_concurrency or _REMOTE_CONCURRENCY))
                 is_done = True
             else:
-                is_done = _serve(engine, server, notices, options.max_concurrency, work)
+                check = partial(check_template, requests, answers)
+                is_done = _serve(engine, server, notices, options.max_concurrency, work, check=check)
         except KeyboardInterrupt:
             is_done = False
         if not is_done:
@@ -153,9 +155,15 @@ def _serve(
     notices: list[str],
     concurrency: int | None,
     work: Callable[[str, int, str], Coroutine[None, None, None]],
+    *,
+    check: Callable[[str], None],
 ) -> bool:
-    """Start a server and run `work` on it; False where a signal ended the work."""
+    """Start a server and run `work` on it; False where a signal ended the work.
+
+    Before the model is loaded, `check` gets the notice that it has no chat template, or an empty text.
+    """
     from pyllm.launch import serve as launcher
+    from pyllm.launch.model_overrides import chat_template_notice
 
     log.configure("pyllm::serve", engine.log)
     announce(notices)
@@ -164,7 +172,7 @@ def _serve(
         count = concurrency or _REQUESTS_PER_SEQUENCE * resolved.scheduler.max_num_seqs
         await work("http://localhost", count, socket)
 
-    return launcher.serve_for(engine, server, on_ready)
+    return launcher.serve_for(engine, server, on_ready, lambda checkpoint: check(chat_template_notice(checkpoint)))
 
 
 def _base_url(options: argparse.Namespace) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.credentials import Credentials
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
@@ -79,17 +80,25 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     return 0
 
 
-def serve_for(engine: EngineConfig, server: ServerConfig, work: Callable[[str, EngineConfig], Awaitable[None]]) -> bool:
+def serve_for(
+    engine: EngineConfig,
+    server: ServerConfig,
+    work: Callable[[str, EngineConfig], Awaitable[None]],
+    check: Callable[[Checkpoint], None],
+) -> bool:
     """Serve one program on a Unix socket in a private folder, without keys, until its `work` is done.
 
-    `work` gets the socket's path and the resolved settings. Returns False where a signal ended it first.
+    `check` may refuse the model before it is loaded. `work` gets the socket's path and the resolved settings. Returns
+    False where a signal ended it first.
 
     Raises:
-        PyllmError: the server cannot start, or a process was lost for good. Errors of `work` are raised as they are.
+        PyllmError: the server cannot start, or a process was lost for good. Errors of `work` and `check` are raised as
+            they are.
     """
     _become_supervisor()
     server, _ = resolve_server(server)
     engine, checkpoint = resolve_config(engine)
+    check(checkpoint)
     outcome: list[Exception | None] = []
     with SocketFolder() as folder, bind_unix_listener(f"{folder}/http") as listener:
         cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
