@@ -12,7 +12,7 @@ from typing import Any
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import InputFormat
-from pyllm.frontend.text.ascii_classes import with_ascii_classes
+from pyllm.frontend.text.regex_classes import with_ascii_classes
 from pyllm.parameters.structured_outputs_params import MAX_GRAMMAR_BYTES
 
 MAX_DEFINITION_BYTES = 1 << 16

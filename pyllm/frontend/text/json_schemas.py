@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from pyllm.frontend.text.regex_classes import without_nul
 from pyllm.parameters.structured_outputs_params import check_grammar
 
 # Called with the name of a field that has no effect, and the message with which a strict server refuses it.
@@ -204,7 +205,9 @@ class _Cleaner:
             if not isinstance(value, str) or value not in FORMATS:
                 del node[key]
         elif key == "pattern":
-            if isinstance(value, str) and not _is_enforceable(value):
+            if isinstance(value, str) and (pattern := _enforceable(value)) is not None:
+                node[key] = pattern
+            elif isinstance(value, str):
                 del node[key]
                 self._left_out[key] = None
         elif key == "required":
@@ -215,11 +218,15 @@ class _Cleaner:
             self._follow(value, _Path(path, key))
 
     def _clean_names(self, node: _Node) -> None:
-        patterns = node.get("patternProperties", {})
-        if others := [pattern for pattern in patterns if not _is_enforceable(pattern)]:
+        schemas = node.get("patternProperties", {})
+        if not schemas:
+            return
+        patterns = {pattern: _enforceable(pattern) for pattern in schemas}
+        node["patternProperties"] = {
+            enforceable: schemas[pattern] for pattern, enforceable in patterns.items() if enforceable is not None
+        }
+        if None in patterns.values():
             self._left_out["patternProperties"] = None
-            for pattern in others:
-                del patterns[pattern]
             # It would forbid the properties that have these names.
             if _is_no_free_schema(node.pop("additionalProperties", True), node):
                 self._left_out["additionalProperties"] = None
@@ -284,9 +291,12 @@ def _schemas_in(key: str, value: Any, path: _Path) -> Iterable[tuple[Any, _Path]
     raise _error(path, "must be a list" if kind is list else "must be an object", value)
 
 
-def _is_enforceable(pattern: str) -> bool:
-    """Whether a pattern has no look-around, boundary of a word or backreference. Takes time linear in its length."""
-    return not any(piece.lastindex for piece in _PATTERN_PIECE.finditer(pattern))
+def _enforceable(pattern: str) -> str | None:
+    """A pattern as a grammar enforces it; None if it has a look-around, boundary of a word or backreference.
+
+    Takes time linear in its length.
+    """
+    return None if any(piece.lastindex for piece in _PATTERN_PIECE.finditer(pattern)) else without_nul(pattern)
 
 
 def json_type(word: Any) -> Any:

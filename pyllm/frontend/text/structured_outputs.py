@@ -8,8 +8,8 @@ import re
 from typing import TYPE_CHECKING
 
 from pyllm.errors import RequestError
-from pyllm.frontend.text.ascii_classes import with_ascii_classes
 from pyllm.frontend.text.json_schemas import Ignore, enforced_schema, warn_once
+from pyllm.frontend.text.regex_classes import with_ascii_classes
 from pyllm.parameters.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams, check_grammar
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import InputFormat
 from pyllm.frontend.chat.custom_tool_grammar import input_schema, lark_regex
 from pyllm.frontend.chat.grammar_rules import schema_rule
-from pyllm.frontend.text.ascii_classes import with_ascii_classes
+from pyllm.frontend.text.regex_classes import with_ascii_classes
 from tests.frontend.chat.regexes import ALPHABET, REGEXES, TEXTS, accepts
 from tests.tiers import cases
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from pyllm.errors import RequestError
-from pyllm.frontend.text.ascii_classes import MAX_REWRITTEN_BYTES, with_ascii_classes
+from pyllm.frontend.text.regex_classes import MAX_REWRITTEN_BYTES, with_ascii_classes
 from pyllm.frontend.text.structured_outputs import grammar_text
 from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 

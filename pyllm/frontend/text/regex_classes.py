@@ -1,4 +1,4 @@
-r"""Rewrites the classes `\d \w \s \D \W \S` of a regular expression to match ASCII only.
+r"""Rewrites the classes of regular expressions: `\d \w \s \D \W \S` to match ASCII only, or all to lack U+0000.
 
 It knows the syntax of Rust's crate `regex`, which llguidance reads. Other errors are left for the compiler.
 """
@@ -38,6 +38,21 @@ def with_ascii_classes(regex: str) -> str:
     return _Rewriter(regex).whole()
 
 
+def without_nul(pattern: str) -> str | None:
+    """A schema's pattern with classes that lack U+0000; None if it names that outside of classes, or is too long.
+
+    llguidance allows every escape of JSON for a class that has all control characters, or all but the line break: for
+    `^[^"]+$` an escaped quotation mark. Takes time linear in the text.
+    """
+    if not _HAS_CLASS.search(pattern):
+        return pattern
+    if len(pattern) > MAX_REWRITTEN_BYTES:
+        return None
+    rewriter = _Rewriter(pattern, lacks_nul=True)
+    text = rewriter.whole()
+    return None if rewriter.has_nul else text
+
+
 class _Flags(NamedTuple):
     """`verbose` is the flag `x`, `unicode` an explicit flag `u`."""
 
@@ -52,9 +67,14 @@ class _Flags(NamedTuple):
 
 
 class _Rewriter:
-    """Reads a text once, from left to right. The last of `_groups` are the flags in force."""
+    """Reads a text once, from left to right. The last of `_groups` are the flags in force.
 
-    def __init__(self, text: str) -> None:
+    With `lacks_nul` classes lose U+0000, else characters beyond ASCII. `has_nul`: the text names U+0000 elsewhere.
+    """
+
+    def __init__(self, text: str, *, lacks_nul: bool = False) -> None:
+        self.has_nul = False
+        self._lacks_nul = lacks_nul
         self._text = text
         self._at = 0
         self._out: list[str] = []
@@ -66,8 +86,12 @@ class _Rewriter:
             piece = self._next(_VERBOSE_PIECE if self._groups[-1].verbose else _PIECE)
             if piece == "[":
                 self._at -= 1
-                self._brackets()
+                self._set()
+            elif self._lacks_nul and piece in _CODED:
+                self._at -= len(piece)
+                self._coded()
             else:
+                self.has_nul |= "\0" in piece
                 self._follow_groups(piece)
                 posix = self._posix(piece)
                 # The flag `i` would add the Kelvin sign, which is a k, and the long s.
@@ -85,6 +109,19 @@ class _Rewriter:
             self._groups.append(self._groups[-1])
         elif piece == ")" and len(self._groups) > 1:
             self._groups.pop()
+
+    def _set(self) -> None:
+        """Copy a class in brackets."""
+        start = len(self._out)
+        self._brackets()
+        text = "".join(self._out[start:])
+        self._out[start:] = [f"[{text}--\\x00]" if self._lacks_nul and _MAY_HAVE_NUL.search(text) else text]
+
+    def _coded(self) -> None:
+        """Copy a character that stands by its number, or a class of Unicode."""
+        item = self._next(_ITEM)
+        self.has_nul |= _NUL.fullmatch(item) is not None
+        self._out.append(f"[{item}--\\x00]" if item[1:2] in ("p", "P") else item)
 
     def _brackets(self) -> None:
         opening = _VERBOSE_OPENING if self._groups[-1].verbose else _OPENING
@@ -118,14 +155,14 @@ class _Rewriter:
         self._at += 1
         self._copy_gap()
         last = self._next(_ITEM)
-        if first in _POSIX or last in _POSIX:
+        if not self._lacks_nul and (first in _POSIX or last in _POSIX):
             text = f"regex has an invalid range {first}-{last}; write the hyphen first, last or as \\-"
             raise RequestError(f"structured_outputs: {text}", "structured_outputs")
         self._out.append(last)
 
     def _posix(self, piece: str) -> str:
         """The ASCII class that replaces this piece, or ''."""
-        return "" if self._groups[-1].unicode else _POSIX.get(piece, "")
+        return "" if self._lacks_nul or self._groups[-1].unicode else _POSIX.get(piece, "")
 
     def _copy_gap(self) -> None:
         if self._groups[-1].verbose and self._next(_GAP):
@@ -142,6 +179,10 @@ class _Rewriter:
 
 # None of these looks beyond the next backslash, bracket or line break, so the whole takes linear time.
 _NEEDS_REWRITING = re.compile(r"\\[dDwWsS]|\(\?[A-Za-z]*x")
+_HAS_CLASS = re.compile(r"\[|\\[pPxuU]|\0")
+_MAY_HAVE_NUL = re.compile(r"[\^\\\0]|\[:")
+_CODED = frozenset(rf"\{letter}" for letter in "pPxuU")
+_NUL = re.compile(r"\\[xuU](?:0+|\{0+\})")
 _WHITESPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _ANY_GAP = rf"(?:[{_WHITESPACE}]|#[^\n]*+\n?)*+"
 _GAP = re.compile(rf"(?:[{_WHITESPACE}]|#[^\n]*+\n?)++")
