@@ -3,11 +3,13 @@
 Knows no route: an answer format has the route's JSON.
 """
 
+from functools import partial
+
 import msgspec
 
-from pyllm.client.logprobs import LogprobEntries, extended
+from pyllm.client.logprobs import LogprobEntries, are_packed, extended
 from pyllm.errors import PyllmError, RequestError
-from pyllm.frontend.answers.answer_format import AnswerFormat, send_error, send_json
+from pyllm.frontend.answers.answer_format import AnswerFormat, send_body, send_error, send_json
 from pyllm.frontend.answers.event_stream import EventStream
 from pyllm.frontend.answers.resumable import ResumableAnswer
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, MAX_CHOICES
@@ -56,11 +58,12 @@ class StreamedAnswer(EventStream):
         """Write new text, or keep it for the next write."""
         channel = self._channel
         around = self._around
-        if around is not None and delta.finish_reason is None and delta.logprobs is None and not channel.blocked:
+        waits = channel.blocked or self._is_formatting or self._pending
+        if around is not None and delta.finish_reason is None and delta.logprobs is None and not waits:
             if delta.text:
                 channel.write(_encode(delta.text), around[0], around[1])
             return
-        if not self._gathers and not channel.blocked:
+        if not self._gathers and not waits and not are_packed(delta.logprobs):
             self._write(self._answer_format.text(index, delta))
             self._around = self._answer_format.around(index)
             return
@@ -84,6 +87,7 @@ class WholeAnswer:
         self._choices = [TextDelta("", []) for _ in range(generation.num_choices)]
         self._pieces: list[list[str]] = [[] for _ in range(generation.num_choices)]
         self._prompt_logprobs: list[list[LogprobEntries]] = [[] for _ in range(generation.num_choices)]
+        self._over = False
 
     def begin(self, channel: Channel) -> None:
         """Submit the prompts."""
@@ -95,6 +99,7 @@ class WholeAnswer:
 
     def end(self) -> None:
         """Abort the generation if it still runs."""
+        self._over = True
         self._generation.close()
 
     def delta(self, index: int, delta: TextDelta) -> None:
@@ -108,8 +113,7 @@ class WholeAnswer:
         if delta.finish_reason is not None:
             delta.text = "".join(self._pieces[index])
             if self._generation.finished:
-                whole = self._answer_format.whole(self._choices, self._prompt_logprobs, self._generation.counts)
-                send_json(self._channel, 200, whole)
+                self._send()
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
         """Add log-probabilities of a choice's prompt."""
@@ -118,3 +122,14 @@ class WholeAnswer:
     def error(self, error: PyllmError) -> None:
         """Answer with an error."""
         send_error(self._channel, self._answer_format, error)
+
+    def _send(self) -> None:
+        whole = partial(self._answer_format.whole, self._choices, self._prompt_logprobs, self._generation.counts)
+        if any(map(are_packed, (*self._prompt_logprobs, *(choice.logprobs for choice in self._choices)))):
+            self._generation.run_aside(lambda: _encode(whole()), self._send_body)
+        else:
+            send_json(self._channel, 200, whole())
+
+    def _send_body(self, body: bytes) -> None:
+        if body and not self._over:
+            send_body(self._channel, 200, body)

@@ -56,6 +56,10 @@ def send_failure(channel: Channel, failure: Failure, body: Struct) -> None:
 
 def send_json(channel: Channel, status: int, answer: object, *headers: tuple[bytes, bytes]) -> None:
     """Answer with one object."""
-    body = _encode(answer)
+    send_body(channel, status, _encode(answer), *headers)
+
+
+def send_body(channel: Channel, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    """Answer with one object, as JSON."""
     channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)), *headers)
     channel.finish(body)

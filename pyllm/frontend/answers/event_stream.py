@@ -5,8 +5,9 @@ Does not decide when text is written at once, and knows no event ids.
 
 import asyncio
 from abc import ABC, abstractmethod
+from functools import partial
 
-from pyllm.client.logprobs import LogprobEntries
+from pyllm.client.logprobs import LogprobEntries, are_packed
 from pyllm.errors import PyllmError
 from pyllm.frontend.answers.answer_format import AnswerFormat, send_error, start_events
 from pyllm.frontend.http.failure import describe
@@ -19,16 +20,29 @@ from pyllm.frontend.text.detokenizer import TextDelta
 class EventStream(ABC):
     """A stream whose headers go out with the first event, so that an early error has a status.
 
-    Waiting text is merged per choice, so that the stream holds at most the answer itself.
+    Waiting text is merged per choice, so that the stream holds at most the answer itself. Text waits for a slow reader,
+    and for the thread that makes events of many log-probabilities.
     """
 
-    __slots__ = ("_answer_format", "_channel", "_failure", "_flush_scheduled", "_generation", "_over", "_pending")
+    __slots__ = (
+        "_answer_format",
+        "_channel",
+        "_events",
+        "_failure",
+        "_flush_scheduled",
+        "_generation",
+        "_is_formatting",
+        "_over",
+        "_pending",
+    )
 
     def __init__(self, generation: Generation, answer_format: AnswerFormat) -> None:
         self._generation = generation
         self._answer_format = answer_format
         self._channel: Channel
         self._pending: dict[int, TextDelta] = {}
+        self._events = b""  # which are complete, and come before those of the pending text
+        self._is_formatting = False  # on a thread
         self._flush_scheduled = False
         self._failure: PyllmError | None = None
         self._over = False
@@ -93,14 +107,26 @@ class EventStream(ABC):
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if not self._channel.blocked and not self._over:
-            self._write(self._take())
+        if self._channel.blocked or self._over or self._is_formatting:
+            return
+        events, self._events = self._events, b""
+        pending, self._pending = self._pending, {}
+        if not any(are_packed(delta.logprobs) for delta in pending.values()):
+            self._write(events + self._show_all(pending))
+            return
+        if events:
+            start_events(self._channel)
+            self._channel.write(events)
+        self._is_formatting = True
+        self._generation.run_aside(partial(self._show_all, pending), self._shown)
 
-    def _take(self) -> bytes:
-        """The events of the gathered text."""
-        events = b"".join([self._show(choice, delta) for choice, delta in self._pending.items()])
-        self._pending.clear()
-        return events
+    def _shown(self, events: bytes) -> None:
+        self._is_formatting = False
+        self._events = events + self._events
+        self._flush()
+
+    def _show_all(self, texts: dict[int, TextDelta]) -> bytes:
+        return b"".join([self._show(choice, delta) for choice, delta in texts.items()])
 
     def _write(self, events: bytes) -> None:
         channel = self._channel

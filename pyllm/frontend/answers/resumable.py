@@ -6,6 +6,7 @@ sent that part: this one, another one, or one of another server with the same mo
 
 from typing import Self
 
+from pyllm.client.logprobs import chosen
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer_format import AnswerFormat
 from pyllm.frontend.answers.event_stream import EventStream
@@ -17,7 +18,7 @@ from pyllm.frontend.text.detokenizer import TextDelta
 class ResumableAnswer(EventStream):
     """Server-sent events, each with an id; `start` is the position of the first one, with every choice's."""
 
-    __slots__ = ("_events", "_ids", "_repeats")
+    __slots__ = ("_ids", "_repeats")
 
     def __init__(self, generation: Generation, answer_format: AnswerFormat, start: Position) -> None:
         super().__init__(generation, answer_format)
@@ -25,7 +26,6 @@ class ResumableAnswer(EventStream):
         self._repeats: dict[int, _Repeat] = {
             choice: _Repeat(position) for choice, position in enumerate(start.choices) if position != ChoicePosition()
         }
-        self._events = b""  # of repeated pieces, which are complete and must not merge with what follows
 
     @classmethod
     def from_position(cls, generation: Generation, answer_format: AnswerFormat, position: Position) -> Self:
@@ -69,6 +69,8 @@ class ResumableAnswer(EventStream):
                     delta.finish_reason = None
             elif not position.ended and position.piece is None and repeat.num_hidden == position.num_tokens:
                 del self._repeats[choice]
+            if delta.logprobs is not None:  # Their tokens' own say where the next text begins.
+                delta.logprobs = [dict([own]) if (own := chosen(entries)) else {} for entries in delta.logprobs]
             self._answer_format.text(choice, delta)
             return
         piece = position.piece
@@ -88,10 +90,6 @@ class ResumableAnswer(EventStream):
 
     def _last(self) -> bytes:
         return self._ids.end(self._answer_format.end(self._generation.counts))
-
-    def _take(self) -> bytes:
-        events, self._events = self._events, b""
-        return events + super()._take()
 
 
 class _Repeat:

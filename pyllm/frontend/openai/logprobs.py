@@ -1,11 +1,16 @@
 """Log-probabilities in the shapes of OpenAI's two routes, and of vLLM's `prompt_logprobs`. Knows no request."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from pyllm.client.logprobs import Logprob, LogprobEntries, chosen, likeliest
+import msgspec
+
+from pyllm.client.logprobs import MOST_UNPACKED, Logprob, LogprobEntries, chosen, likeliest, unpacked
 from pyllm.frontend.openai.protocol import ChatLogprob, ChatLogprobs, ChatTopLogprob, CompletionLogprobs
 
 LEAST = -9999.0  # JSON has no infinity; the number is vLLM's.
+
+_encode = msgspec.json.Encoder().encode
 
 TokenBytes = Callable[[int], bytes]
 # The name of a token in an answer.
@@ -34,7 +39,7 @@ def completion_logprobs(
 ) -> tuple[CompletionLogprobs, int]:
     """Log-probabilities of tokens whose text begins at the character `offset`, and the offset of the text behind."""
     answer = CompletionLogprobs([], [], [], [])
-    for entries in logprobs:
+    for entries in map(unpacked, logprobs):
         own = chosen(entries)
         answer.tokens.append("" if own is None else name(*own))
         answer.token_logprobs.append(None if own is None else _finite(own[1]))
@@ -57,35 +62,47 @@ def chat_logprobs(
 ) -> ChatLogprobs:
     """Log-probabilities of tokens, with the `num_top` likeliest tokens for each."""
     content = []
-    for entries in logprobs:
+    for entries in map(unpacked, logprobs):
         own = chosen(entries)
         if own is None:
             continue
         token, entry = own
-        top = [
-            ChatTopLogprob(name(number, each), _finite(each), list(token_bytes(number)))
-            for number, each in likeliest(entries, num_top)
-        ]
-        content.append(ChatLogprob(name(token, entry), _finite(entry), list(token_bytes(token)), top))
+        best = likeliest(entries, num_top)
+        top = (ChatTopLogprob(name(number, each), _finite(each), list(token_bytes(number))) for number, each in best)
+        shown = _as_json(list, top, len(best))
+        content.append(ChatLogprob(name(token, entry), _finite(entry), list(token_bytes(token)), shown))
     return ChatLogprobs(content)
 
 
-def prompt_logprobs(logprobs: Sequence[LogprobEntries]) -> list[LogprobEntries | None]:
+def prompt_logprobs(logprobs: Sequence[LogprobEntries]) -> list[dict[int, Logprob] | None]:
     """Log-probabilities of a prompt, as in vLLM: the list begins with None for the first token."""
-    return [None, *({token: _as_json(entry) for token, entry in entries.items()} for entries in logprobs)]
+    answer: list[dict[int, Logprob] | None] = [None]
+    for entries in map(unpacked, logprobs):
+        finite = ((token, Logprob(_finite(entry), entry.rank, entry.decoded_token)) for token, entry in entries.items())
+        answer.append(_as_json(dict, finite, len(entries)))
+    return answer
 
 
-def _by_name(entries: LogprobEntries, name: TokenName) -> dict[str, float]:
+def _by_name(entries: dict[int, Logprob], name: TokenName) -> dict[str, float]:
     """The entries by their tokens' names; of tokens with the same text, as halves of characters, the likeliest."""
     values: dict[str, float] = {}
     for token, entry in entries.items():
         text = name(token, entry)
         values[text] = max(_finite(entry), values.get(text, LEAST))
-    return values
+    shown: dict[str, float] = _as_json(dict, values.items(), len(values))
+    return shown
 
 
-def _as_json(entry: Logprob) -> Logprob:
-    return Logprob(_finite(entry), entry.rank, entry.decoded_token)
+def _as_json(kind: type[list[Any]] | type[dict[Any, Any]], items: Iterable[Any], count: int) -> Any:
+    """A list or dict of so many items; a large one is JSON already.
+
+    Its items are encoded one by one: other threads run between them, and the garbage collector has none to look at.
+    """
+    if count <= MOST_UNPACKED:
+        return kind(items)
+    around = _encode(kind())
+    parts = [_encode(kind([item]))[1:-1] for item in items]
+    return msgspec.Raw(b"%b%b%b" % (around[:1], b",".join(parts), around[1:]))
 
 
 def _finite(entry: Logprob) -> float:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from pyllm.client.logprobs import LogprobEntries
+from pyllm.client.logprobs import Logprob
 from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
@@ -243,7 +243,7 @@ class CompletionChoice(Struct):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    prompt_logprobs: list[LogprobEntries | None] | UnsetType | None = UNSET
+    prompt_logprobs: list[dict[int, Logprob] | None] | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
 
@@ -321,7 +321,7 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str | None = None
-    prompt_logprobs: list[LogprobEntries | None] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_token_ids: list[int] | None = None
 
 

@@ -1,6 +1,9 @@
 """All samples of all prompts of one HTTP request: submits, counts and ends them together. Knows no answer format."""
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -21,8 +24,10 @@ from pyllm.frontend.text.outputs import Request, RequestProcessor
 from pyllm.parameters.sampling_params import MAX_SAMPLES, SamplingParams
 from pyllm.parameters.scheduling_params import SchedulingParams
 
-# Most log-probabilities of an answer, where more than so many come with a token: each takes 2 us of the event loop as
-# JSON, and 100 bytes before.
+logger = logging.getLogger(__name__)
+
+# Most log-probabilities of an answer, where more than so many come with a token: each takes 2 us of a thread, and
+# some 70 bytes as JSON.
 MAX_LOGPROBS = 1 << 20
 MAX_UNBOUNDED_LOGPROBS = 20  # the default of --max-logprobs
 
@@ -158,6 +163,14 @@ class Generation:
         """End the choices that still run; the sink gets nothing more. A second call changes nothing."""
         self._lifecycle.abort()
 
+    def run_aside(self, work: Callable[[], bytes], done: Callable[[bytes], None]) -> None:
+        """Run a function that takes long on a thread, one such at a time, and call `done` with its result.
+
+        If it fails, the sink gets an error, and `done` an empty result.
+        """
+        job = asyncio.get_running_loop().run_in_executor(self._state.answer_thread, work)
+        job.add_done_callback(partial(self._ran_aside, done))
+
     def delta(self, index: int, delta: TextDelta) -> None:
         """Count a choice's new text, and pass it on."""
         lifecycle = self._lifecycle
@@ -192,6 +205,14 @@ class Generation:
     def error(self, error: PyllmError) -> None:
         """End every choice: a prompt has failed."""
         self._lifecycle.fail(error)
+
+    def _ran_aside(self, done: Callable[[bytes], None], job: "asyncio.Future[bytes]") -> None:
+        failure = job.exception()
+        if failure is not None:
+            logger.error("an answer could not be written", exc_info=failure)
+            self.close()
+            self._sink.error(PyllmError("the answer could not be written; the server's log says why"))
+        done(b"" if failure is not None else job.result())
 
     def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
         del metrics  # `delta` finds them by the choice.

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
@@ -93,6 +94,7 @@ class ServerState:
         self.crash_folder = crash_folder
         self.request_log = RequestLog(server, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False))
         self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
+        self.answer_thread = ThreadPoolExecutor(1, "pyllm-answers")  # one, as each may hold up the event loop for 5 ms
         self.draining = False
         self._parent_silence = parent_silence
         self._running: set[Fail] = set()

@@ -1,8 +1,9 @@
 """Computes a response without a reader. It ends by itself, or when its record is cancelled or deleted."""
 
 import asyncio
+from functools import partial
 
-from pyllm.client.logprobs import LogprobEntries
+from pyllm.client.logprobs import LogprobEntries, are_packed
 from pyllm.errors import PyllmError
 from pyllm.frontend.http.failure import describe
 from pyllm.frontend.requests.generation import Generation
@@ -32,6 +33,7 @@ class BackgroundRun:
         self._store = store
         self._owner = owner
         self._watch_interval = watch_interval
+        self._num_on_thread = 0  # deltas with many log-probabilities, and those behind them
         self._over = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
@@ -60,10 +62,12 @@ class BackgroundRun:
 
     def delta(self, index: int, delta: TextDelta) -> None:
         """Take new text."""
-        self._answer_format.text(index, delta)
-        if self._generation.finished:
-            self._answer_format.end(self._generation.counts)
-            self._end()
+        if self._num_on_thread or are_packed(delta.logprobs):
+            self._num_on_thread += 1
+            self._generation.run_aside(partial(self._answer_format.text, index, delta), self._taken)
+        else:
+            self._answer_format.text(index, delta)
+            self._end_once_finished()
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
         """Ignore log-probabilities of the prompt: no response asks for them."""
@@ -72,6 +76,16 @@ class BackgroundRun:
         """Store the response as failed."""
         self._answer_format.failed(describe(error))
         self._end()
+
+    def _taken(self, events: bytes) -> None:
+        del events
+        self._num_on_thread -= 1
+        self._end_once_finished()
+
+    def _end_once_finished(self) -> None:
+        if self._generation.finished and not self._num_on_thread and not self._over.is_set():
+            self._answer_format.end(self._generation.counts)
+            self._end()
 
     def _end(self) -> None:
         self._over.set()

@@ -11,8 +11,9 @@ from pyllm.frontend.http.failure import UnknownResponseError
 from pyllm.frontend.responses.protocol import Response, ResponseRecord
 from pyllm.frontend.shared.remote_state import Shared
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ResponseRecord).decode
+# JSON, as parts of a record may be JSON already.
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ResponseRecord).decode
 
 
 class Run(Protocol):

@@ -1,5 +1,8 @@
 """`/v1/responses`: creates, fetches, cancels and deletes responses, and lists the input of a stored one."""
 
+import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from litestar import Request, Response, Router, delete, get, post, route
@@ -91,7 +94,7 @@ def responses_routes(state: ServerState) -> Router:
             None if prepared.make_parser is None else prepared.make_parser(),
             call_name=lambda index: state.chat.tool_call_id(context.request_id, 0, index),
             logprobs=_logprobs(state, params),
-            on_end=lambda ended: store.put_soon(ResponseRecord(ended, items), owner) if stores else None,
+            on_end=_putter(store, items, owner) if stores else lambda _: None,
             has_events=data.stream is True,
             block_size=model.block_size if model.enable_prefix_caching else 0,
             encrypts_reasoning=_ENCRYPTED in (data.include or ()),
@@ -201,6 +204,20 @@ def _check(request: ResponsesRequest, context: RequestContext) -> None:
         raise RequestError("stream_options requires stream: true", "stream_options")
     if request.background and request.stream:
         raise RequestError("background and stream cannot be combined; fetch the response by its id", "background")
+
+
+def _putter(store: ResponseStore, items: list[Item], owner: str) -> Callable[[protocol.Response], None]:
+    """The function that stores a response with its input, on the thread of the event loop or another one."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def put(ended: protocol.Response) -> None:
+        record = ResponseRecord(ended, items)
+        if threading.get_ident() == thread:
+            store.put_soon(record, owner)
+        else:
+            loop.call_soon_threadsafe(store.put_soon, record, owner)
+
+    return put
 
 
 def _check_logprobs(prepared: Prepared, params: SamplingParams) -> None:

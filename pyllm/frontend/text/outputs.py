@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from pyllm.client.client import EngineClient
-from pyllm.client.logprobs import LogprobEntries, chosen
+from pyllm.client.logprobs import Logprob, LogprobEntries, PackedEntries, chosen, unpacked
 from pyllm.client.reports import SampleReport
 from pyllm.client.streams import OutputSink
 from pyllm.client.token_reader import TokenDelta
@@ -37,7 +37,7 @@ class CompletionOutput(msgspec.Struct):
     token_ids: list[int] = []
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    logprobs: list[LogprobEntries] | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
 
 
@@ -56,7 +56,7 @@ class RequestOutput(msgspec.Struct):
     outputs: list[CompletionOutput]
     finished: bool = False
     num_cached_tokens: int = 0
-    prompt_logprobs: list[LogprobEntries | None] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class Request(NamedTuple):
@@ -165,6 +165,9 @@ class RequestProcessor:
 
     def _with_texts(self, logprobs: list[LogprobEntries]) -> list[LogprobEntries]:
         for entries in logprobs:
+            if isinstance(entries, PackedEntries):
+                entries.token_text = self._token_text
+                continue
             for token, entry in entries.items():
                 entry.decoded_token = self._token_text(token)
         return logprobs
@@ -252,7 +255,7 @@ class OutputFold:
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
         """Add log-probabilities of the prompt's next tokens."""
         if self._output.prompt_logprobs is not None:
-            self._output.prompt_logprobs.extend(logprobs)
+            self._output.prompt_logprobs.extend(map(unpacked, logprobs))
 
     def error(self, error: PyllmError) -> None:
         """Keep the failure for the reader."""
@@ -330,7 +333,7 @@ def _no_text(token: int) -> None:
 
 def _add_logprobs(completion: CompletionOutput, logprobs: list[LogprobEntries]) -> None:
     if completion.logprobs is not None:
-        completion.logprobs.extend(logprobs)
+        completion.logprobs.extend(map(unpacked, logprobs))
     if completion.cumulative_logprob is not None:
         owns = [own for entries in logprobs if (own := chosen(entries)) is not None]
         completion.cumulative_logprob += sum(own.logprob for _, own in owns)
