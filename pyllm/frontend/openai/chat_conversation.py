@@ -91,6 +91,8 @@ def _reasoning_effort(request: ChatRequest) -> str | None:
 def _tools(request: ChatRequest, ignore: Ignore) -> tuple[tuple[Tool, ...], ToolChoice]:
     tools = tuple(_shown_tools(request.tools or (), ignore))
     choice = request.tool_choice or ("auto" if tools else "none")
+    if choice == "any":
+        choice = "required"
     if not isinstance(choice, ChosenTools):
         return tools, choice
     others = {"function": choice.function, "custom": choice.custom, "allowed_tools": choice.allowed_tools}

@@ -163,10 +163,11 @@ async def test_log_probabilities_are_those_of_the_raw_tokens(tokenizer: Tokenize
     assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == CALLS + "<|end|>"
 
 
-async def test_a_required_call_is_kept_to_a_list_of_the_tools(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("name", ["required", "any"])  # which is Mistral's
+async def test_a_required_call_is_kept_to_a_list_of_the_tools(tokenizer: Tokenizer, name: str) -> None:
     text = '[{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "clock", "parameters": {}}]'
     async with in_process(saying(tokenizer, text), tokenizer, HERMES) as frontend:
-        choice = (await chat(frontend, tools=[WEATHER, CLOCK], tool_choice="required"))["choices"][0]
+        choice = (await chat(frontend, tools=[WEATHER, CLOCK], tool_choice=name))["choices"][0]
         grammar = grammar_of(frontend)
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
