@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.e2e.server import DEADLINE, Server, until
+from tests.tiny_model import write_tiny_model
 
 NUM_REQUESTS = 8
 
@@ -54,3 +55,16 @@ def test_a_batch_goes_on_where_a_kill_left_it(tmp_path: Path, server: Server) ->
     assert found.pop("refused")["status_code"] == 400
     # Both runs gave the same.
     assert len({response["body"]["choices"][0]["text"] for response in found.values()}) == 1
+
+
+def test_chats_with_a_model_that_cannot_end_before_it_is_loaded(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    requests = tmp_path / "in.jsonl"
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}
+    requests.write_text(json.dumps(row))
+    command = batch("-i", str(requests), "-o", str(tmp_path / "out.jsonl"), str(folder))
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE)
+    assert run.returncode == 2, run.stderr
+    assert "nothing was sent, as 1 of 1 requests have messages: tiny has no chat template" in run.stderr
+    assert "pyllm::core-0" not in run.stderr  # The core logs what it has loaded.
