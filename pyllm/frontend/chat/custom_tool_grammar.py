@@ -12,7 +12,7 @@ from typing import Any
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import InputFormat
-from pyllm.frontend.text.regex_classes import with_ascii_classes
+from pyllm.frontend.text.regex_classes import with_ascii_classes, without_nul
 from pyllm.parameters.structured_outputs_params import MAX_GRAMMAR_BYTES
 
 MAX_DEFINITION_BYTES = 1 << 16
@@ -36,11 +36,6 @@ _PIECE = re.compile(
 )
 _HEX_ESCAPE = re.compile(r"(\\\\)|\\x(..)")
 _OPERATORS = {"(": "(?:", "[": "(?:", "]": ")?"}
-_CLASS = re.compile(
-    r"(\\[^pP]) | \\[pP](?:\{[^{}]*\}|.) | \[\^?\]?(?:\\.|\[:\^?[a-z]+:\]|[^\[\]\\])*\] | ([\[\0])",
-    re.VERBOSE | re.DOTALL,
-)
-_NUL = re.compile(r"\\(?:x00|u0000|U00000000|[xuU]\{0+\})")
 # In a pattern these classes would be those of ASCII.
 _UNICODE = {"d": r"\p{Nd}", "D": r"\P{Nd}", "w": r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]"}
 _UNICODE["W"] = _UNICODE["w"].replace("[", "[^", 1)
@@ -193,14 +188,9 @@ def _whole(regex: str) -> str:
 
 
 def _without_nul(regex: str) -> str:
-    """A regex whose classes lack U+0000: a class with all control characters would also match an escaped quote."""
-
-    def rewritten(found: re.Match[str]) -> str:
-        if found[2] is not None or _NUL.match(regex, found.start()):
-            raise _refusal("the nested or invalid character class at [" if found[2] == "[" else "the character U+0000")
-        return found[0] if found[1] is not None else f"[{found[0]}--\\x00]"
-
-    return _CLASS.sub(rewritten, regex)
+    if (lacking := without_nul(regex)) is None:
+        raise _refusal("the character U+0000")
+    return lacking
 
 
 def _num_bytes(definition: str) -> int:
