@@ -26,6 +26,7 @@ OBJECTS = {
     "/v1/responses": ("object", "response"),
     "/v1/messages": ("type", "message"),
     "/v1/embeddings": ("object", "list"),
+    "/v1/fim/completions": ("object", "chat.completion"),
 }
 # The last event of a stream.
 ENDS = {
@@ -33,6 +34,7 @@ ENDS = {
     "/v1/completions": "[DONE]",
     "/v1/responses": "response.completed",
     "/v1/messages": "message_stop",
+    "/v1/fim/completions": "[DONE]",
 }
 RECORDED = sorted(FOLDER.glob("*/*.json"))
 
