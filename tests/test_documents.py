@@ -3,6 +3,7 @@
 import ast
 import inspect
 import math
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,16 @@ BASES = (ROOT, ROOT / "pyllm", ROOT / "rust/pyllm-scheduler/src")
 PATH = re.compile(r"`([\w./-]+(?:/[\w-]+|/|\.(?:py|pyi|rs|md|toml)))`")
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]+))?\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+UNTYPED = """
+[[tool.mypy.overrides]]
+module = {}
+ignore_missing_imports = true
+disallow_untyped_defs = false
+disallow_incomplete_defs = false
+disallow_untyped_calls = false
+disallow_any_generics = false
+warn_return_any = false
+"""
 # Flags of commands that take no settings.
 OTHERS = {"--help", "--print-completion", "--role"}
 
@@ -77,13 +88,16 @@ def test_programs_in_documents_have_the_types_that_they_need(tmp_path: Path) -> 
                 path.write_text(block if is_module(block) else f"async def main():\n{textwrap.indent(block, '    ')}")
                 programs.append(path)
     assert len(programs) > 12
-    command = [sys.executable, "-m", "mypy", "--config-file", "", "--ignore-missing-imports", "--scripts-are-modules"]
+    # The settings of `make types`, whose cache then has all of pyllm; but a program need not declare its types.
+    settings = tmp_path / "pyproject.toml"
+    settings.write_text((ROOT / "pyproject.toml").read_text() + UNTYPED.format([path.stem for path in programs]))
     run = subprocess.run(
-        [*command, "--follow-imports", "silent", "--check-untyped-defs", *programs],
+        [sys.executable, "-m", "mypy", "--config-file", settings, "--scripts-are-modules", *programs],
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
+        env=os.environ | {"MYPYPATH": "."},
     )
     assert run.returncode == 0, run.stdout
 
