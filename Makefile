@@ -52,7 +52,10 @@ check: setup
 	$(BIN)/mypy
 	$(PYTEST) -m "not full and not oracle and not services" tests/client tests/config tests/flags tests/frontend tests/wire
 
-test: lint types rust-test python-test
+# mypy has one thread, and beside it cargo has the other processors.
+test: setup
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint types rust-test
+	@$(MAKE) --no-print-directory python-test
 	$(if $(filter full,$(MAKECMDGOALS)),,@echo "Not run: the rest of the matrices. They are \`make full\`.")
 	$(if $(filter test-services,$(MAKECMDGOALS)),,@echo "Not run: the tests that need Redis, Prometheus, Chromium and systemd. They are \`make test-services\`.")
 
@@ -69,7 +72,7 @@ types: setup
 
 rust-test: setup
 	cargo test --quiet --locked --workspace --tests
-	cargo test --quiet --locked --package pyllm-scheduler --doc
+	cargo test --quiet --locked --workspace --doc
 
 # A process of xdist that crashes ends the run and names the test: after a restart, xdist would wait for ever for the rest.
 PYTEST = $(BIN)/pytest --numprocesses logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
