@@ -6,6 +6,7 @@ Does not know the results: `offline_driver.py` replaces the card.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -150,9 +151,10 @@ def launch_attention(target: Target, head_size: int) -> None:
     plain, sinks = AttentionLayer(0.1), AttentionLayer(0.1, sinks=torch.zeros(HEADS))
     windowed = AttentionLayer(0.1, window=512, soft_cap=50.0)
     own, *float8 = caches_of(target, head_size)
-    layers = (plain, windowed, sinks)
-    pairs = [(own, layer) for layer in layers]
-    pairs += [(cache, layer) for cache in float8 for layer in (layers if target.thorough else layers[:1])]
+    if target.thorough:
+        pairs = [(cache, layer) for cache in (own, *float8) for layer in (plain, windowed, sinks)]
+    else:
+        pairs = [(own, plain), (own, replace(windowed, sinks=sinks.sinks)), *((cache, plain) for cache in float8)]
     for (keys, values), layer in pairs:
         prefill, decode = (tile(card, head_size, dtype.itemsize, keys.itemsize) for tile in (prefill_tile, decode_tile))
         metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))
@@ -164,7 +166,7 @@ def launch_linears(target: Target) -> None:
     hidden = torch.zeros(TOKENS, HIDDEN, dtype=target.dtype)
     linear_invariant.packed_linear(hidden, reference.pack_linear(hidden), card=target.card)
     launch_invariant_linears(hidden, target.card)
-    launch_quantised_linears(hidden, target.card)
+    launch_quantised_linears(hidden, target)
 
 
 def launch_invariant_linears(hidden: torch.Tensor, card: Card) -> None:
@@ -182,37 +184,44 @@ def launch_invariant_linears(hidden: torch.Tensor, card: Card) -> None:
         assert len(kernel.device_caches[0][0]) == 1, f"{packed.format} has several tiles"
 
 
-def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
-    size = hidden.shape[1]
+def launch_quantised_linears(hidden: torch.Tensor, target: Target) -> None:
+    size, card = hidden.shape[1], target.card
     bytes_, ones = torch.zeros(size, size, dtype=torch.uint8), torch.ones(size, size // 128)
-    for x in (hidden[:3], hidden):  # Few rows use another tile.
-        for group_size in (32, 128):
-            scales = torch.zeros(size, size // group_size, dtype=torch.float16)
-            linear_w4a16.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales, card=card)
-            linear_w8a16.linear_w8a16(x, bytes_.view(torch.int8), scales, card=card)
+    few, many = hidden[:3], hidden  # Few rows use another tile.
+    for x, group_size in product((few, many), (32, 128)) if target.thorough else ((few, 32), (many, 128)):
+        scales = torch.zeros(size, size // group_size, dtype=torch.float16)
+        linear_w4a16.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales, card=card)
+        linear_w8a16.linear_w8a16(x, bytes_.view(torch.int8), scales, card=card)
+    for x in (few, many):
         linear_w8a8.linear_w8a8(x, bytes_.view(torch.int8), torch.zeros(size), card=card)
-        for height, scales in ((1, torch.zeros(size, 1)), (1, ones), (128, ones[: size // 128])):
-            weight = bytes_.view(torch.float8_e4m3fn)
-            linear_fp8.linear_fp8(x, weight, scales.contiguous(), block=(height, 128), card=card)
+    blocks_of = (1, torch.zeros(size, 1)), (1, ones), (128, ones[: size // 128])
+    pairs = product((few, many), blocks_of) if target.thorough else zip((few, many, many), blocks_of, strict=True)
+    for x, (height, scales) in pairs:
+        weight = bytes_.view(torch.float8_e4m3fn)
+        linear_fp8.linear_fp8(x, weight, scales.contiguous(), block=(height, 128), card=card)
 
 
 def launch_experts(target: Target) -> None:
-    """Launch experts in each format: few tokens plain, many with biases and a clamped gate; `thorough`: all pairs."""
+    """Launch experts in each format, with few tokens plain or with many, biases and a clamped gate.
+
+    `thorough`: each format with any number of tokens, plain and clamped; otherwise one pair each.
+    """
     count, size, dtype = 8, 1024, target.dtype
     rows = count * size
     bytes_, ones = torch.zeros(rows, size, dtype=torch.uint8), torch.ones(rows, size // 128)
     halves = torch.ones(rows, size // 32, dtype=torch.float16)
     router, clamped = Router(count, 2, True, 0, count), ClampedSwiglu(7.0, 1.702)
-    for matrix in (
+    formats = (
         reference.pack_linear(bytes_.to(dtype)),
         PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves)),
         PackedLinear(bytes_.view(torch.int8), "q8_0", dtype, None, (halves,)),
         PackedLinear(bytes_.view(torch.int8), "int8", dtype, None, (ones[:, 0].contiguous(),)),
         PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), 128),
-    ):
+    )
+    for number, matrix in enumerate(formats):
         matrices, biases = ExpertMatrices(matrix, matrix, matrix), torch.zeros(count, size, dtype=dtype)
         biased = replace(matrices, gate_bias=biases, up_bias=biases, down_bias=biases)
-        for tokens in (1, 100):
+        for tokens in (1, 100) if target.thorough else ((1, 100)[number % 2],):
             x, logits = torch.zeros(tokens, size, dtype=dtype), torch.zeros(tokens, count, dtype=dtype)
             if tokens == 1 or target.thorough:
                 grouped_experts.experts(x, logits, router, "silu", matrices, card=target.card)

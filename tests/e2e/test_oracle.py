@@ -48,7 +48,7 @@ def check(
     caching: bool,
     chunk: int,
     ranks: int = 1,
-    new_tokens: int = 32,
+    new_tokens: int = 16,
 ) -> None:
     options: dict[str, Any] = {"enable_prefix_caching": caching, "max_num_batched_tokens": chunk, "dtype": "float32"}
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)

@@ -11,16 +11,22 @@ from tests import in_process
 from tests.e2e.server import Server
 from tests.families.tiny_families import write_tiny_family
 from tests.tiers import full
+from tests.tiny_model import write_tiny_model
 
 # Longer than one KV split of the Triton decode kernel, which is 256 positions.
 PROMPT = [(7 * position) % 256 for position in range(300)]
+NUM_TOKENS = 5
 TWO_RANKS = ("--tensor-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")
 def expected(model: str) -> list[str]:
-    """The answers of torch's kernels to a long prompt and a short one."""
-    return [referenced(model, prompt, 12, kernel_backend="reference") for prompt in (PROMPT, PROMPT[:5])]
+    return both_referenced(model, kernel_backend="reference")
+
+
+def both_referenced(model: str, **options: Any) -> list[str]:
+    """The answers of an engine to a long prompt and a short one."""
+    return [referenced(model, prompt, NUM_TOKENS, **options) for prompt in (PROMPT, PROMPT[:5])]
 
 
 def referenced(model: str, prompt: list[int], max_tokens: int, **options: Any) -> str:
@@ -36,11 +42,15 @@ def generated(model: str, *arguments: str, environment: Mapping[str, str] | None
     """The answers of a server to the same prompts, of which it computes the long one in chunks."""
     chunks = ("--max-num-batched-tokens", "128")
     with Server(model, "--dtype", "float32", *chunks, *arguments, environment=environment) as server:
-        answers = [server.complete(prompt, max_tokens=12, ignore_eos=True).json() for prompt in (PROMPT, PROMPT[:5])]
+        answers = [
+            server.complete(prompt, max_tokens=NUM_TOKENS, ignore_eos=True).json() for prompt in (PROMPT, PROMPT[:5])
+        ]
     return [answer["choices"][0]["text"] for answer in answers]
 
 
-def test_triton_kernels_give_the_tokens_of_the_reference(model: str, expected: list[str]) -> None:
+def test_triton_kernels_give_the_tokens_of_the_reference(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, layers=1, heads=2, kv_heads=1)
+    expected = both_referenced(model, kernel_backend="reference")
     assert generated(model, "--kernel-backend", "triton", environment={"TRITON_INTERPRET": "1"}) == expected
 
 
@@ -58,10 +68,10 @@ def test_experts_on_triton_give_the_tokens_of_the_reference(
     tmp_path: Path, family: str, ranks: tuple[str, ...]
 ) -> None:
     model = write_tiny_family(tmp_path, family)
-    reference = referenced(model, PROMPT[:50], 6, kernel_backend="reference")
+    reference = referenced(model, PROMPT[:20], 3, kernel_backend="reference")
     arguments = ("--dtype", "float32", "--kernel-backend", "triton", *ranks)
     with Server(model, *arguments, environment={"TRITON_INTERPRET": "1"}) as server:
-        answer = server.complete(PROMPT[:50], max_tokens=6, ignore_eos=True).json()
+        answer = server.complete(PROMPT[:20], max_tokens=3, ignore_eos=True).json()
     assert answer["choices"][0]["text"] == reference
 
 
@@ -77,8 +87,7 @@ def test_model_in_the_core_process_says_the_same(model: str, expected: list[str]
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_step_planned_ahead_changes_nothing(model: str, expected: list[str], overlap: bool) -> None:
-    texts = [referenced(model, prompt, 12, async_scheduling=overlap) for prompt in (PROMPT, PROMPT[:5])]
-    assert texts == expected
+    assert both_referenced(model, async_scheduling=overlap) == expected
 
 
 def test_flags_as_vllms_users_guess(model: str, expected: list[str]) -> None:
@@ -88,5 +97,5 @@ def test_flags_as_vllms_users_guess(model: str, expected: list[str]) -> None:
         assert server.model() == "tiny"
         titles = sorted(title for process in server.tree if "worker" in (title := process.cmdline()[0]))
         assert titles == ["pyllm::worker-0-0", "pyllm::worker-0-1", "pyllm::worker-0-2"]
-        answer = server.complete(PROMPT[:5], max_tokens=12, ignore_eos=True).json()
+        answer = server.complete(PROMPT[:5], max_tokens=NUM_TOKENS, ignore_eos=True).json()
     assert answer["choices"][0]["text"] == expected[1]

@@ -135,7 +135,9 @@ def test_any_step_gives_what_it_gives_eagerly(tmp_path: Path, family: str) -> No
 @torch.inference_mode()
 def test_a_step_takes_the_smallest_graph_with_room(tmp_path: Path) -> None:
     limits = Limits(max_num_seqs=70, max_num_batched_tokens=600, max_model_len=600)
-    both = make_pair(write_tiny_model(tmp_path, max_position_embeddings=600), select("reference", CPU), limits)
+    both = make_pair(
+        write_tiny_model(tmp_path, layers=1, max_position_embeddings=600), select("reference", CPU), limits
+    )
     for size in MIXED_TOKENS:
         taken = []
         for num_tokens in (size - 1, size, size + 1):
@@ -182,7 +184,7 @@ def test_splits_of_decodes_fit_beside_tiles(tmp_path: Path) -> None:
 def test_time_and_memory_bound_the_graphs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=600, max_model_len=600)
-    model = write_tiny_model(tmp_path, max_position_embeddings=600)
+    model = write_tiny_model(tmp_path, layers=1, max_position_embeddings=600)
     kernels, seconds = select("reference", CPU), itertools.count(0.0, MAX_CAPTURE_SECONDS / 6)
     late = make_pair(model, kernels, limits, clock=lambda: next(seconds))
     assert "captured 3 of 3 decode steps, and 2 of 10 mixed steps; all graphs took 23.3 s and 0 MiB" in caplog.text
