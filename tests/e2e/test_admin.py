@@ -17,8 +17,8 @@ SECOND_API = "pyllm::api-1"
 CHANGES = {"log_level": "ERROR", "watermark": 0.25}
 
 
-def test_what_was_set_and_what_ended_outlives_the_core_and_restarts_are_told() -> None:
-    with Server("--api-server-count", "2", "--admin-on-loopback") as server:
+def test_what_was_set_and_what_ended_outlives_the_core_and_restarts_are_told(model: str) -> None:
+    with Server(model, "--api-server-count", "2", "--admin-on-loopback") as server:
         with server.http() as http:
 
             def show(path: str) -> Any:
@@ -41,9 +41,8 @@ def test_what_was_set_and_what_ended_outlives_the_core_and_restarts_are_told() -
             assert process(CORE)["restart_reason"] is None
             changed = http.patch("/admin/config", json=CHANGES).json()
             assert changed.items() >= CHANGES.items()
-            request = http.post(
-                "/v1/completions", json={"prompt": "The sea", "max_tokens": 2}, headers={"x-request-id": "before"}
-            )
+            body = {"prompt": "The sea", "max_tokens": 2, "ignore_eos": True}
+            request = http.post("/v1/completions", json=body, headers={"x-request-id": "before"})
             assert request.status_code == 200
             kill(WORKER)
             until(lambda: is_restarted(WORKER, "was killed by SIGKILL"), "the worker's successor")
@@ -69,7 +68,9 @@ def test_what_was_set_and_what_ended_outlives_the_core_and_restarts_are_told() -
 
 
 @pytest.mark.parametrize("way", ["signal", full("route")])
-def test_every_api_process_reads_keys_again_and_so_does_one_that_takes_anothers_place(way: str, tmp_path: Path) -> None:
+def test_every_api_process_reads_keys_again_and_so_does_one_that_takes_anothers_place(
+    model: str, way: str, tmp_path: Path
+) -> None:
     path = tmp_path / "keys.json"
     admin, admin_entry = new_key("boss", "admin")
     old, old_entry = new_key("old")
@@ -85,7 +86,7 @@ def test_every_api_process_reads_keys_again_and_so_does_one_that_takes_anothers_
         return {httpx.get(f"{server.address}/v1/models", headers=headers).status_code for _ in range(12)}
 
     write(admin_entry, old_entry)
-    with Server("--api-server-count", "2", "--api-key-file", str(path)) as server:
+    with Server(model, "--api-server-count", "2", "--api-key-file", str(path)) as server:
         assert statuses(old) == {200}
         write(admin_entry, new_entry)
         if way == "route":

@@ -17,6 +17,7 @@ from tests.e2e.server import Server, until
 from tests.e2e.streaming import accepts, ended_whole, streaming
 from tests.e2e.titles import API, CORE, FORK_SERVER, STATE, WORKER
 from tests.tiers import full
+from tests.tiny_model import write_tiny_model
 
 
 def have_successors(server: Server, old: list[psutil.Process]) -> bool:
@@ -29,17 +30,25 @@ def have_successors(server: Server, old: list[psutil.Process]) -> bool:
 
 
 TITLES = (API, CORE, STATE, FORK_SERVER)
+ENDLESS = 8000  # tokens of a stream that still runs when a process dies
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Flags of a model that loads at once, and gives one token a step for as long as a test may want."""
+    folder = tmp_path_factory.mktemp("endless")
+    return write_tiny_model(folder, max_position_embeddings=2 * ENDLESS), "--num-speculative-tokens", "0"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, full(signal.SIGSTOP)])
-def test_processes_that_die_or_stand_still_together_are_replaced(number: signal.Signals) -> None:
-    with Server("--api-server-count", "2") as server:
+def test_processes_that_die_or_stand_still_together_are_replaced(tiny: tuple[str, ...], number: signal.Signals) -> None:
+    with Server(*tiny, "--api-server-count", "2") as server:
         tree = server.tree
         old = [server.titled(title) for title in TITLES]
         for process in old:
             process.send_signal(number)
         until(lambda: have_successors(server, old), "all to be replaced")
-        assert server.complete("The sea is", max_tokens=4).json()["usage"]["completion_tokens"] == 4
+        assert server.complete("The sea is", max_tokens=4, ignore_eos=True).json()["usage"]["completion_tokens"] == 4
         assert server.stop(signal.SIGTERM) == 0
         for name in ("API process 0", "core 0", "the shared state", "the fork server"):
             assert f"{name} was killed by SIGKILL" in server.log
@@ -85,9 +94,11 @@ def test_the_record_of_a_dead_core_has_its_last_steps_and_who_was_in_flight(tmp_
 
 
 @pytest.mark.parametrize("title", [CORE, full(API)])
-def test_a_process_that_dies_too_often_ends_the_server_with_1_and_the_reason_last(title: str) -> None:
-    with Server("--max-restarts", "0") as server:
-        with streaming(server, max_tokens=5000) as stream:
+def test_a_process_that_dies_too_often_ends_the_server_with_1_and_the_reason_last(
+    tiny: tuple[str, ...], title: str
+) -> None:
+    with Server(*tiny, "--max-restarts", "0") as server:
+        with streaming(server, max_tokens=ENDLESS) as stream:
             server.titled(title).kill()
         if title == CORE:
             assert "max_restarts allows 0" in json.loads(stream.events[-2])["error"]["message"]
@@ -98,8 +109,8 @@ def test_a_process_that_dies_too_often_ends_the_server_with_1_and_the_reason_las
         assert server.orphans() == []
 
 
-def test_killed_supervisor_leaves_no_orphan_though_all_stand_still() -> None:
-    with Server() as server:
+def test_killed_supervisor_leaves_no_orphan_though_all_stand_still(tiny: tuple[str, ...]) -> None:
+    with Server(*tiny) as server:
         for process in server.tree[1:]:
             if process.cmdline()[0].startswith("pyllm::"):
                 process.suspend()
@@ -139,17 +150,17 @@ def test_core_that_dies_while_draining_is_a_pause() -> None:
         assert server.orphans() == []
 
 
-def test_drain_is_bounded_by_its_timeout() -> None:
-    with Server("--shutdown-timeout", "0.5") as server:
-        with streaming(server, max_tokens=5000):
+def test_drain_is_bounded_by_its_timeout(tiny: tuple[str, ...]) -> None:
+    with Server(*tiny, "--shutdown-timeout", "0.5") as server:
+        with streaming(server, max_tokens=ENDLESS):
             server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
         assert server.orphans() == []
 
 
-def test_second_signal_ends_the_drain() -> None:
-    with Server("--shutdown-timeout", "600") as server:
-        with streaming(server, max_tokens=5000) as stream:
+def test_second_signal_ends_the_drain(tiny: tuple[str, ...]) -> None:
+    with Server(*tiny, "--shutdown-timeout", "600") as server:
+        with streaming(server, max_tokens=ENDLESS) as stream:
             server.process.send_signal(signal.SIGTERM)
             until(lambda: not accepts(server), "the server to stop accepting")
             server.process.send_signal(signal.SIGTERM)
@@ -173,15 +184,16 @@ def test_missed_ready_deadline_names_the_stage() -> None:
     assert "was not ready after 0.4 s: it was still" in server.log
 
 
-def test_application_killed_with_an_engine_inside_leaves_no_orphan() -> None:
+def test_application_killed_with_an_engine_inside_leaves_no_orphan(model: str) -> None:
     code = """
 import signal
+import sys
 from pyllm import LLM
-llm = LLM(max_num_seqs=4)
+llm = LLM(sys.argv[1], max_num_seqs=4)
 print("ready", flush=True)
 signal.pause()
 """
-    application = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    application = subprocess.Popen([sys.executable, "-c", code, model], stdout=subprocess.PIPE, text=True)
     assert application.stdout is not None
     assert application.stdout.readline() == "ready\n"
     children = psutil.Process(application.pid).children(recursive=True)
@@ -194,23 +206,23 @@ signal.pause()
     assert psutil.wait_procs(children, timeout=10.0)[1] == []
 
 
-def test_requests_that_kill_their_core_fail_alone_and_cost_no_restarts(tmp_path: Path) -> None:
+def test_requests_that_kill_their_core_fail_alone_and_cost_no_restarts(tiny: tuple[str, ...], tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     environment = faulty_processor.install(tmp_path / "packages")
     options = ("--distributed-executor-backend", "uni", "--max-restarts", "2")
-    with Server(*options, environment=environment, warm_spares=True) as server:
-        with streaming(server, max_tokens=200) as twin:
+    with Server(*tiny, *options, environment=environment, warm_spares=True) as server:
+        with streaming(server, max_tokens=1000) as twin:
             pass
         killers = {"vllm_xargs": {faulty_processor.NAME: {"flag": str(flag)}}}
         with contextlib.ExitStack() as running:
-            streams = [running.enter_context(streaming(server, 5000, **killers)) for _ in range(2)]
-            innocent = running.enter_context(streaming(server, max_tokens=200))
+            streams = [running.enter_context(streaming(server, ENDLESS, **killers)) for _ in range(2)]
+            innocent = running.enter_context(streaming(server, max_tokens=1000))
             flag.write_text("kill")
         for stream in streams:
             message = json.loads(stream.events[-2])["error"]["message"]
             assert message.startswith("this request ended the engine core that computed it ")
             assert " times, the last 2 alone: " in message
-        assert ended_whole(innocent, 200)
+        assert ended_whole(innocent, 1000)
         assert innocent.text() == twin.text()
         assert server.stop(signal.SIGTERM) == 0
         assert server.log.count("core 0 was killed by SIGKILL") == 2 + 2 * 2
