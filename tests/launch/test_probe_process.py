@@ -27,6 +27,7 @@ def test_a_process_answers(probed: Probed) -> None:
     assert len(probed.spec.layers) == 4
 
 
+@pytest.mark.full  # A server that ends for such a refusal is in tests/e2e/test_transformers.py.
 def test_a_refusal_is_an_error() -> None:
     with pytest.raises(ConfigError, match="has no causal language model NothingForCausalLM of type llama"):
         probe_model(request(architectures=["NothingForCausalLM"]))

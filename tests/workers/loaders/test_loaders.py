@@ -16,6 +16,7 @@ from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
+from tests.tiers import full
 from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import write_tiny_model
 
@@ -32,13 +33,25 @@ def read_all(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> dict
     return tensors
 
 
-def test_gguf_weights_equal_those_of_transformers(tmp_path: Path) -> None:
-    path = embedded_model()
-    oracle = LlamaForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+@pytest.fixture(params=["tiny", full("embedded")])
+def gguf_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A file with weights of four bits, in the row order of llama.cpp."""
+    if request.param == "embedded":
+        return embedded_model()
+    source = write_tiny_model(tmp_path / "source", heads=4, kv_heads=2, hidden_size=64, intermediate_size=96)
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, quantisation=gguf.GGMLQuantizationType.Q4_1)
+    return path
+
+
+def test_gguf_weights_equal_those_of_transformers(tmp_path: Path, gguf_file: Path) -> None:
+    oracle = LlamaForCausalLM.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name, dtype=torch.float32)
     expected = oracle.state_dict()
+    checkpoint = read_checkpoint(str(gguf_file))
+    found = read_all(checkpoint)
     # A folder of as many layers tells transformers' name of each parameter.
-    names = {entry.name: entry.source.name for entry in read_checkpoint(write_tiny_model(tmp_path, layers=30)).tensors}
-    found = read_all(read_checkpoint())
+    folder = write_tiny_model(tmp_path / "names", layers=len(checkpoint.spec.layers))
+    names = {entry.name: entry.source.name for entry in read_checkpoint(folder).tensors}
     assert {names[name] for name in found} == expected.keys() - {"lm_head.weight"}
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[names[name]], rtol=0, atol=0, msg=name)
