@@ -6,13 +6,6 @@ from pathlib import Path
 import pytest
 
 from pyllm.cli import main
-from tests.tiny_model import write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
-
 
 ENGINE = ("--device", "cpu", "--kv-cache-memory-bytes", "16MiB", "--no-warm-spares")
 

@@ -10,7 +10,6 @@ from pyllm.terminal_chat.chat_session import AnswerSource
 from pyllm.terminal_chat.engine_source import EngineSource
 from pyllm.terminal_chat.server_source import ServerSource
 from tests.answering_server import AnsweringServer
-from tests.tiny_model import write_tiny_model
 
 
 def test_a_model_with_settings() -> None:
@@ -28,11 +27,6 @@ def test_vllms_flags_mean_what_they_mean_to_serve(capsys: pytest.CaptureFixture[
 def test_the_seed_of_a_completion_is_no_setting_of_an_engine() -> None:
     options = read_options("complete", ["http://host", "text", "--seed", "3"])
     assert (read_source(options), options.answer_seed) == (("http://host", {}), 3)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def selected(*arguments: str, local_server: str = "http://127.0.0.1:1") -> AnswerSource:

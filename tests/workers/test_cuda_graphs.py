@@ -30,7 +30,6 @@ from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from tests.plans import Planner, Row
-from tests.tiny_model import write_tiny_model
 from tests.workers.engine import loaded_runner, offer_backend, run, worker_config
 
 CPU = torch.device("cpu")
@@ -71,11 +70,6 @@ class Hook:
     def after_attention(self, layer: int, output: Tensor, cached: CachedLayer, metadata: AttentionMetadata) -> Tensor:
         self.cached[layer] = cached
         return output
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.mark.parametrize(

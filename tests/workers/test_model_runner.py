@@ -22,25 +22,10 @@ from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.step.attention_batch import AttentionBatch
 from tests.plans import Planner, Row, encode
 from tests.tiny_model import write_tiny_model
-from tests.workers.continuations import NUM_TOKENS, PROMPTS, continuations
+from tests.workers.continuations import NUM_TOKENS, PROMPTS
 from tests.workers.engine import greedy, loaded_runner, offer_backend, run, worker_config
 
 BLOCK_BYTES = 2 * 2 * 16 * 3 * 16 * 4  # keys and values, layers, tokens, heads, head_dim, float32
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture
-def runner(model: str) -> ModelRunner:
-    return loaded_runner(model)
-
-
-@pytest.fixture(scope="module")
-def expected(model: str) -> list[list[int]]:
-    return continuations(model)
 
 
 def test_the_embedded_model_knows_the_capital_of_france() -> None:

@@ -3,33 +3,16 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from pyllm.wire.messages import Sampling
 from pyllm.workers.model_runner import ModelRunner
 from tests.plans import Planner, Row
-from tests.tiny_model import write_tiny_model
-from tests.workers.continuations import PROMPTS, continuations
-from tests.workers.engine import loaded_runner, run
+from tests.workers.continuations import PROMPTS
+from tests.workers.engine import run
 
 FLAT = Sampling(temperature=1e9)  # Every token is equally likely: the uniform number alone decides.
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture
-def runner(model: str) -> ModelRunner:
-    return loaded_runner(model)
-
-
-@pytest.fixture(scope="module")
-def expected(model: str) -> list[list[int]]:
-    return continuations(model)
 
 
 def test_a_step_may_sample_nothing(runner: ModelRunner) -> None:

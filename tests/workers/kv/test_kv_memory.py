@@ -10,28 +10,12 @@ from pyllm.wire.messages import Sampling
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
 from tests.plans import Planner, Row
-from tests.tiny_model import write_tiny_model
-from tests.workers.continuations import NUM_TOKENS, PROMPTS, continuations
+from tests.workers.continuations import NUM_TOKENS, PROMPTS
 from tests.workers.engine import greedy, loaded_runner, run, worker_config
 
 BLOCK_BYTES = 2 * 2 * 16 * 3 * 16 * 4  # keys and values, layers, tokens, heads, head_dim, float32
 DRAWN = Sampling(temperature=1.0)
 MANY = tuple((number + 0.5) / 1000 for number in range(1000))  # What these draw shows the whole distribution.
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture
-def runner(model: str) -> ModelRunner:
-    return loaded_runner(model)
-
-
-@pytest.fixture(scope="module")
-def expected(model: str) -> list[list[int]]:
-    return continuations(model)
 
 
 def test_what_was_swapped_out_goes_on_as_if_it_had_stayed(model: str, expected: list[list[int]]) -> None:

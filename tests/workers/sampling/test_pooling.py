@@ -17,17 +17,11 @@ from transformers import LlamaModel
 from pyllm.wire.messages import POOLING, Embeddings, Step
 from pyllm.workers.model_runner import ModelRunner
 from tests.plans import Planner, Row
-from tests.tiny_model import write_tiny_model
 from tests.workers.engine import loaded_runner
 from tests.workers.test_cuda_graphs import Recorder
 
 PROMPTS = [[(7 * position * position + number) % 256 for position in range(3 + 17 * number)] for number in range(5)]
 Vectors = list[npt.NDArray[np.float32]]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
