@@ -20,6 +20,7 @@ from pyllm.frontend.text.structured_outputs import grammar_text
 from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from pyllm.workers.grammar.grammar_compiler import compile_grammar
 from tests.frontend.text import tiny_tokenizers
+from tests.tiers import full
 
 MARKERS = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
@@ -170,7 +171,7 @@ def test_strict_calls_stand_behind_a_marker_in_free_text(vocabulary: Vocabulary,
 
 @pytest.mark.parametrize("kind", WRITTEN)
 @pytest.mark.parametrize(("form", "content"), FORMS)
-@pytest.mark.parametrize("reasons", [False, True])
+@pytest.mark.parametrize("reasons", [full(False), True])
 def test_an_answer_is_calls_or_content_and_no_mixture(
     vocabulary: Vocabulary, kind: ToolCallParser, form: StructuredOutputsParams, content: str, reasons: bool
 ) -> None:
