@@ -15,8 +15,9 @@ from pyllm.frontend.llama_cpp.line_limits import LineLimits
 from pyllm.frontend.llama_cpp.protocol import Infill, InfillRequest, InfillSettings
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import output_limit, own_constraint, sample_params, scheduling_params
+from pyllm.frontend.openai.request_start import begin_request
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate, resolve_plain
+from pyllm.frontend.requests.serving import generate, resolve_plain
 from pyllm.frontend.text.fill_in_the_middle import add_middle_stops, files_prompt, middle_prompt
 from pyllm.parameters.arguments import check
 from pyllm.parameters.sampling_params import SamplingParams
@@ -37,9 +38,7 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
         responses={200: ResponseSpec(Infill), **ERROR_RESPONSES},
     )
     async def create_infill(request: Request[Any, Any, Any], data: JSONBody[InfillRequest]) -> PushedResponse:
-        context = begin(state, request, data)
-        context.name_tenant(data.user)
-        context.name_session(data.prompt_cache_key, data.user)
+        context = begin_request(state, request, data)
         context.name_fields({"suffix": "input_suffix"})
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context, model)

@@ -11,8 +11,7 @@ from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
 from pyllm.frontend.http.pushed_response import PushedResponse
 from pyllm.frontend.mistral.protocol import FimRequest
-from pyllm.frontend.openai.chat_completions import ChatChunks
-from pyllm.frontend.openai.chunks import ChunkFormat
+from pyllm.frontend.openai.chat_format import ChatFormat
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import (
     constraint_names,
@@ -21,11 +20,11 @@ from pyllm.frontend.openai.parameters import (
     output_limit,
     sampling_params,
     scheduling_params,
-    with_defaults,
 )
 from pyllm.frontend.openai.protocol import ChatCompletion
+from pyllm.frontend.openai.request_start import begin_request
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate, resolve_plain
+from pyllm.frontend.requests.serving import generate, resolve_plain
 from pyllm.frontend.text.fill_in_the_middle import add_middle_stops, middle_prompt
 
 
@@ -40,15 +39,11 @@ def fim_route(state: ServerState) -> HTTPRouteHandler:
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
     async def create_fim_completion(request: Request[Any, Any, Any], data: JSONBody[FimRequest]) -> PushedResponse:
-        context = begin(state, request, data)
-        data = with_defaults(data, state.server)
-        context.name_tenant(data.user)
-        context.name_session(data.prompt_cache_key, data.user)
+        context = begin_request(state, request, data)
         context.name_fields({"beam_width": "use_beam_search"} | constraint_names(format_field(data), has_tools=False))
         limit = output_limit(data.max_tokens, may_be_none=may_be_prompt_alone(data, context))
         params = sampling_params(data, state.sampling, limit)
         scheduling = scheduling_params(data, context, state.client.model)
-        chunks = ChatChunks(state, context, data, params)
         prompt = data.prompt
         if data.suffix:
             prompt = middle_prompt(tokenizer, data.prompt, data.suffix)
@@ -59,8 +54,8 @@ def fim_route(state: ServerState) -> HTTPRouteHandler:
             return Prepared(await state.prompts.encode([prompt]), params)
 
         prepared, generation = await generate(state, context, scheduling, params.n, prepare)
-        chunks.prompt = prepared.prompts[0]
         # Mistral's streams have the usage in their last chunk, and its clients expect a choice in each.
-        return respond(generation, ChunkFormat(chunks, generation.counts_of), data.stream is True, context)
+        answer_format = ChatFormat(state, context, data, prepared, generation.counts_of)
+        return respond(generation, answer_format, data.stream is True, context)
 
     return create_fim_completion

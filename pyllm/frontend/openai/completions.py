@@ -13,8 +13,7 @@ from pyllm.errors import Field, RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
 from pyllm.frontend.http.pushed_response import PushedResponse
-from pyllm.frontend.openai.chunks import ChunkFormat
-from pyllm.frontend.openai.completion_chunks import CompletionChunks, EchoedPrompt
+from pyllm.frontend.openai.completion_format import CompletionFormat, EchoedPrompt
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import (
     constraint_names,
@@ -25,16 +24,16 @@ from pyllm.frontend.openai.parameters import (
     scheduling_params,
     split_prompts,
     wants_continuous_usage,
-    with_defaults,
 )
 from pyllm.frontend.openai.protocol import (
     MAX_PROMPTS,
     Completion,
     CompletionRequest,
 )
+from pyllm.frontend.openai.request_start import begin_request
 from pyllm.frontend.requests.generation import num_choices
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate, resolve_plain
+from pyllm.frontend.requests.serving import generate, resolve_plain
 from pyllm.frontend.text.fill_in_the_middle import add_middle_stops, middle_prompt
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.parameters.sampling_params import SamplingParams
@@ -52,21 +51,18 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         responses={200: ResponseSpec(Completion), **ERROR_RESPONSES},
     )
     async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> PushedResponse:
-        context = begin(state, request, data)
-        data = with_defaults(data, state.server)
-        context.name_tenant(data.user)
-        context.name_session(data.prompt_cache_key, data.user)
+        context = begin_request(state, request, data)
         names = constraint_names(format_field(data), has_tools=False)
         context.name_fields({"beam_width": "use_beam_search"} | names)
         limit = output_limit(data.max_tokens, may_be_none=data.echo is True or may_be_prompt_alone(data, context))
         params = _sampling_params(state, data, DEFAULT_MAX_TOKENS if data.max_tokens is None else limit)
         scheduling = scheduling_params(data, context, state.client.model)
         truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
-        chunks = CompletionChunks(context, state.model_name, state.system_fingerprint, data)
         given = split_prompts(data.prompt, "prompt", MAX_PROMPTS)
         if data.suffix:
             given = [_between(state, data, prompt) for prompt in given]
             add_middle_stops(params, state.tokenizer)
+        echoed: list[EchoedPrompt] = []
 
         async def prepare() -> Prepared:
             await resolve_plain(state, context, params)
@@ -74,15 +70,14 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
             whole = await state.prompts.encode(given, data.add_special_tokens is not False, too_long)
             prompts = whole if truncation is None else [truncation.kept(tokens) for tokens in whole]
             if data.echo or data.return_token_ids:
-                chunks.prompts = [
-                    _echoed(state, text, kept, len(kept) < len(tokens))
-                    for text, kept, tokens in zip(given, prompts, whole, strict=True)
-                ]
+                for text, kept, tokens in zip(given, prompts, whole, strict=True):
+                    echoed.append(_echoed(state, text, kept, len(kept) < len(tokens)))
             return Prepared(prompts, params)
 
         _, generation = await generate(state, context, scheduling, num_choices(len(given), params), prepare)
         counts_of = generation.counts_of if wants_continuous_usage(data) else None
-        return respond(generation, ChunkFormat(chunks, counts_of), data.stream is True, context)
+        answer_format = CompletionFormat(state, context, data, echoed, counts_of)
+        return respond(generation, answer_format, data.stream is True, context)
 
     return create_completion
 

@@ -1,17 +1,16 @@
 """Turns the fields of a body into the engine's parameters. Knows no route and no response."""
 
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.submission import num_logprobs
-from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import RequestError
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.openai.common_fields import EngineRequest, SampledRequest, StructuredOutputs
-from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest, StreamOptions
+from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.kv_transfer.stores.store import Retention
@@ -20,8 +19,6 @@ from pyllm.parameters.sampling_params import AT_LEAST_ONE_OR_ALL, SamplingParams
 from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 from pyllm.wire.messages import ModelInfo
-
-Request = TypeVar("Request", bound=GenerationRequest)
 
 # Fields of requests that are parameters by the same name; `_ends` reads some of them, and a constraint has several.
 SAMPLING_FIELDS = tuple(
@@ -87,44 +84,14 @@ def may_be_prompt_alone(request: GenerationRequest, context: RequestContext) -> 
     return request.prompt_logprobs is not None or context.field_names.get("max_tokens") == "n_predict"
 
 
-def with_defaults(request: Request, server: ServerConfig) -> Request:
-    """The request with the defaults of the server's flags: usage at a stream's end, ids for tokens' names."""
-    changes: dict[str, Any] = {}
-    if server.enable_force_include_usage and request.stream:
-        options = request.stream_options or StreamOptions()
-        changes["stream_options"] = msgspec.structs.replace(options, include_usage=True)
-    if server.return_tokens_as_token_ids:
-        changes["return_tokens_as_token_ids"] = True
-    return msgspec.structs.replace(request, **changes) if changes else request
-
-
 def wants_usage(request: GenerationRequest) -> bool:
-    """Whether the stream is to end with a chunk of the usage.
-
-    Raises:
-        RequestError: options for a stream without a stream.
-    """
-    options = request.stream_options
-    if options is None:
-        return False
-    if not request.stream:
-        raise RequestError("stream_options requires stream: true", "stream_options")
-    return options.include_usage is True
+    """Whether the stream is to end with a chunk of the usage."""
+    return request.stream_options is not None and request.stream_options.include_usage is True
 
 
 def wants_continuous_usage(request: GenerationRequest) -> bool:
-    """Whether each chunk of the stream is to have the usage so far.
-
-    Raises:
-        RequestError: it does not ask for the usage at the end.
-    """
-    options = request.stream_options
-    if options is None or not options.continuous_usage_stats:
-        return False
-    if not options.include_usage:
-        text = "stream_options.continuous_usage_stats requires include_usage: true"
-        raise RequestError(text, "stream_options.continuous_usage_stats")
-    return True
+    """Whether each chunk of the stream is to have the usage so far."""
+    return request.stream_options is not None and request.stream_options.continuous_usage_stats is True
 
 
 def sampling_params(

@@ -25,10 +25,11 @@ from pyllm.frontend.openai.parameters import (
     scheduling_params,
     structured_outputs,
 )
+from pyllm.frontend.openai.request_start import begin_request
 from pyllm.frontend.requests.admission_control import admit
 from pyllm.frontend.requests.request_context import RequestContext, context_of
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.frontend.requests.serving import begin, generate_chat
+from pyllm.frontend.requests.serving import generate_chat
 from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.answer_format import LogprobsOf, ResponsesFormat
 from pyllm.frontend.responses.background import BackgroundRun
@@ -73,10 +74,8 @@ def responses_routes(state: ServerState) -> Router:
         responses={200: ResponseSpec(protocol.Response), **ERROR_RESPONSES},
     )
     async def create_response(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> Response[Any]:
-        context = begin(state, request, data)
-        owner = context.tenant  # Later requests for this response have no body that names a tenant.
-        context.name_tenant(data.user)
-        context.name_session(data.prompt_cache_key, data.user)
+        owner = context_of(request).tenant  # Later requests for this response have no body that names a tenant.
+        context = begin_request(state, request, data)
         _check(data, context)
         context.name_fields(_field_names(data))
         stores = await _stores(store, data, context, owner)
@@ -171,9 +170,8 @@ def _count_route(state: ServerState, store: ResponseStore) -> HTTPRouteHandler:
         responses={200: ResponseSpec(InputTokens), **ERROR_RESPONSES},
     )
     async def count_input_tokens(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> InputTokens:
-        context = begin(state, request, data)
-        owner = context.tenant
-        context.name_tenant(data.user)
+        owner = context_of(request).tenant
+        context = begin_request(state, request, data)
         context.name_fields(_field_names(data))
         await admit(state, context, num_sequences=0)
         items = await _items(store, data, context, owner)

@@ -11,8 +11,7 @@ import pytest
 from pyllm.frontend.answers.answer import StreamedAnswer
 from pyllm.frontend.answers.resumable import ResumableAnswer
 from pyllm.frontend.http.event_ids import Position
-from pyllm.frontend.openai.chunks import ChunkFormat
-from pyllm.frontend.openai.completion_chunks import CompletionChunks
+from pyllm.frontend.openai.completion_format import CompletionFormat
 from pyllm.frontend.openai.protocol import CompletionRequest
 from pyllm.frontend.requests.admission_ticket import Ticket
 from pyllm.frontend.requests.generation import Generation
@@ -42,7 +41,7 @@ async def answering(
     context = RequestContext("id", ticket=Ticket(state.shared, 1, 0.0))
     params = SamplingParams(n=n, max_tokens=NUM_TOKENS)
     generation = Generation(state, [[5]], params, SchedulingParams(), context)
-    answer_format = ChunkFormat(CompletionChunks(context, "tiny", "fp_1", CompletionRequest(prompt="", n=n)))
+    answer_format = CompletionFormat(state, context, CompletionRequest(prompt="", n=n))
     if has_ids:
         yield ResumableAnswer.from_position(generation, answer_format, Position("id", 0)), core
     else:

@@ -17,6 +17,7 @@ from pyllm.frontend.openai.parameters import (
     wants_usage,
 )
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
+from pyllm.frontend.openai.request_start import check_stream_options
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import SchedulingParams
@@ -222,7 +223,7 @@ def test_usage_is_an_option_of_streams() -> None:
     assert not wants_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": {}}))
     assert wants_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": {"include_usage": True}}))
     with pytest.raises(RequestError, match="stream: true"):
-        wants_usage(decode(ChatRequest, CHAT | {"stream_options": {"include_usage": True}}))
+        check_stream_options(decode(ChatRequest, CHAT | {"stream_options": {"include_usage": True}}))
     obfuscated = {"include_usage": True, "include_obfuscation": True}
     assert wants_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": obfuscated}))
 
@@ -233,7 +234,7 @@ def test_continuous_usage_goes_with_the_usage_at_the_end() -> None:
     assert not wants_continuous_usage(decode(ChatRequest, CHAT | {"stream": True}))
     only = CHAT | {"stream": True, "stream_options": {"continuous_usage_stats": True}}
     with pytest.raises(RequestError, match="include_usage: true"):
-        wants_continuous_usage(decode(ChatRequest, only))
+        check_stream_options(decode(ChatRequest, only))
 
 
 def test_defaults_hold_where_a_request_leaves_them_out_and_bound_its_tokens() -> None:

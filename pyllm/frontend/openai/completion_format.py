@@ -1,12 +1,13 @@
-"""The answers of completions: chunks of text, after the prompt if the request wants an echo."""
+"""The format of completions: chunks of text, after the prompt if the request wants an echo."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
 from pyllm.client.logprobs import Logprob, LogprobEntries
+from pyllm.frontend.openai.chunks import ChunkFormat
 from pyllm.frontend.openai.logprobs import (
     add_completion_logprobs,
     completion_logprobs,
@@ -19,9 +20,10 @@ from pyllm.frontend.openai.protocol import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
-    Usage,
 )
+from pyllm.frontend.requests.generation import TokenCounts
 from pyllm.frontend.requests.request_context import RequestContext
+from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.detokenizer import TextDelta
 
 
@@ -33,23 +35,30 @@ class EchoedPrompt(NamedTuple):
     first: str
 
 
-class CompletionChunks:
-    """Completions' JSON. `prompts` must be given before the first text if the answer shows them."""
+class CompletionFormat(ChunkFormat):
+    """The answer to one request. `prompts` are those that it shows."""
+
+    _chunk: Completion
 
     def __init__(
-        self, context: RequestContext, model: str, system_fingerprint: str, request: CompletionRequest
+        self,
+        state: ServerState,
+        context: RequestContext,
+        request: CompletionRequest,
+        prompts: Sequence[EchoedPrompt] = (),
+        counts_of: Callable[[int], TokenCounts] | None = None,
     ) -> None:
-        self.chunk = Completion(
+        chunk = Completion(
             id=f"cmpl-{context.request_id}",
             object="text_completion",
             created=context.created,
-            model=model,
+            model=state.model_name,
             choices=[],
             usage=None if wants_usage(request) else UNSET,
-            system_fingerprint=system_fingerprint,
+            system_fingerprint=state.system_fingerprint,
         )
-        self.prompts: list[EchoedPrompt] = []
-        self.shows_tokens = request.return_token_ids is True
+        super().__init__(chunk, request.return_token_ids is True, counts_of)
+        self._prompts = prompts
         self._echoes = request.echo is True
         self._num_samples = request.n or 1
         self._has_logprobs = request.logprobs is not None
@@ -57,49 +66,49 @@ class CompletionChunks:
         self._name = token_names(request.return_tokens_as_token_ids)
         self._text_offsets: dict[int, int] = {}  # where the next token's text begins, by choice
 
-    def first(self, choice: int) -> Completion | None:
+    def _first(self, choice: int) -> Completion | None:
         """A chunk of the prompt, where the answer begins with it."""
-        if not self.prompts:
+        if not self._prompts:
             return None
         prompt = self._prompt(choice)
         first = CompletionChoice(choice, prompt.text if self._echoes else "")
-        if self.shows_tokens:
+        if self._shows_tokens:
             first.prompt_token_ids, first.token_ids = list(prompt.tokens), []
-        return msgspec.structs.replace(self.chunk, choices=[first])
+        return msgspec.structs.replace(self._chunk, choices=[first])
 
-    def piece(self, choice: int, delta: TextDelta) -> CompletionChoice:
+    def _piece(self, choice: int, delta: TextDelta) -> CompletionChoice:
         """A choice with new text."""
         piece = CompletionChoice(choice, delta.text, self._logprobs(choice, delta))
-        if self.shows_tokens:
+        if self._shows_tokens:
             piece.token_ids = delta.tokens
         return piece
 
-    def last(self, choice: int, delta: TextDelta) -> CompletionChoice:
+    def _last(self, choice: int, delta: TextDelta) -> CompletionChoice:
         """A choice with its finish reason."""
-        last = self.piece(choice, delta)
+        last = self._piece(choice, delta)
         last.finish_reason, last.stop_reason = delta.finish_reason, delta.stop_reason
         return last
 
-    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> Completion:
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Completion:
         """The answer."""
         answers = []
         for index, (choice, of_prompt) in enumerate(zip(choices, prompts, strict=True)):
             echoed = self._echoed_logprobs(index, of_prompt)
-            answer = self.last(index, choice)
+            answer = self._last(index, choice)
             if self._echoes:
                 answer.text = self._prompt(index).text + answer.text
-            answer.prompt_token_ids = list(self._prompt(index).tokens) if self.shows_tokens else None
-            answer.token_ids = answer.token_ids or ([] if self.shows_tokens else None)
+            answer.prompt_token_ids = list(self._prompt(index).tokens) if self._shows_tokens else None
+            answer.token_ids = answer.token_ids or ([] if self._shows_tokens else None)
             if echoed is not None:
                 if answer.logprobs is not None:
                     add_completion_logprobs(echoed, answer.logprobs)
                 answer.logprobs = echoed
             answer.prompt_logprobs = prompt_logprobs(of_prompt) if self._has_prompt_logprobs else None
             answers.append(answer)
-        return msgspec.structs.replace(self.chunk, choices=answers, usage=usage)
+        return msgspec.structs.replace(self._chunk, choices=answers, usage=self._usage(counts))
 
     def _prompt(self, choice: int) -> EchoedPrompt:
-        return self.prompts[choice // self._num_samples]
+        return self._prompts[choice // self._num_samples]
 
     def _logprobs(self, choice: int, delta: TextDelta) -> CompletionLogprobs | None:
         if not self._has_logprobs or not delta.logprobs:
