@@ -101,7 +101,7 @@ class Idempotency:
             QueueFullError, EngineDeadError: there is no room for the answer, or it was lost before it began.
         """
         context = context_in(scope)
-        key = context.idempotency_key
+        key = context.headers.idempotency_key
         # All scopes that come here are HTTP's, but the types do not say so.
         if key is None or cast("dict[str, Any]", scope)["method"] != "POST" or not scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
@@ -135,7 +135,7 @@ class Idempotency:
                 f"too many requests with an {IDEMPOTENCY_KEY} are running; try again, or leave it out", 1.0
             )
         try:
-            event = context.last_event_id
+            event = context.headers.last_event_id
             offset = await self._shared.find(claim.record, event) if event else 0
             if offset >= 0:
                 self._run(exchange, claim)
@@ -219,14 +219,9 @@ class Idempotency:
 
     async def _generate(self, exchange: _Exchange, receive: Receive, send: Send, position: str, arrival: float) -> None:
         """Have the routes answer from a position on, as if the request came without a key and in its own exchange."""
-        context = msgspec.structs.replace(
-            context_in(exchange.scope),
-            arrival=arrival,
-            ticket=None,
-            budgets=None,
-            idempotency_key=None,
-            last_event_id=position.encode("latin-1"),
-        )
+        context = context_in(exchange.scope)
+        headers = context.headers.resumed(position.encode("latin-1"))
+        context = msgspec.structs.replace(context, headers=headers, arrival=arrival, ticket=None, budgets=None)
         scope = {**exchange.scope, CONTEXT: context}
         scope.pop(CONNECTION, None)
         with context:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from litestar.types import Scope
 
 from pyllm.frontend.edge.cors import ANY
-from pyllm.frontend.edge.request_headers import RequestHeaders
 from pyllm.frontend.http.failure import ForbiddenError
+from pyllm.frontend.requests.request_headers import RequestHeaders
 
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}

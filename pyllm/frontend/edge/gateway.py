@@ -18,12 +18,12 @@ from pyllm.frontend.edge.browser_origin import BrowserOrigin, is_local_program
 from pyllm.frontend.edge.cors import Cors
 from pyllm.frontend.edge.error_answer import Headers, render_error
 from pyllm.frontend.edge.rate_limit_headers import budget_headers
-from pyllm.frontend.edge.request_headers import RequestHeaders
 from pyllm.frontend.http.failure import AuthenticationError, MediaTypeError, describe
 from pyllm.frontend.http.ignored_fields import RequestFields
 from pyllm.frontend.http.unknown_routes import normal_path
 from pyllm.frontend.page.page_files import is_public
 from pyllm.frontend.requests.request_context import CONTEXT, REQUEST_ID, RequestContext
+from pyllm.frontend.requests.request_headers import RequestHeaders
 from pyllm.frontend.requests.scheduling import least_timeout
 from pyllm.frontend.requests.server_state import ServerState
 
@@ -75,7 +75,7 @@ class Gateway:
         body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
         # A stored answer has an id of ours: a caller may send its own id again, which would replace the answer.
         own = uuid.uuid4().hex if scope["path"].rstrip("/") == KEPT else name
-        context = RequestContext(own, allowance=self._allowance, fields=RequestFields(self._unknown_fields))
+        context = RequestContext(own, head, allowance=self._allowance, fields=RequestFields(self._unknown_fields))
         cast("dict[str, Any]", scope)[CONTEXT] = context
         # A resumed answer has the id of the first exchange, and this header that of its own exchange.
         request_id = (b"x-request-id", name.encode())
@@ -83,7 +83,7 @@ class Gateway:
         # Returns the server's coroutine instead of awaiting it: pushed answers drive that one by hand.
         def answer(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], request_id, *self._headers(context, head, body)]
+                message["headers"] = [*message["headers"], request_id, *self._headers(context, body)]
             return send(message)
 
         if scope["method"] == "OPTIONS" and head.is_preflight and self._cors.enabled:
@@ -96,7 +96,7 @@ class Gateway:
                 if not self._keys:
                     self._browser.check_name(head)
             else:
-                self._admit(scope, head, context)
+                self._admit(scope, context)
             if scope["method"] == "HEAD":
                 # Handled as GET; the server still sees HEAD in its own scope, and leaves the body out.
                 scope = cast("Scope", {**scope, "method": "GET"})
@@ -107,16 +107,14 @@ class Gateway:
             headers, text = render_error(scope["path"], failure, context.request_id)
             await _answer(answer, failure.status, [(b"content-type", b"application/json"), *headers], text)
 
-    def _admit(self, scope: Scope, head: RequestHeaders, context: RequestContext) -> None:
+    def _admit(self, scope: Scope, context: RequestContext) -> None:
         if scope["path"] in PROBES:
             return
+        head = context.headers
         self._browser.check_host(head)
-        self._identify(scope, head, context)
+        self._identify(scope, context)
         context.timeout = least_timeout(head.timeout, self._timeout)
-        context.trace, context.session = head.trace, head.session
-        context.data_parallel_rank = head.data_parallel_rank
-        context.idempotency_key = head.idempotency_key
-        context.last_event_id, context.wants_event_ids = head.last_event_id, head.wants_event_ids
+        context.session, context.data_parallel_rank = head.session, head.data_parallel_rank
         if head.content_encoding:
             text = f"Content-Encoding {head.content_encoding!r:.80} is not supported; send the body as it is."
             raise MediaTypeError(text)
@@ -124,8 +122,9 @@ class Gateway:
             raise MediaTypeError(f"The charset {head.charset!r:.80} is not supported; send the body in UTF-8.")
         check_body_size(head.content_length, self._max_body_bytes)
 
-    def _identify(self, scope: Scope, head: RequestHeaders, context: RequestContext) -> None:
+    def _identify(self, scope: Scope, context: RequestContext) -> None:
         """Set the request's tenant, role and allowance."""
+        head = context.headers
         presented = head.key
         key = self._keys.find(presented) if presented else None
         is_local_admin = self._admin_on_loopback and is_local_program(scope, head)
@@ -142,8 +141,8 @@ class Gateway:
             asked = "Incorrect API key provided." if presented else "You didn't provide an API key."
             raise AuthenticationError(f"{asked} Send one as 'Authorization: Bearer KEY'.")
 
-    def _headers(self, context: RequestContext, head: RequestHeaders, body: BoundedBody) -> Headers:
-        headers = self._cors.headers(head.origin) if self._cors.enabled else []
+    def _headers(self, context: RequestContext, body: BoundedBody) -> Headers:
+        headers = self._cors.headers(context.headers.origin) if self._cors.enabled else []
         if context.budgets is not None:
             headers += budget_headers(context.budgets)
         # The rest of a stalled body must not be read as a request. And a client of a draining server must not reuse

@@ -1,9 +1,8 @@
-"""The properties of a request outside its body: its id, tenant, time limit and headers.
+"""The properties of a request outside its body: its headers, id, tenant, time limit and ticket.
 
 The gateway makes it; routes and generations use it.
 """
 
-import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -17,8 +16,13 @@ from pyllm.config.api_keys import Allowance, Role
 from pyllm.errors import RequestError, renamed
 from pyllm.frontend.http.event_ids import Position
 from pyllm.frontend.http.ignored_fields import RequestFields
-from pyllm.frontend.observability.trace_context import TraceContext
 from pyllm.frontend.requests.admission_ticket import Ticket
+from pyllm.frontend.requests.request_headers import (
+    MAX_REQUEST_ID_CHARACTERS,
+    RequestHeaders,
+    checked_tenant,
+    is_request_id,
+)
 from pyllm.frontend.shared.messages import Granted, Refused
 
 # The key of the `RequestContext` in an ASGI scope.
@@ -29,10 +33,6 @@ REQUEST_ID = "pyllm.request_id"
 MAX_TOKENS_HEADER = b"pyllm-max-tokens"
 # The response header that names what was adjusted in the messages for the chat template (`chat/template_traits.py`).
 ADJUSTED_MESSAGES_HEADER = b"pyllm-adjusted-messages"
-MAX_TENANT_CHARACTERS = 256
-MAX_REQUEST_ID_CHARACTERS = 128
-
-_PRINTABLE = re.compile(r"[!-~]+")
 
 
 class RequestContext(msgspec.Struct):
@@ -44,16 +44,16 @@ class RequestContext(msgspec.Struct):
     `arrival` is the time of arrival, by the monotonic clock. Admission or refusal sets `ticket` and `budgets`. The
     context is entered for one exchange: at its end it returns the ticket, unless a generation has taken that.
 
-    `idempotency_key` is None where there is none. `last_event_id` names the event after which a stream is to go on; its
-    events have ids with `wants_event_ids`. `fields` are those of its body that have no effect.
-    `max_tokens` is the number of tokens that the context has room for, where the body asks for more. `adjusted` are the
-    traits that the chat template lacks, for which the messages were put into another form.
+    `fields` are those of its body that have no effect. `max_tokens` is the number of tokens that the context has room
+    for, where the body asks for more. `adjusted` are the traits that the chat template lacks, for which the messages
+    were put into another form.
 
     `created` is the answer's time, in seconds since the epoch. `position` is the beginning of a stream with event ids;
     None without ids. `field_names` has the caller's names of fields that errors call otherwise.
     """
 
     request_id: str
+    headers: RequestHeaders = msgspec.field(default_factory=RequestHeaders)
     tenant: str = ""
     session: str = ""
     data_parallel_rank: int | None = None
@@ -61,15 +61,11 @@ class RequestContext(msgspec.Struct):
     timeout: float | None = None
     arrival: float = msgspec.field(default_factory=time.monotonic)
     allowance: Allowance = Allowance()
-    trace: TraceContext | None = None
     ticket: Ticket | None = None
     budgets: Granted | Refused | None = None
     field_names: Mapping[str, str] = {}
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     position: Position | None = None
-    idempotency_key: bytes | None = None
-    last_event_id: bytes = b""
-    wants_event_ids: bool = False
     fields: RequestFields = msgspec.field(default_factory=RequestFields)
     max_tokens: int | None = None
     adjusted: tuple[str, ...] = ()
@@ -128,23 +124,6 @@ class RequestContext(msgspec.Struct):
         self.request_id = request_id
 
 
-def is_request_id(text: str) -> bool:
-    """Whether a text is an id that can be repeated as it is: short, and without spaces or control characters."""
-    return len(text) <= MAX_REQUEST_ID_CHARACTERS and _PRINTABLE.fullmatch(text) is not None
-
-
-def checked_tenant(name: str, source: str) -> str:
-    """The name, if it can be a tenant's.
-
-    Raises:
-        RequestError: it is too long, or has characters that are not printable; `source` is its field or header.
-    """
-    if len(name) > MAX_TENANT_CHARACTERS or not name.isprintable():
-        text = f"{source} must be at most {MAX_TENANT_CHARACTERS} printable characters, as it names the tenant"
-        raise RequestError(text, source)
-    return name
-
-
 def context_in(scope: Scope) -> RequestContext:
     """The context that was put into the scope, or a new one."""
     entries = cast("dict[str, Any]", scope)
@@ -162,9 +141,9 @@ def context_of(request: Request[Any, Any, Any]) -> RequestContext:
         RequestError: the id of the last event is not one of ours.
     """
     context = context_in(request.scope)
-    if context.position is None and context.wants_event_ids:
-        if context.last_event_id:
-            context.position = Position.parse(context.last_event_id.decode("latin-1"))
+    if context.position is None and context.headers.wants_event_ids:
+        if context.headers.last_event_id:
+            context.position = Position.parse(context.headers.last_event_id.decode("latin-1"))
             context.request_id, context.created = context.position.request_id, context.position.created
         else:
             context.position = Position(context.request_id, context.created)

@@ -147,7 +147,7 @@ class RequestLifecycle:
         ticket = self._ticket
         return RequestTrace(
             request_id=self._context.request_id,
-            parent=self._context.trace,
+            parent=self._context.headers.trace,
             params=self._params,
             num_choices=self.num_choices,
             num_prompt_tokens=self.num_prompt_tokens,

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from pyllm.frontend.edge.browser_origin import BrowserOrigin, host_name, is_local_program, is_loopback
-from pyllm.frontend.edge.request_headers import RequestHeaders
 from pyllm.frontend.http.failure import ForbiddenError
+from pyllm.frontend.requests.request_headers import RequestHeaders
 
 
 def head(**headers: str) -> RequestHeaders:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.errors import RequestError
-from pyllm.frontend.edge.request_headers import RequestHeaders
 from pyllm.frontend.observability.trace_context import TraceContext
+from pyllm.frontend.requests.request_headers import RequestHeaders
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -1,16 +1,19 @@
-"""The request headers that the edge reads, checked for their syntax only."""
+"""The request headers that the server reads, checked for their syntax only."""
 
 import math
 import re
+from collections.abc import Iterable
+from typing import Self
 
 from pyllm.errors import RequestError
 from pyllm.frontend.observability.trace_context import TraceContext, parse_trace_context
-from pyllm.frontend.requests.request_context import checked_tenant, is_request_id
 
 TENANT_HEADER = "x-llm-d-inference-fairness-id"
 TIMEOUT_HEADER = "x-request-timeout"
 SESSION_HEADER = "x-session-id"  # vllm-router's
 RANK_HEADER = "x-data-parallel-rank"  # of vLLM's server
+MAX_TENANT_CHARACTERS = 256
+MAX_REQUEST_ID_CHARACTERS = 128
 
 _WANTED = frozenset({
     b"accept",
@@ -46,6 +49,7 @@ _WANTED = frozenset({
 _SINGLE = frozenset({b"host", b"origin"})
 _OF_PROXIES = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([^"';\s]*)""", re.IGNORECASE)
+_PRINTABLE = re.compile(r"[!-~]+")
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
 
@@ -55,7 +59,7 @@ class RequestHeaders:
 
     __slots__ = ("_headers", "_repeated")
 
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self._headers: dict[bytes, bytes] = {}
         self._repeated = b""
         for name, value in headers:
@@ -75,6 +79,11 @@ class RequestHeaders:
         if self._repeated:
             name = self._repeated.decode().title()
             raise RequestError(f"The request has the header {name} more than once.", name.lower())
+
+    def resumed(self, event: bytes) -> Self:
+        """The headers of the same request, without an idempotency key, that goes on after an event."""
+        others = {name: value for name, value in self._headers.items() if name != b"idempotency-key"}
+        return type(self)({**others, b"last-event-id": event}.items())
 
     @property
     def request_id(self) -> str | None:
@@ -232,3 +241,20 @@ class RequestHeaders:
 
     def _text(self, name: bytes) -> str:
         return self._headers.get(name, b"").decode("latin-1").strip()
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a text is an id that can be repeated as it is: short, and without spaces or control characters."""
+    return len(text) <= MAX_REQUEST_ID_CHARACTERS and _PRINTABLE.fullmatch(text) is not None
+
+
+def checked_tenant(name: str, source: str) -> str:
+    """The name, if it can be a tenant's.
+
+    Raises:
+        RequestError: it is too long, or has characters that are not printable; `source` is its field or header.
+    """
+    if len(name) > MAX_TENANT_CHARACTERS or not name.isprintable():
+        text = f"{source} must be at most {MAX_TENANT_CHARACTERS} printable characters, as it names the tenant"
+        raise RequestError(text, source)
+    return name
