@@ -6,6 +6,7 @@ Knows no route: an answer format has the route's JSON.
 from functools import partial
 
 import msgspec
+from litestar.types import ASGIApp
 
 from pyllm.client.logprobs import LogprobEntries, are_packed, extended
 from pyllm.errors import PyllmError, RequestError
@@ -13,7 +14,7 @@ from pyllm.frontend.answers.answer_format import AnswerFormat, send_body, send_e
 from pyllm.frontend.answers.event_stream import EventStream
 from pyllm.frontend.answers.resumable import ResumableAnswer
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, MAX_CHOICES
-from pyllm.frontend.http.pushed_response import Answer, Channel, PushedResponse
+from pyllm.frontend.http.pushed_response import Answer, Channel, push
 from pyllm.frontend.requests.generation import Generation
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.text.detokenizer import TextDelta
@@ -21,15 +22,13 @@ from pyllm.frontend.text.detokenizer import TextDelta
 _encode = msgspec.json.Encoder().encode
 
 
-def respond(
-    generation: Generation, answer_format: AnswerFormat, streamed: bool, context: RequestContext
-) -> PushedResponse:
+def respond(generation: Generation, answer_format: AnswerFormat, streamed: bool, context: RequestContext) -> ASGIApp:
     """The response that runs a generation, streamed or as a whole.
 
     Raises:
         RequestError: the request resumes a stream that this one cannot be.
     """
-    return PushedResponse(_answer(generation, answer_format, streamed, context))
+    return partial(push, _answer(generation, answer_format, streamed, context))
 
 
 def _answer(generation: Generation, answer_format: AnswerFormat, streamed: bool, context: RequestContext) -> Answer:

@@ -7,6 +7,7 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
+from litestar.types import ASGIApp
 
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond
@@ -23,7 +24,6 @@ from pyllm.frontend.anthropic.protocol import (
     TokenCount,
 )
 from pyllm.frontend.http.failure import UnsupportedThreadError
-from pyllm.frontend.http.pushed_response import PushedResponse
 from pyllm.frontend.openai.parameters import SAMPLING_FIELDS, constraint_names, given_fields
 from pyllm.frontend.requests.admission_control import admit
 from pyllm.frontend.requests.request_context import context_of
@@ -59,7 +59,7 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         summary="Answer a conversation in Anthropic's shape",
         responses={200: ResponseSpec(Message), **ERROR_RESPONSES},
     )
-    async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> PushedResponse:
+    async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> ASGIApp:
         context = begin(state, request, data)
         context.name_tenant(_user(data.metadata), "metadata.user_id")
         context.name_session(None if data.metadata is None else data.metadata.user_id)

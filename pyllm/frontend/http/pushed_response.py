@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, NamedTuple, Protocol, cast
 
-from litestar.response import Response
-from litestar.response.base import ASGIResponse
 from litestar.types import HTTPSendMessage, Receive, Scope, Send
 
 from pyllm.frontend.http.write_batcher import WriteBatcher
@@ -168,35 +166,27 @@ class Answer(Protocol):
         """The exchange has ended: stop the work if it still runs."""
 
 
-class PushedResponse(Response[bytes]):
-    """A Litestar response, and the application that sends it. When the client disconnects, the answer ends at once."""
+async def push(
+    answer: Answer, scope: Scope, receive: Receive, send: Send, *, patience: float = READER_PATIENCE
+) -> None:
+    """Send an answer: an ASGI application, with the answer bound. When the client disconnects, the answer ends at once.
 
-    def __init__(self, answer: Answer, patience: float = READER_PATIENCE) -> None:
-        super().__init__(b"")
-        self._answer = answer
-        self._patience = patience
-
-    def to_asgi_response(self, *args: Any, **options: Any) -> ASGIResponse:
-        """The ASGI application that sends the answer: Litestar only calls it."""
-        del args, options
-        return cast("ASGIResponse", self)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer; returns when everything is sent or the client has left."""
-        handler = asyncio.current_task()
-        assert handler is not None
-        connection = cast("dict[str, Any]", scope).get(CONNECTION)
-        channel = Channel(send, connection, self._answer.drained, handler.cancel, self._patience)
-        try:
-            self._answer.begin(channel)
-            # The message comes when the client disconnects, and equally when the answer was sent completely.
-            while (await receive())["type"] != "http.disconnect":
-                pass
-        except asyncio.CancelledError:
-            if not channel.stalled:
-                raise
-            handler.uncancel()  # Returning with an incomplete answer closes the connection.
-            logger.warning("a client read nothing for %g s; its connection is closed", self._patience)
-        finally:
-            self._answer.end()
-            channel.close()
+    Returns when everything is sent or the client has left.
+    """
+    handler = asyncio.current_task()
+    assert handler is not None
+    connection = cast("dict[str, Any]", scope).get(CONNECTION)
+    channel = Channel(send, connection, answer.drained, handler.cancel, patience)
+    try:
+        answer.begin(channel)
+        # The message comes when the client disconnects, and equally when the answer was sent completely.
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except asyncio.CancelledError:
+        if not channel.stalled:
+            raise
+        handler.uncancel()  # Returning with an incomplete answer closes the connection.
+        logger.warning("a client read nothing for %g s; its connection is closed", patience)
+    finally:
+        answer.end()
+        channel.close()

@@ -6,10 +6,10 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
+from litestar.types import ASGIApp
 
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
-from pyllm.frontend.http.pushed_response import PushedResponse
 from pyllm.frontend.llama_cpp.answer_format import InfillFormat
 from pyllm.frontend.llama_cpp.line_limits import LineLimits
 from pyllm.frontend.llama_cpp.protocol import Infill, InfillRequest, InfillSettings
@@ -37,7 +37,7 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
         summary="Fill in what is between two texts, in llama.cpp's shape",
         responses={200: ResponseSpec(Infill), **ERROR_RESPONSES},
     )
-    async def create_infill(request: Request[Any, Any, Any], data: JSONBody[InfillRequest]) -> PushedResponse:
+    async def create_infill(request: Request[Any, Any, Any], data: JSONBody[InfillRequest]) -> ASGIApp:
         context = begin_request(state, request, data)
         context.name_fields({"suffix": "input_suffix"})
         params = _sampling_params(state, data)

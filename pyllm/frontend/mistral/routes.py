@@ -6,10 +6,10 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
+from litestar.types import ASGIApp
 
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
-from pyllm.frontend.http.pushed_response import PushedResponse
 from pyllm.frontend.mistral.protocol import FimRequest
 from pyllm.frontend.openai.chat_format import ChatFormat
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
@@ -38,7 +38,7 @@ def fim_route(state: ServerState) -> HTTPRouteHandler:
         summary="Fill in what is between two texts, in Mistral's shape",
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
-    async def create_fim_completion(request: Request[Any, Any, Any], data: JSONBody[FimRequest]) -> PushedResponse:
+    async def create_fim_completion(request: Request[Any, Any, Any], data: JSONBody[FimRequest]) -> ASGIApp:
         context = begin_request(state, request, data)
         context.name_fields({"beam_width": "use_beam_search"} | constraint_names(format_field(data), has_tools=False))
         limit = output_limit(data.max_tokens, may_be_none=may_be_prompt_alone(data, context))

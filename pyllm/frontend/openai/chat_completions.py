@@ -7,9 +7,9 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
+from litestar.types import ASGIApp
 
 from pyllm.frontend.answers.answer import respond
-from pyllm.frontend.http.pushed_response import PushedResponse
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.chat_format import ChatFormat, ParsedChatFormat
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
@@ -44,7 +44,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         summary="Answer a conversation",
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
-    async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> PushedResponse:
+    async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> ASGIApp:
         context = begin_request(state, request, data)
         has_tools = bool(data.tools) and data.structured_outputs is None
         names = constraint_names(format_field(data), has_tools)

@@ -7,12 +7,12 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
+from litestar.types import ASGIApp
 
 from pyllm.client.submission import refuse_prompt
 from pyllm.errors import Field, RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
-from pyllm.frontend.http.pushed_response import PushedResponse
 from pyllm.frontend.openai.completion_format import CompletionFormat, EchoedPrompt
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import (
@@ -50,7 +50,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         summary="Continue a text",
         responses={200: ResponseSpec(Completion), **ERROR_RESPONSES},
     )
-    async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> PushedResponse:
+    async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> ASGIApp:
         context = begin_request(state, request, data)
         names = constraint_names(format_field(data), has_tools=False)
         context.name_fields({"beam_width": "use_beam_search"} | names)

@@ -2,6 +2,7 @@
 
 import binascii
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -9,13 +10,14 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
+from litestar.types import ASGIApp
 
 from pyllm.client.embedding import Embedding
 from pyllm.client.submission import check_dimensions, refuse_input
 from pyllm.errors import PyllmError
 from pyllm.frontend.answers.answer_format import send_failure, send_json
 from pyllm.frontend.http.failure import describe
-from pyllm.frontend.http.pushed_response import Channel, PushedResponse
+from pyllm.frontend.http.pushed_response import Channel, push
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.openai.embedding_protocol import (
     MAX_INPUTS,
@@ -45,7 +47,7 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
         summary="Embed texts",
         responses={200: ResponseSpec(EmbeddingList), **ERROR_RESPONSES},
     )
-    async def create_embeddings(request: Request[Any, Any, Any], data: JSONBody[EmbeddingRequest]) -> PushedResponse:
+    async def create_embeddings(request: Request[Any, Any, Any], data: JSONBody[EmbeddingRequest]) -> ASGIApp:
         context = context_of(request)
         context.name_tenant(data.user)
         check_model(state, data.model)
@@ -63,7 +65,8 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
         )
         await charge(state, context, sum(map(len, prompts)))
         batch = EmbeddingBatch(state, prompts, scheduling, context, data.dimensions)
-        return PushedResponse(EmbeddingsAnswer(batch, context, state.model_name, data.encoding_format == "base64"))
+        answer = EmbeddingsAnswer(batch, context, state.model_name, data.encoding_format == "base64")
+        return partial(push, answer)
 
     return create_embeddings
 

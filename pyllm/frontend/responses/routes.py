@@ -3,12 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from litestar import Request, Response, Router, delete, get, post, route
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
+from litestar.types import ASGIApp
 
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond
@@ -73,7 +74,7 @@ def responses_routes(state: ServerState) -> Router:
         summary="Answer an input, and keep the answer for the next one",
         responses={200: ResponseSpec(protocol.Response), **ERROR_RESPONSES},
     )
-    async def create_response(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> Response[Any]:
+    async def create_response(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> ASGIApp:
         owner = context_of(request).tenant  # Later requests for this response have no body that names a tenant.
         context = begin_request(state, request, data)
         _check(data, context)
@@ -103,7 +104,7 @@ def responses_routes(state: ServerState) -> Router:
             return respond(generation, answer_format, data.stream is True, context)
         BackgroundRun(generation, answer_format, store, owner).start()
         await store.put(ResponseRecord(response, items), owner)
-        return Response(response)
+        return cast("ASGIApp", Response(response))  # Litestar makes the application of it.
 
     @get("/{response_id:str}", summary="Fetch a stored response", responses=_LOOKUP_ERRORS)
     async def show_response(request: AnyRequest, response_id: FromPath[str]) -> protocol.Response:

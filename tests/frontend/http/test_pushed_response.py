@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.http.pushed_response import CONNECTION, Channel, Connection, PushedResponse
+from pyllm.frontend.http.pushed_response import CONNECTION, Channel, Connection, push
 from pyllm.frontend.http.write_batcher import WriteBatcher
 from tests.waiting import until
 
@@ -78,8 +78,8 @@ def wired(transport: Transport) -> dict[str, Any]:
 
 
 async def serve(answer: Any, socket: Socket, patience: float = 60.0, **scope: Any) -> "asyncio.Task[None]":
-    exchange = PushedResponse(answer, patience).to_asgi_response()
-    task = asyncio.create_task(exchange({"type": "http", **scope}, socket.receive, socket.send))
+    given: Any = {"type": "http", **scope}, socket.receive, socket.send
+    task = asyncio.create_task(push(answer, *given, patience=patience))
     await asyncio.sleep(0)
     return task
 
