@@ -62,6 +62,7 @@ class OpenProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
         """Called for a new connection."""
         super().connection_made(transport)
+        self._connection = Connection(transport, self._batcher)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -82,7 +83,7 @@ class OpenProtocol(HttpToolsProtocol):
         """Called by the parser before a request's first line."""
         super().on_message_begin()
         self._num_head_bytes = self._num_unfinished_bytes = 0
-        cast("dict[str, Any]", self.scope)[CONNECTION] = Connection(self.transport, self._batcher)
+        cast("dict[str, Any]", self.scope)[CONNECTION] = self._connection
         if self._head_timer is None:
             self._await_head()
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -57,7 +56,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         params = sampling_params(data, state.sampling, limit, num_logprobs)
         scheduling = scheduling_params(data, context, state.client.model)
         truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
-        conversation = msgspec.structs.replace(conversation_of(data, context.ignore), truncation=truncation)
+        conversation = conversation_of(data, context.ignore, truncation)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
         counts_of = generation.counts_of if wants_continuous_usage(data) else None
         kind = ChatFormat if prepared.make_parser is None else ParsedChatFormat

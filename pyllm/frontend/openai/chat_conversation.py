@@ -25,6 +25,7 @@ from pyllm.frontend.openai.tool_protocol import (
     ToolDefinition,
 )
 from pyllm.frontend.text.json_schemas import Ignore
+from pyllm.frontend.text.truncation import Truncation
 
 # The types of parts of an assistant's message that are its reasoning.
 _THOUGHTS = ("thinking", "reasoning")
@@ -36,8 +37,8 @@ _ROLES_OF = {
 }
 
 
-def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
-    """The conversation of a request.
+def conversation_of(request: ChatRequest, ignore: Ignore, truncation: Truncation | None = None) -> Conversation:
+    """The conversation of a request, whose prompt is shortened by the `truncation`.
 
     Raises:
         RequestError: a message or a choice of tools cannot be understood, or two fields exclude one another.
@@ -65,6 +66,7 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
         continue_final_message=continues,
         add_special_tokens=request.add_special_tokens is True,
         separate_reasoning=request.separate_reasoning is not False,
+        truncation=truncation,
     )
 
 

@@ -31,12 +31,11 @@ from pyllm.frontend.openai.protocol import (
     CompletionRequest,
 )
 from pyllm.frontend.openai.request_start import begin_request
-from pyllm.frontend.requests.generation import num_choices
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import generate, resolve_plain
 from pyllm.frontend.text.fill_in_the_middle import add_middle_stops, middle_prompt
 from pyllm.frontend.text.truncation import truncation_from
-from pyllm.parameters.sampling_params import SamplingParams
+from pyllm.parameters.sampling_params import MAX_SAMPLES, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, and vLLM's
 
@@ -74,7 +73,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
                     echoed.append(_echoed(state, text, kept, len(kept) < len(tokens)))
             return Prepared(prompts, params)
 
-        _, generation = await generate(state, context, scheduling, num_choices(len(given), params), prepare)
+        _, generation = await generate(state, context, scheduling, _num_choices(len(given), params), prepare)
         counts_of = generation.counts_of if wants_continuous_usage(data) else None
         answer_format = CompletionFormat(state, context, data, echoed, counts_of)
         return respond(generation, answer_format, data.stream is True, context)
@@ -89,6 +88,18 @@ def _between(state: ServerState, request: CompletionRequest, prompt: str | list[
     if request.echo:
         raise RequestError("echo and suffix cannot be combined; leave one of them out", "echo")
     return middle_prompt(state.tokenizer, prompt, request.suffix or "")
+
+
+def _num_choices(num_prompts: int, params: SamplingParams) -> int:
+    """The number of choices of so many prompts.
+
+    Raises:
+        RequestError: there are more than one request may have.
+    """
+    number = num_prompts * params.n
+    if number > MAX_SAMPLES:
+        raise RequestError(f"{num_prompts} prompts times n = {params.n} is more than {MAX_SAMPLES} choices", "n")
+    return number
 
 
 def _sampling_params(state: ServerState, request: CompletionRequest, limit: int | None) -> SamplingParams:

@@ -80,7 +80,7 @@ class EmbeddingsAnswer:
         self._model_name = model_name
         self._in_base64 = in_base64
         self._channel: Channel
-        self._data: list[EmbeddingData | None] = [None] * batch.num_prompts
+        self._data: list[EmbeddingData | None] = [None] * batch.num_choices
 
     def begin(self, channel: Channel) -> None:
         """Submit the prompts."""
@@ -92,7 +92,7 @@ class EmbeddingsAnswer:
 
     def end(self) -> None:
         """Abort the prompts that still run."""
-        self._batch.abort()
+        self._batch.close()
 
     def _add(self, index: int, embedding: Embedding) -> None:
         """Add an embedding; after the last, send everything."""

@@ -4,21 +4,18 @@ from collections.abc import Callable, Sequence
 
 from pyllm.client.embedding import Embedding
 from pyllm.errors import PyllmError
-from pyllm.frontend.observability.metrics import RequestMetrics
+from pyllm.frontend.requests.prompt_batch import PromptBatch
 from pyllm.frontend.requests.request_context import RequestContext
-from pyllm.frontend.requests.request_lifecycle import OnFailure, RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.parameters.scheduling_params import SchedulingParams
 
 # Is handed the embedding of one prompt, by its index; they come in any order.
 OnEmbedding = Callable[[int, Embedding], None]
+OnFailure = Callable[[PyllmError], None]
 
 
-class EmbeddingBatch:
-    """Requests the embedding of each prompt, and ends them all when one fails or the client has left.
-
-    `context` is that of an admitted request; from `start` on the batch has to return its ticket.
-    """
+class EmbeddingBatch(PromptBatch):
+    """Requests the embedding of each prompt, and ends them all when one fails or the client has left."""
 
     def __init__(
         self,
@@ -28,72 +25,54 @@ class EmbeddingBatch:
         context: RequestContext,
         dimensions: int | None = None,
     ) -> None:
+        super().__init__(state, context, prompts, None, scheduling)
         self._dimensions = dimensions
-        self._client = state.client
-        self._log = state.request_log
-        self._request_id = context.request_id
-        self._prompts = prompts
-        self._lifecycle = RequestLifecycle(state, context, prompts, None, scheduling, drop=self._drop)
         self._on_embedding: OnEmbedding
+        self._on_failure: OnFailure
         self._requests: list[int] = []
 
-    @property
-    def finished(self) -> bool:
-        """Whether no further embedding follows."""
-        return self._lifecycle.num_open == 0
-
-    @property
-    def num_prompts(self) -> int:
-        """The number of embeddings that will come."""
-        return len(self._prompts)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts together."""
-        return self._lifecycle.num_prompt_tokens
-
     def start(self, on_embedding: OnEmbedding, on_failure: OnFailure) -> None:
-        """Submit every prompt; raises as `RequestLifecycle.start` does. No embedding comes after a failure."""
+        """Submit every prompt; raises as `Generation.start` does. No embedding comes after a failure."""
         self._on_embedding = on_embedding
-        self._log.received(self._request_id, self._prompts, None)
-        self._lifecycle.start(self._submit, on_failure)
+        self._on_failure = on_failure
+        self._start()
 
-    def abort(self) -> None:
-        """End the requests that still run; no embedding or failure follows."""
-        self._lifecycle.abort()
+    def take(self, index: int, embedding: Embedding) -> None:
+        """Count the embedding of one prompt, and pass it on."""
+        if self.finished:
+            return
+        self._ticket.started()
+        metrics = self._metrics[index]
+        if embedding.start_times is not None:
+            metrics.started(embedding.start_times)
+        metrics.delta(0, 0, embedding.cached_tokens)
+        metrics.finish(0, "stop")
+        self._choice_ended("stop")
+        self._on_embedding(index, embedding)
 
-    def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
-        sink = _PromptSink(self._lifecycle, self._on_embedding, index, metrics)
-        self._requests.append(self._client.submit_embedding(self._prompts[index], sink, scheduling, self._dimensions))
+    def _submit(self, index: int, scheduling: SchedulingParams) -> None:
+        client, sink = self._state.client, _PromptSink(self, index)
+        self._requests.append(client.submit_embedding(self._prompts[index], sink, scheduling, self._dimensions))
 
     def _drop(self) -> None:
         for request in self._requests:
-            self._client.abort(request)
+            self._state.client.abort(request)
+
+    def _report(self, error: PyllmError) -> None:
+        self._on_failure(error)
 
 
 class _PromptSink:
-    """The sink of one prompt's embedding: counts it, and passes it on."""
+    """The sink of one prompt's embedding."""
 
-    __slots__ = ("_index", "_lifecycle", "_metrics", "_on_embedding")
+    __slots__ = ("_batch", "_index")
 
-    def __init__(
-        self, lifecycle: RequestLifecycle, on_embedding: OnEmbedding, index: int, metrics: RequestMetrics
-    ) -> None:
-        self._lifecycle = lifecycle
-        self._on_embedding = on_embedding
+    def __init__(self, batch: EmbeddingBatch, index: int) -> None:
+        self._batch = batch
         self._index = index
-        self._metrics = metrics
 
     def embedding(self, embedding: Embedding) -> None:
-        if not self._lifecycle.num_open:
-            return
-        self._lifecycle.output_started()
-        if embedding.start_times is not None:
-            self._metrics.started(embedding.start_times)
-        self._metrics.delta(0, 0, embedding.cached_tokens)
-        self._metrics.finish(0, "stop")
-        self._lifecycle.choice_ended("stop")
-        self._on_embedding(self._index, embedding)
+        self._batch.take(self._index, embedding)
 
     def error(self, error: PyllmError) -> None:
-        self._lifecycle.fail(error)
+        self._batch.error(error)

@@ -14,14 +14,13 @@ from pyllm.client.submission import room_for_output
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, StreamIdentity
 from pyllm.frontend.http.keep_alive import KeepAlive
-from pyllm.frontend.observability.metrics import RequestMetrics
 from pyllm.frontend.observability.request_log import OutputLog
+from pyllm.frontend.requests.prompt_batch import PromptBatch
 from pyllm.frontend.requests.request_context import RequestContext
-from pyllm.frontend.requests.request_lifecycle import RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.outputs import Request, RequestProcessor
-from pyllm.parameters.sampling_params import MAX_SAMPLES, SamplingParams
+from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import SchedulingParams
 
 logger = logging.getLogger(__name__)
@@ -48,15 +47,17 @@ class TokenCounts(NamedTuple):
     is_expired: bool = False
 
 
-class Generation:
+class Generation(PromptBatch):
     """Submits the prompts, counts their output, and ends them all when one fails or the client has left.
 
     It is the sink of its prompts' text: `delta`, `prompt_logprobs` and `error` are for them. Choices are numbered
-    prompt by prompt. `context` is that of an admitted request; from `start` on the generation has to return its ticket.
+    prompt by prompt.
 
     Raises:
-        RequestError: there are more choices or log-probabilities than one request may have.
+        RequestError: there are more log-probabilities than one request may have.
     """
+
+    _params: SamplingParams
 
     def __init__(
         self,
@@ -66,16 +67,11 @@ class Generation:
         scheduling: SchedulingParams,
         context: RequestContext,
     ) -> None:
-        self.num_choices = num_choices(len(prompts), params)
+        super().__init__(state, context, prompts, params, scheduling)
         room = room_for_output(max(map(len, prompts)), state.client.model)
         _check_logprobs(prompts, params, room, state.client.model.vocab_size)
         # The number of tokens that the context has room for, where that is fewer than the request asks for.
         self.reduced_limit = room if params.max_tokens is not None and 0 < room < params.max_tokens else None
-        self._state = state
-        self._prompts = prompts
-        self._params = params
-        self._request_id = context.request_id
-        self._lifecycle = RequestLifecycle(state, context, prompts, params, scheduling, drop=self._drop)
         self._seed: int | None = None  # where the request has none, and its answer may have to be generated again
         self._boundaries: Sequence[Sequence[int]] | None = None
         self._takes: Sequence[TakeText] = ()
@@ -86,26 +82,20 @@ class Generation:
         self._processors: list[RequestProcessor] = []
 
     @property
-    def finished(self) -> bool:
-        """Whether no further output follows."""
-        return self._lifecycle.num_open == 0
-
-    @property
     def counts(self) -> TokenCounts:
         """Tokens so far."""
-        cycle = self._lifecycle
-        return TokenCounts(cycle.num_prompt_tokens, cycle.num_output_tokens, cycle.num_cached_tokens, cycle.is_expired)
+        return TokenCounts(self.num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens, self._is_expired)
 
     def counts_of(self, choice: int) -> TokenCounts:
         """Tokens of one choice so far, and of its prompt."""
         index, sample = divmod(choice, self._params.n)
-        metrics = self._lifecycle.metrics[index]
+        metrics = self._metrics[index]
         return TokenCounts(len(self._prompts[index]), metrics.num_tokens_of(sample), metrics.num_cached_tokens)
 
     def seconds_of(self, choice: int) -> tuple[float, float]:
         """Seconds of a choice to its first token, and from that to its last one so far; 0 without tokens."""
         index, sample = divmod(choice, self._params.n)
-        return self._lifecycle.metrics[index].seconds_of(sample)
+        return self._metrics[index].seconds_of(sample)
 
     @property
     def keep_alive(self) -> KeepAlive:
@@ -152,16 +142,11 @@ class Generation:
             RequestError, EngineDeadError: a prompt cannot run; then none does.
             DeadlineError: the request's time is over already.
         """
-        log = self._state.request_log
-        log.received(self._request_id, self._prompts, self._params)
         self._sink = sink
+        log = self._state.request_log
         if log.has_outputs:
-            self._output_log = OutputLog(log, self._request_id)
-        self._lifecycle.start(self._submit, sink.error)
-
-    def close(self) -> None:
-        """End the choices that still run; the sink gets nothing more. A second call changes nothing."""
-        self._lifecycle.abort()
+            self._output_log = OutputLog(log, self._context.request_id)
+        self._start()
 
     def run_aside(self, work: Callable[[], bytes], done: Callable[[bytes], None]) -> None:
         """Run a function that takes long on a thread, one such at a time, and call `done` with its result.
@@ -173,21 +158,20 @@ class Generation:
 
     def delta(self, index: int, delta: TextDelta) -> None:
         """Count a choice's new text, and pass it on."""
-        lifecycle = self._lifecycle
         prompt, sample = divmod(index, self._params.n)
-        metrics = lifecycle.metrics[prompt]
+        metrics = self._metrics[prompt]
         if delta.start_times is not None:
             metrics.started(delta.start_times)
         if delta.tokens or (delta.finish_reason == "length" and not metrics.has_begun):  # the end of a prompt alone
             if not self._has_tokens:
                 self._has_tokens = True
-                lifecycle.output_started()
+                self._ticket.started()
             metrics.delta(sample, len(delta.tokens), delta.cached_tokens)
         if delta.finish_reason is not None:
             metrics.finish(sample, delta.finish_reason)
-            if delta.finish_reason == "deadline" and lifecycle.choice_expired():
+            if delta.finish_reason == "deadline" and self._choice_expired():
                 return
-            lifecycle.choice_ended(delta.finish_reason)
+            self._choice_ended(delta.finish_reason)
             if delta.finish_reason == "deadline":
                 delta.finish_reason = "length"  # Clients know no other reason for an answer that ends early.
         if self._output_log is not None:
@@ -202,10 +186,6 @@ class Generation:
         for choice in range(index, index + self._params.n):
             self._sink.prompt_logprobs(choice, logprobs)
 
-    def error(self, error: PyllmError) -> None:
-        """End every choice: a prompt has failed."""
-        self._lifecycle.fail(error)
-
     def _ran_aside(self, done: Callable[[bytes], None], job: "asyncio.Future[bytes]") -> None:
         failure = job.exception()
         if failure is not None:
@@ -214,8 +194,7 @@ class Generation:
             self._sink.error(PyllmError("the answer could not be written; the server's log says why"))
         done(b"" if failure is not None else job.result())
 
-    def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
-        del metrics  # `delta` finds them by the choice.
+    def _submit(self, index: int, scheduling: SchedulingParams) -> None:
         params = self._params
         first = index * params.n
         if self._seed is not None:
@@ -239,17 +218,8 @@ class Generation:
         for processor in self._processors:
             processor.drop()
 
-
-def num_choices(num_prompts: int, params: SamplingParams) -> int:
-    """The number of choices of so many prompts.
-
-    Raises:
-        RequestError: there are more than one request may have.
-    """
-    number = num_prompts * params.n
-    if number > MAX_SAMPLES:
-        raise RequestError(f"{num_prompts} prompts times n = {params.n} is more than {MAX_SAMPLES} choices", "n")
-    return number
+    def _report(self, error: PyllmError) -> None:
+        self._sink.error(error)
 
 
 def _check_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams, room: int, vocab_size: int) -> None:

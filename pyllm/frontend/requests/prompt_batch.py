@@ -1,9 +1,10 @@
-"""The life that all requests to the engine share: they start, have a deadline, and end once.
+"""The prompts of one HTTP request: they start together, have one deadline, and end together.
 
-Does not know whether a request generates or embeds.
+Does not know whether they generate or are embedded.
 """
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,14 +16,11 @@ from pyllm.frontend.requests.server_state import ServerState
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import SchedulingParams
 
-SubmitPrompt = Callable[[int, RequestMetrics, SchedulingParams], None]
-OnFailure = Callable[[PyllmError], None]
 
+class PromptBatch(ABC):
+    """The prompts of an admitted request. `params` are None where nothing is sampled.
 
-class RequestLifecycle:
-    """The lifecycle of one request. `params` are None where nothing is sampled; `drop` ends the submitted prompts.
-
-    `context` is that of an admitted request; from `start` on the lifecycle has to return its ticket.
+    From its start on the batch has to return the ticket of `context`.
     """
 
     def __init__(
@@ -32,89 +30,95 @@ class RequestLifecycle:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams | None,
         scheduling: SchedulingParams,
-        *,
-        drop: Callable[[], None],
     ) -> None:
         assert context.ticket is not None
         self.num_choices = len(prompts) * (1 if params is None else params.n)
-        self.num_open = self.num_choices  # 0: no output follows
         self.num_prompt_tokens = sum(map(len, prompts))
-        self.is_expired = False  # a deadline has ended a choice
-        self.metrics: list[RequestMetrics] = []  # of each prompt that was submitted
         self._state = state
         self._context = context
         self._ticket = context.ticket
         self._prompts = prompts
         self._params = params
         self._scheduling = scheduling
-        self._drop = drop
-        self._on_failure: OnFailure
+        self._metrics: list[RequestMetrics] = []  # of each prompt that was submitted
+        self._num_open = self.num_choices
+        self._is_expired = False  # a deadline has ended a choice
 
     @property
-    def num_output_tokens(self) -> int:
-        """Tokens of all choices so far."""
-        return sum(metrics.num_tokens for metrics in self.metrics)
+    def finished(self) -> bool:
+        """Whether no further output follows."""
+        return self._num_open == 0
+
+    def close(self) -> None:
+        """End the choices that still run; no output or failure follows. A second call changes nothing."""
+        if self._num_open:
+            self._end("abort")
+
+    def error(self, error: PyllmError) -> None:
+        """End the choices that still run, as a prompt has failed, and report the error."""
+        if self._num_open:
+            self._end(_reason(error))
+            self._context.say_field(error)
+            self._report(error)
+
+    @abstractmethod
+    def _submit(self, index: int, scheduling: SchedulingParams) -> None:
+        """Submit one prompt."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """End the submitted prompts; no output of theirs follows."""
+
+    @abstractmethod
+    def _report(self, error: PyllmError) -> None:
+        """Tell the reader of the output that the request has failed."""
 
     @property
-    def num_cached_tokens(self) -> int:
-        """Tokens of the prompts that were in the prefix cache."""
-        return sum(metrics.num_cached_tokens for metrics in self.metrics)
+    def _num_output_tokens(self) -> int:
+        return sum(metrics.num_tokens for metrics in self._metrics)
 
-    def start(self, submit: SubmitPrompt, on_failure: OnFailure) -> None:
-        """Register the request, and submit every prompt; `on_failure` is called with a later failure.
+    @property
+    def _num_cached_tokens(self) -> int:
+        return sum(metrics.num_cached_tokens for metrics in self._metrics)
+
+    def _start(self) -> None:
+        """Register the request, and submit every prompt.
 
         Raises:
             RequestError, EngineDeadError: a prompt cannot run; then none does.
             DeadlineError: the request's time is over already.
         """
-        self._on_failure = on_failure
-        self._context.ticket = None  # Its end returns it, not the end of the exchange.
+        self._state.request_log.received(self._context.request_id, self._prompts, self._params)
+        self._context.ticket = None  # The end of the batch returns it, not the end of the exchange.
         try:
             scheduling = self._with_time_left()
-            self._state.enter(self.fail)
+            self._state.enter(self.error)
             for index, prompt in enumerate(self._prompts):
-                if not self.num_open:
+                if self.finished:
                     return  # An earlier prompt was refused at once.
-                metrics = self._state.metrics.request(len(prompt), self._params)
-                self.metrics.append(metrics)
+                self._metrics.append(self._state.metrics.request(len(prompt), self._params))
                 with RequestError.of_item(index, len(self._prompts)):
-                    submit(index, metrics, scheduling)
+                    self._submit(index, scheduling)
         except PyllmError as error:
             self._end(_reason(error))
             self._context.say_field(error)
             raise
 
-    def output_started(self) -> None:
-        """Note that the first token or embedding has come."""
-        self._ticket.started()
-
-    def choice_ended(self, reason: str) -> None:
+    def _choice_ended(self, reason: str) -> None:
         """Note that one choice is complete, and why."""
-        self.num_open -= 1
-        if self.num_open == 0:
+        self._num_open -= 1
+        if self._num_open == 0:
             self._leave(reason)
 
-    def choice_expired(self) -> bool:
+    def _choice_expired(self) -> bool:
         """Note that a choice has timed out. True: the request had no token at all, and has failed."""
-        self.is_expired = True
+        self._is_expired = True
         if self._ticket.first_token is not None:
             return False
         timeout = self._scheduling.timeout
         assert timeout is not None
-        self.fail(self._out_of_time(timeout))
+        self.error(self._out_of_time(timeout))
         return True
-
-    def abort(self) -> None:
-        """End the choices that still run; no output or failure follows."""
-        if self.num_open:
-            self._end("abort")
-
-    def fail(self, error: PyllmError) -> None:
-        """End the choices that still run, and report the error."""
-        if self.num_open:
-            self._end(_reason(error))
-            self._context.say_field(error)
-            self._on_failure(error)
 
     def _with_time_left(self) -> SchedulingParams:
         """The scheduling parameters with the remaining time; tokenising has taken some."""
@@ -131,16 +135,16 @@ class RequestLifecycle:
         return DeadlineError(f"The request timed out after {timeout:g} s, before its first {awaited}.")
 
     def _end(self, reason: str) -> None:
-        self.num_open = 0
+        self._num_open = 0
         self._drop()
-        for metrics in self.metrics:
+        for metrics in self._metrics:
             metrics.end(reason)
         self._leave(reason)
 
     def _leave(self, reason: str) -> None:
         """Release everything; a second call changes nothing."""
-        self._state.leave(self.fail)
-        if self._ticket.ended(self.num_output_tokens) and self._state.tracer is not None:
+        self._state.leave(self.error)
+        if self._ticket.ended(self._num_output_tokens) and self._state.tracer is not None:
             self._state.tracer.request(self._trace(reason))
 
     def _trace(self, reason: str) -> RequestTrace:
@@ -151,8 +155,8 @@ class RequestLifecycle:
             params=self._params,
             num_choices=self.num_choices,
             num_prompt_tokens=self.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens,
-            num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_output_tokens=self._num_output_tokens,
             first_token=None if ticket.first_token is None else ticket.first_token - ticket.arrival,
             duration=ticket.age,
             finish_reason=reason,
