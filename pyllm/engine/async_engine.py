@@ -38,7 +38,7 @@ from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_snapshot import Metric, read_families
 from pyllm.frontend.observability.summary import RecentRequests, Summary, check_window
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
-from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
+from pyllm.frontend.text.outputs import OutputFold, RequestOutput, RequestProcessor
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.templates import ChatTemplate
@@ -435,11 +435,10 @@ class AsyncEngine:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()
         fold = OutputFold(name, prompt.text, list(truncated), params, changed.set)
-        submitted = Request(truncated, params, msgspec.structs.replace(prompt.scheduling, name=name))
         assert self._metrics is not None, "it is there from the connection on"
         sink = MeasuredSink(fold, self._metrics.request(len(truncated), params), self._recent)
-        processor = RequestProcessor(client, self.tokenizer, submitted, sink)
-        processor.start()
+        processor = RequestProcessor(client, self.tokenizer, truncated, params, sink)
+        processor.start(msgspec.structs.replace(prompt.scheduling, name=name))
         self._processors[name] = processor
         try:
             yield fold, changed

@@ -28,7 +28,7 @@ from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
-from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
+from pyllm.frontend.text.outputs import OutputFold, RequestOutput, RequestProcessor
 from pyllm.frontend.text.sampling_texts import resolve_texts
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -137,9 +137,8 @@ class LLMEngine:
         truncated = list(tokens if truncation is None else truncation.kept(tokens))
         changed = self._changed  # The request and its callback must not reference this object.
         fold = OutputFold(request_id, read.text, truncated, params, lambda: changed.add(request_id))
-        request = Request(truncated, params, msgspec.structs.replace(read.scheduling, name=request_id))
-        processor = RequestProcessor(self._client, self.tokenizer, request, fold)
-        processor.start()
+        processor = RequestProcessor(self._client, self.tokenizer, truncated, params, fold)
+        processor.start(msgspec.structs.replace(read.scheduling, name=request_id))
         self._requests[request_id] = processor, fold
         if fold.failure is not None:
             del self._requests[request_id]

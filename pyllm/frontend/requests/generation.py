@@ -19,7 +19,7 @@ from pyllm.frontend.requests.prompt_batch import PromptBatch
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.detokenizer import TextDelta
-from pyllm.frontend.text.outputs import Request, RequestProcessor
+from pyllm.frontend.text.outputs import RequestProcessor
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import SchedulingParams
 
@@ -200,9 +200,9 @@ class Generation(PromptBatch):
         if self._seed is not None:
             # Equal prompts are to have different answers, as they have with seeds that the client draws.
             params = msgspec.structs.replace(params, seed=(self._seed + index) % 2**64)
-        request = Request(self._prompts[index], params, scheduling)
-        processor = RequestProcessor(self._state.client, self._state.tokenizer, request, self, first)
-        processor.start(None if self._boundaries is None else self._boundaries[first : first + params.n])
+        client, tokenizer = self._state.client, self._state.tokenizer
+        processor = RequestProcessor(client, tokenizer, self._prompts[index], params, self, first_index=first)
+        processor.start(scheduling, None if self._boundaries is None else self._boundaries[first : first + params.n])
         self._processors.append(processor)
 
     def _pass_on_limited(self, choice: int, delta: TextDelta) -> None:

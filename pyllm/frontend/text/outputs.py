@@ -59,14 +59,6 @@ class RequestOutput(msgspec.Struct):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
-class Request(NamedTuple):
-    """The prompt and the parameters of one request."""
-
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams
-    scheduling: SchedulingParams = DEFAULT_SCHEDULING
-
-
 class RequestProcessor:
     """The sink of one request's tokens: a detokenizer for each sample, and an abort where a stop string matches.
 
@@ -74,18 +66,23 @@ class RequestProcessor:
     samples under those after it.
     """
 
-    __slots__ = ("_asked", "_client", "_detokenizers", "_first_index", "_num_open", "_request", "_sink", "_token_text")
+    __slots__ = (
+        *("_client", "_detokenizers", "_first_index", "_num_open", "_params", "_prompt", "_request", "_sink"),
+        "_token_text",
+    )
 
     def __init__(
         self,
         client: EngineClient,
         tokenizer: "Tokenizer",
-        request: Request,
+        prompt: Sequence[int],
+        params: SamplingParams,
         sink: OutputSink[TextDelta],
+        *,
         first_index: int = 0,
     ) -> None:
-        prompt, params, _ = request
-        self._asked = request
+        self._prompt = prompt
+        self._params = params
         self._client = client
         self._first_index = first_index
         self._sink = sink
@@ -98,14 +95,15 @@ class RequestProcessor:
         self._num_open = params.n
         self._request: int  # the client's id for it, from `start` on
 
-    def start(self, boundaries: Sequence[Sequence[int]] | None = None) -> None:
+    def start(
+        self, scheduling: SchedulingParams = DEFAULT_SCHEDULING, boundaries: Sequence[Sequence[int]] | None = None
+    ) -> None:
         """Submit the request, once; raises as `EngineClient.submit` does.
 
         With `boundaries` no delta of a sample's text spans one of these counts of its tokens.
         """
-        prompt, params, scheduling = self._asked
         sink = self if boundaries is None else SegmentSink(self, boundaries)
-        self._request = self._client.submit_for_text(prompt, params, sink, scheduling)
+        self._request = self._client.submit_for_text(self._prompt, self._params, sink, scheduling)
 
     @property
     def finished(self) -> bool:

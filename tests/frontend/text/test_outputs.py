@@ -12,7 +12,6 @@ from pyllm.client.logprobs import Logprob
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.outputs import CompletionOutput, OutputFold, RequestOutput, RequestProcessor
-from pyllm.frontend.text.outputs import Request as Asked
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.parameters.sampling_params import RequestOutputKind, SamplingParams
 from pyllm.wire.messages import Abort, FinishCode, Rejected
@@ -25,7 +24,7 @@ class Request:
     def __init__(self, client: EngineClient, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self.changes = 0
         self.fold = OutputFold("req-1", "Hello", tokenizer.encode("Hello"), params, self._change)
-        self.processor = RequestProcessor(client, tokenizer, Asked(tokenizer.encode("Hello"), params), self.fold)
+        self.processor = RequestProcessor(client, tokenizer, tokenizer.encode("Hello"), params, self.fold)
         self.processor.start()
 
     def _change(self) -> None:
@@ -51,7 +50,7 @@ async def test_who_wants_only_the_end_takes_one_snapshot(tokenizer: Tokenizer) -
     taken: list[RequestOutput] = []
     params = SamplingParams(n=2)
     fold = OutputFold("req-1", None, [1], params, lambda: taken.append(fold.snapshot()) if fold.finished else None)
-    RequestProcessor(await connected(core), tokenizer, Asked([1], params), fold).start()
+    RequestProcessor(await connected(core), tokenizer, [1], params, fold).start()
     tokens = tokenizer.encode("Hello world")
     for position, token in enumerate(tokens):
         core.say_rows(*(Row(1, [token], position, sample, cached_tokens=1) for sample in range(2)))
@@ -134,7 +133,7 @@ async def test_log_probabilities_of_the_prompt_begin_with_its_second_token(token
     assert (len(prompt), before.prompt_logprobs) == (1, [None])
     params = SamplingParams(prompt_logprobs=0)
     fold = OutputFold("req-2", None, [5, 6, 7], params, lambda: None)
-    RequestProcessor(request.processor._client, tokenizer, Asked([5, 6, 7], params), fold).start()
+    RequestProcessor(request.processor._client, tokenizer, [5, 6, 7], params, fold).start()
     core.say_rows(Row(2, [6], -2, logprobs=[told(6, 0)]))
     first = fold.snapshot()
     core.say_rows(Row(2, [7, 8], -1, finish=FinishCode.LENGTH, logprobs=[told(7, 0), []]))
