@@ -51,21 +51,23 @@ class StreamedAnswer(EventStream):
     def __init__(self, generation: Generation, answer_format: AnswerFormat) -> None:
         super().__init__(generation, answer_format)
         self._gathers = generation.num_choices > 1
-        self._around: tuple[bytes, bytes] | None = None  # the only choice's text, once its first event is out
+        # The only choice's text, while each delta of it is written at once, from the first event on.
+        self._around: tuple[bytes, bytes] | None = None
 
     def delta(self, index: int, delta: TextDelta) -> None:
         """Write new text, or keep it for the next write."""
         channel = self._channel
         around = self._around
-        waits = channel.blocked or self._is_formatting or self._pending
-        if around is not None and delta.finish_reason is None and delta.logprobs is None and not waits:
+        if around is not None and delta.finish_reason is None and delta.logprobs is None and not channel.blocked:
             if delta.text:
                 channel.write(_encode(delta.text), around[0], around[1])
             return
+        waits = channel.blocked or self._is_formatting or self._pending
         if not self._gathers and not waits and not are_packed(delta.logprobs):
             self._write(self._answer_format.text(index, delta))
             self._around = self._answer_format.around(index)
             return
+        self._around = None
         self._gather(index, delta)
         self._flush_soon()
 

@@ -14,6 +14,7 @@ from pyllm.client.submission import room_for_output
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, StreamIdentity
 from pyllm.frontend.http.keep_alive import KeepAlive
+from pyllm.frontend.observability.metrics import RequestMetrics
 from pyllm.frontend.observability.request_log import OutputLog
 from pyllm.frontend.requests.prompt_batch import PromptBatch
 from pyllm.frontend.requests.request_context import RequestContext
@@ -78,7 +79,11 @@ class Generation(PromptBatch):
         self._unlimited: set[int] = set()  # choices whose text may go on, where the texts are limited
         self._output_log: OutputLog | None = None
         self._has_tokens = False
+        self._measured: list[
+            tuple[RequestMetrics, int]
+        ] = []  # of each choice its prompt's metrics, and its sample there
         self._sink: OutputSink[TextDelta]
+        self._pass_on: Callable[[int, TextDelta], None]  # chosen once, as each token goes this way
         self._processors: list[RequestProcessor] = []
 
     @property
@@ -88,14 +93,13 @@ class Generation(PromptBatch):
 
     def counts_of(self, choice: int) -> TokenCounts:
         """Tokens of one choice so far, and of its prompt."""
-        index, sample = divmod(choice, self._params.n)
-        metrics = self._metrics[index]
-        return TokenCounts(len(self._prompts[index]), metrics.num_tokens_of(sample), metrics.num_cached_tokens)
+        metrics, sample = self._measured[choice]
+        return TokenCounts(metrics.num_prompt_tokens, metrics.num_tokens_of(sample), metrics.num_cached_tokens)
 
     def seconds_of(self, choice: int) -> tuple[float, float]:
         """Seconds of a choice to its first token, and from that to its last one so far; 0 without tokens."""
-        index, sample = divmod(choice, self._params.n)
-        return self._metrics[index].seconds_of(sample)
+        metrics, sample = self._measured[choice]
+        return metrics.seconds_of(sample)
 
     @property
     def keep_alive(self) -> KeepAlive:
@@ -146,6 +150,7 @@ class Generation(PromptBatch):
         log = self._state.request_log
         if log.has_outputs:
             self._output_log = OutputLog(log, self._context.request_id)
+        self._pass_on = self._pass_on_watched if self._takes or log.has_outputs else sink.delta
         self._start()
 
     def run_aside(self, work: Callable[[], bytes], done: Callable[[bytes], None]) -> None:
@@ -158,8 +163,7 @@ class Generation(PromptBatch):
 
     def delta(self, index: int, delta: TextDelta) -> None:
         """Count a choice's new text, and pass it on."""
-        prompt, sample = divmod(index, self._params.n)
-        metrics = self._metrics[prompt]
+        metrics, sample = self._measured[index]
         if delta.start_times is not None:
             metrics.started(delta.start_times)
         if delta.tokens or (delta.finish_reason == "length" and not metrics.has_begun):  # the end of a prompt alone
@@ -174,12 +178,7 @@ class Generation(PromptBatch):
             self._choice_ended(delta.finish_reason)
             if delta.finish_reason == "deadline":
                 delta.finish_reason = "length"  # Clients know no other reason for an answer that ends early.
-        if self._output_log is not None:
-            self._output_log.add(index, delta)
-        if self._takes:
-            self._pass_on_limited(index, delta)
-        else:
-            self._sink.delta(index, delta)
+        self._pass_on(index, delta)
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
         """Pass on log-probabilities of a prompt, for each of its choices: they share it."""
@@ -200,12 +199,19 @@ class Generation(PromptBatch):
         if self._seed is not None:
             # Equal prompts are to have different answers, as they have with seeds that the client draws.
             params = msgspec.structs.replace(params, seed=(self._seed + index) % 2**64)
+        self._measured += [(self._metrics[index], sample) for sample in range(params.n)]
         client, tokenizer = self._state.client, self._state.tokenizer
         processor = RequestProcessor(client, tokenizer, self._prompts[index], params, self, first_index=first)
         processor.start(scheduling, None if self._boundaries is None else self._boundaries[first : first + params.n])
         self._processors.append(processor)
 
-    def _pass_on_limited(self, choice: int, delta: TextDelta) -> None:
+    def _pass_on_watched(self, choice: int, delta: TextDelta) -> None:
+        """Log the text and limit it, as far as the request asks for either."""
+        if self._output_log is not None:
+            self._output_log.add(choice, delta)
+        if not self._takes:
+            self._sink.delta(choice, delta)
+            return
         delta.text, is_all = self._takes[choice](delta.text)
         self._sink.delta(choice, delta)
         if choice in self._unlimited and (is_all or delta.finish_reason is not None):
