@@ -15,11 +15,11 @@ from pyllm import __version__
 from pyllm.frontend.admin.routes import admin_routes
 from pyllm.frontend.answers.idempotency import Idempotency
 from pyllm.frontend.anthropic.routes import count_tokens_route, messages_route
+from pyllm.frontend.edge.access_log import AccessLog, RouteNames
 from pyllm.frontend.edge.answer_headers import AnswerHeaders
 from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.edge.middleware import with_middleware
-from pyllm.frontend.edge.request_record import RequestRecord, RouteNames
 from pyllm.frontend.health import health_routes
 from pyllm.frontend.http.failure import describe
 from pyllm.frontend.http.openapi import openapi_document
@@ -114,7 +114,7 @@ def create_app(state: ServerState) -> ASGIApp:
         logging_config=None,
     )
     app = Gateway(Idempotency(AnswerHeaders(routes, state.metrics.ignored_fields), state), state)
-    recorded = RequestRecord(
+    recorded = AccessLog(
         with_middleware(app, state.server.middleware),
         RouteNames([route.path for route in routes.routes]),
         state.metrics.http,

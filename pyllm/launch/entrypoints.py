@@ -69,8 +69,8 @@ def _core_main(connection: Connection, *files: int) -> int:
 
     from pyllm.core import core_process
     from pyllm.core.executors.executor import Executor
-    from pyllm.core.executors.forked_workers import ForkedWorkers
     from pyllm.core.executors.inline import InlineExecutor
+    from pyllm.core.executors.local_workers import LocalWorkers
     from pyllm.core.executors.multiprocess import ProcessExecutor
     from pyllm.core.executors.ray_workers import RayWorkers
 
@@ -90,7 +90,7 @@ def _core_main(connection: Connection, *files: int) -> int:
             context,
             parent.advance,
             lambda restarts: parent.keep(Kept(workers=restarts)),
-            RayWorkers(config) if backend == "ray" else ForkedWorkers(config, host_memories),
+            RayWorkers(config) if backend == "ray" else LocalWorkers(config, host_memories),
         )
     else:
         executor = InlineExecutor(lambda: load_rank(config))

@@ -18,7 +18,7 @@ from pyllm._rust import Plan
 from pyllm.config.process_config import CoreConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.executors import worker_death
-from pyllm.core.executors.forked_workers import ForkedWorkers
+from pyllm.core.executors.local_workers import LocalWorkers
 from pyllm.core.executors.worker_source import PreparedRank, WorkerSource
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError, WrongSettingError
 from pyllm.supervision.child_process import ChildProcess, end
@@ -52,7 +52,7 @@ class ProcessExecutor:
         self._size = num_ranks(config.engine.parallel)
         self._progress = [0.0] * self._size
         self._ranks: list[ChildProcess] = []
-        self._source = source or ForkedWorkers(config)
+        self._source = source or LocalWorkers(config)
         self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
         self._steps: deque[tuple[int, asyncio.Future[Sampled]]] = deque()
         self._calls: dict[tuple[int, int], asyncio.Future[Any]] = {}

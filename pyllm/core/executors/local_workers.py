@@ -11,7 +11,7 @@ from pyllm.core.executors.worker_source import PreparedRank
 from pyllm.supervision.child_process import ChildProcess
 
 
-class ForkedWorkers:
+class LocalWorkers:
     """A `WorkerSource` of forks. Each start has its own files.
 
     `host_memories` are descriptors of memory that outlives workers and core, one per rank; none without a host pool.

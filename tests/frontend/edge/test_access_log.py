@@ -8,7 +8,7 @@ import pytest
 from litestar.types import Receive, Scope, Send
 
 from pyllm.config.server_settings import ServerConfig
-from pyllm.frontend.edge.request_record import RequestRecord, RouteNames
+from pyllm.frontend.edge.access_log import AccessLog, RouteNames
 from pyllm.frontend.observability.http_counts import HttpCounts
 from pyllm.frontend.requests.request_context import REQUEST_ID
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -75,11 +75,11 @@ async def test_the_access_log_has_each_request_with_its_id_and_no_probe(
 ) -> None:
     server = ServerConfig(access_log=True)
     async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer, server=server) as frontend:
-        with caplog.at_level(logging.INFO, "pyllm.frontend.edge.request_record"):
+        with caplog.at_level(logging.INFO, "pyllm.frontend.edge.access_log"):
             await frontend.http.post("/v1/completions?key=secret", json=BODY, headers={"x-request-id": "mine"})
             await frontend.http.get("/no%0Aline")
             await frontend.http.get("/health")
-    lines = [record for record in caplog.records if record.name.endswith("request_record")]
+    lines = [record for record in caplog.records if record.name.endswith("access_log")]
     assert [(record.request_id, record.fields["path"], record.fields["status"]) for record in lines] == [  # type: ignore[attr-defined]  # set by `extra`
         ("mine", "/v1/completions", 200),
         (lines[1].request_id, "/no%0Aline", 404),  # type: ignore[attr-defined]
@@ -93,7 +93,7 @@ async def test_there_is_no_access_log_unless_asked_for(tokenizer: Tokenizer, cap
     async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
         with caplog.at_level(logging.INFO):
             await frontend.http.post("/v1/completions", json=BODY)
-    assert not [record for record in caplog.records if record.name.endswith("request_record")]
+    assert not [record for record in caplog.records if record.name.endswith("access_log")]
 
 
 def test_names_of_routes() -> None:
@@ -113,13 +113,13 @@ async def test_the_access_log_has_the_id_of_a_request_that_got_no_answer(
     core = answering(tokenizer, "ok")
     core.paused = True
     server = ServerConfig(access_log=True, root_path=root_path)
-    with caplog.at_level(logging.INFO, "pyllm.frontend.edge.request_record"):
+    with caplog.at_level(logging.INFO, "pyllm.frontend.edge.access_log"):
         async with behind_uvicorn(core, tokenizer, server=server) as frontend:
             asking = asyncio.create_task(frontend.http.post(path, json=BODY, headers={"x-request-id": "mine"}))
             await until(lambda: core.sent(Submit))
             asking.cancel()
-            await until(lambda: [record for record in caplog.records if record.name.endswith("request_record")])
-    (line,) = [record for record in caplog.records if record.name.endswith("request_record")]
+            await until(lambda: [record for record in caplog.records if record.name.endswith("access_log")])
+    (line,) = [record for record in caplog.records if record.name.endswith("access_log")]
     assert (line.request_id, line.fields["status"]) == ("mine", 499)  # type: ignore[attr-defined]
 
 
@@ -130,8 +130,8 @@ async def test_the_access_log_has_the_id_of_a_request_that_failed_around_the_rou
         scope[REQUEST_ID] = "mine"  # type: ignore[typeddict-unknown-key]
         raise RuntimeError
 
-    record = RequestRecord(fail, RouteNames(()), HttpCounts(), is_logged=True)
+    record = AccessLog(fail, RouteNames(()), HttpCounts(), is_logged=True)
     scope = {"type": "http", "method": "GET", "path": "/x", "raw_path": b"/x", "client": None}
-    with caplog.at_level(logging.INFO, "pyllm.frontend.edge.request_record"), pytest.raises(RuntimeError):
+    with caplog.at_level(logging.INFO, "pyllm.frontend.edge.access_log"), pytest.raises(RuntimeError):
         await record(scope, None, None)  # type: ignore[arg-type]
     assert caplog.messages[0].endswith(" s, request mine")

@@ -43,7 +43,7 @@ class RouteNames:
         return next((name for pattern, name in self._patterns if pattern.fullmatch(path)), NO_ROUTE)
 
 
-class RequestRecord:
+class AccessLog:
     """An application whose requests are counted, and logged if `is_logged`."""
 
     def __init__(
