@@ -27,6 +27,11 @@ SUSPECT_PATIENCE = 10.0
 SUCCESSOR_PATIENCE = 120.0
 # Seconds in which a core that was sent `Reserve` should report it; no other core is asked meanwhile.
 ANSWER_PATIENCE = 2.0
+# The longest reservation in seconds. By then a core has not become free if some client has no other one. So it counts
+# as not reserved for as long again, and a different one is made free.
+MAX_RESERVATION = 30.0
+
+NEVER = float("-inf")
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +71,7 @@ class Core:
         self.num_reported_unsuspected = 0  # requests of all clients, in the last report
         self.probation_until = 0.0
         self._reserved_until = 0.0
+        self._last_end = NEVER  # the latest end of the reservation; a past one that ended so late counts for a rest
         self._was_freed = False  # whether it had only suspects at some time of its reservation
         self.suspects: dict[int, Stream] = {}
         self.emptied = asyncio.Event()  # set while it has none of this client's requests
@@ -93,6 +99,10 @@ class Core:
         """Whether only suspects go to it, if other cores can take the rest."""
         return now < self._reserved_until
 
+    def rests(self, now: float) -> bool:
+        """Whether it was reserved for `MAX_RESERVATION`, and cannot be again yet."""
+        return 0 <= now - self._last_end < MAX_RESERVATION
+
     def is_set_apart(self, now: float) -> bool:
         """Whether it is for suspects only. Other requests there are suspects that were cleared."""
         return now < self.probation_until or (self._was_freed and self.is_reserved(now))
@@ -104,9 +114,13 @@ class Core:
     def take_report(self, report: LoadReport, now: float) -> bool:
         """Take the core's report; returns whether a reservation begins."""
         self.num_reported_unsuspected = report.num_requests - report.num_lost_before
-        begins = report.reserved_for > 0 and not self.is_reserved(now)
+        begins = report.reserved_for > 0 and not self.is_reserved(now) and not self.rests(now)
+        if begins:
+            self._last_end = now + MAX_RESERVATION
+        elif not report.reserved_for and not self.rests(now):
+            self._last_end = NEVER
         self._was_freed = not self.has_unsuspected_requests or (self._was_freed and not begins)
-        self._reserved_until = now + report.reserved_for
+        self._reserved_until = min(now + report.reserved_for, self._last_end)
         return begins
 
     def begin(self, probation_until: float) -> None:
@@ -115,6 +129,7 @@ class Core:
         self.num_reported_unsuspected = 0
         self.probation_until = probation_until
         self._reserved_until = 0.0
+        self._last_end = NEVER
 
     def clear_suspects(self) -> bool:
         """Forget requests that are suspects no longer; returns whether any suspect is left."""
@@ -349,7 +364,7 @@ class Cores:
             return None
         usable = self._usable(stream)
         core = _first_reserved(usable, now)
-        if core is None and now >= self._asked_until and (core := _least_busy(usable)) is not None:
+        if core is None and now >= self._asked_until and (core := _least_busy(usable, now)) is not None:
             logger.warning("core %d is to be made free for requests that were lost with another one", core.index)
             self._asked_until = now + ANSWER_PATIENCE
         return core
@@ -385,10 +400,10 @@ def _first_reserved(usable: Sequence[Core], now: float) -> Core | None:
     return min((core for core in usable if core.is_reserved(now)), key=lambda core: core.epoch, default=None)
 
 
-def _least_busy(usable: Sequence[Core]) -> Core | None:
+def _least_busy(usable: Sequence[Core], now: float) -> Core | None:
     """The core that can be freed soonest, mostly the same one for all clients; `_first_reserved` settles the rest.
 
-    None if no other core could take its requests.
+    None if no other core could take its requests, or all rest.
     """
-    able = usable if len(usable) > 1 else []
+    able = [core for core in usable if not core.rests(now)] if len(usable) > 1 else []
     return min(able, key=lambda core: (core.num_unsuspected, core.epoch), default=None)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm.client.client import EngineClient
-from pyllm.client.cores import EVACUATION_DELAY
+from pyllm.client.cores import EVACUATION_DELAY, MAX_RESERVATION, Core
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
@@ -289,7 +289,23 @@ async def test_a_core_that_was_free_is_for_suspects_from_the_first_one_on() -> N
     await world.finish()
 
 
-async def test_a_core_stays_for_a_client_that_has_no_other_one() -> None:
+async def test_what_is_never_cleared_keeps_a_core_for_a_time_only() -> None:
+    world = World()
+    _, second = await two_clients_of_three_cores(world)
+    world.live(EVACUATION_DELAY + MAX_RESERVATION - 2.0)
+    for prompt in (400, 500):
+        world.submit(second, prompt)
+    assert world.cores[1].prompts() == [100, 150]
+    world.live(2.0 + RESERVATION)
+    # Suspects of one's own keep it from one's own requests, as ever; a third client has none.
+    third = await world.add_client(1, 2)
+    for prompt in (600, 700):
+        world.submit(third, prompt)
+    assert world.cores[1].prompts() == [100, 150, 600]
+    world.close()
+
+
+async def test_a_core_stays_for_a_client_that_has_no_other_one_and_another_is_made_free_later() -> None:
     world = World()
     third = await world.add_client(1)
     world.submit(third, 250)
@@ -302,7 +318,23 @@ async def test_a_core_stays_for_a_client_that_has_no_other_one() -> None:
     assert [core.prompts() for core in world.cores[1:]] == [[250], [200, 210]]
     world.submit(third, 260)
     assert world.cores[1].prompts() == [250, 260]
-    world.close()
+    world.live(MAX_RESERVATION + RESERVATION)
+    assert world.cores[1].prompts() == [200, 210, 250, 260]
+    assert world.cores[2].suspects() == [100, 110]
+    await world.finish()
+
+
+def test_only_a_core_that_was_reserved_for_the_longest_time_rests() -> None:
+    core = Core(0, "")
+    for end in (5.0, MAX_RESERVATION):
+        for now in range(int(end)):
+            assert core.take_report(LoadReport(1, 0, 1, b"", b"", 0, RESERVATION), now) == (now == 0)
+            assert core.is_reserved(now)
+        core.take_report(LoadReport(1, 0, 1, b"", b"", 0, RESERVATION if end == MAX_RESERVATION else 0.0), end)
+        assert not core.is_reserved(end)
+        assert core.rests(end) == (end == MAX_RESERVATION)
+    assert not core.take_report(LoadReport(1, 0, 1, b"", b"", 0, RESERVATION), 2 * MAX_RESERVATION - 1)
+    assert core.take_report(LoadReport(1, 0, 1, b"", b"", 0, RESERVATION), 2 * MAX_RESERVATION), "it may begin again"
 
 
 async def test_of_two_reserved_cores_all_clients_use_the_same_one_where_there_is_no_third() -> None:
