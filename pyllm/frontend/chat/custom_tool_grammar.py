@@ -21,21 +21,26 @@ _STRING = r'"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1f
 _NAME = r"_?[A-Za-z][\w-]*"
 _PIECE = re.compile(
     rf"""
-    \s+ | (?:\#|//)[^\n]* | ->\s*[\w-]+  # whitespace, comments and the names of alternatives
+    (?P<gap>\s+ | (?:\#|//)[^\n]* | ->\s*[\w-]+)  # whitespace, comments and the names of alternatives
     | (?P<first>{_STRING})\s*\.\.\s*(?P<last>{_STRING})
     | (?P<string>{_STRING})(?P<case>i?)
-    | /(?P<regex>(?:\\.|[^/\\])+)/(?P<flags>[imsu]*(?![a-z]))
+    | /(?P<regex>(?:\\.|[^/\\])+)/(?P<flags>[a-z]*)
     | %import\s+common\.(?P<imported>\w+)(?:[ \t]*->[ \t]*(?P<alias>{_NAME}))?
     | [!?]{{0,2}}(?P<defined>{_NAME})(?:\.-?[0-9]+)?[ \t]*:(?!:)
     | (?P<name>{_NAME})
     | ~\s*(?P<least>[0-9]+)(?:\s*\.\.\s*(?P<most>[0-9]+))?
-    | (?P<operator>[|()\[\]*+?] | \{{[0-9]+(?:,[0-9]*)?\}})
-    | (?P<refused>%\w* | <[^<>\s]+> | @[\w-]+ | :: | .)
+    | (?P<braces>\{{[0-9]+(?:,[0-9]*)?\}})
+    | (?P<operator>[|()\[\]*+?])
+    | (?P<refused>%\w* | <[^<>\s]+> | @[\w-]+ | __[\w-]* | :: | .)
     """,
     re.VERBOSE | re.DOTALL,
 )
 _HEX_ESCAPE = re.compile(r"(\\\\)|\\x(..)")
-_OPERATORS = {"(": "(?:", "[": "(?:", "]": ")?"}
+_OPERATORS = {"[": "(?:", "]": ")?"}
+_GROUP_ENDS = {"(": ")", "(?:": ")?"}
+# The parts of a regex that `_checked` looks at.
+_CHECKED = re.compile(r"\\.|\[\^?\]?|\]|\(\?<?[=!]|[()^$]|\{(?P<least>[0-9]{1,9}),(?P<most>[0-9]{1,9})\}", re.DOTALL)
+_ASSERTIONS = {"^", "$", r"\A", r"\z", r"\b", r"\B", r"\<", r"\>", "(?=", "(?!", "(?<=", "(?<!"}
 # In a pattern these classes would be those of ASCII.
 _UNICODE = {"d": r"\p{Nd}", "D": r"\P{Nd}", "w": r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]"}
 _UNICODE["W"] = _UNICODE["w"].replace("[", "[^", 1)
@@ -116,6 +121,7 @@ def lark_regex(definition: str) -> str:
         for rule in TopologicalSorter(names).static_order():
             if rule not in rules:
                 raise _refusal(f"the name {rule}, which has no definition,", "define it")
+            _check_groups(rules[rule])
             size += sum(len(regexes[part] if isinstance(part, _Name) else part) for part in rules[rule])
             if size > MAX_GRAMMAR_BYTES:
                 raise _refusal(f"a definition that grows beyond {MAX_GRAMMAR_BYTES} bytes as a regex", "shorten it")
@@ -135,18 +141,41 @@ class _Name(str):
 
 def _rules(definition: str) -> dict[str, list[str]]:
     """The parts of each rule's regex."""
-    parts: list[str] = []
-    rules = {"": parts}  # whatever precedes the first definition
+    rules: dict[str, list[str]] = {}
+    parts: list[str] | None = None  # of the rule that the next piece may continue
+    is_new_line = False
     for piece in _PIECE.finditer(definition):
-        if piece["defined"] is not None:
-            parts = rules[piece["defined"]] = []
-        elif piece["imported"] is not None:
+        if piece["gap"] is not None:
+            is_new_line |= "\n" in piece["gap"]
+            continue
+        if name := piece["defined"] or piece["alias"] or piece["imported"]:
+            if name in rules:
+                raise _refusal(f"a second definition of {name}")
+            parts = rules[name] = []
+        if piece["imported"] is not None:
             if (common := _COMMON.get(piece["imported"])) is None:
                 raise _refusal(f"the import of {piece['imported']}")
-            rules[piece["alias"] or piece["imported"]] = [_without_nul(common)]
-        else:
-            parts.append(_part(piece))
+            rules[name].append(_without_nul(common))
+            parts = None
+        elif piece["defined"] is None:
+            part = _part(piece)
+            if parts is None or (is_new_line and part != "|"):
+                raise _refusal(f"{piece[0][:40]}, which is part of no rule,", "begin its line with | or a rule's name")
+            parts.append(part)
+        is_new_line = False
     return rules
+
+
+def _check_groups(parts: list[str]) -> None:
+    """Refuse a rule in which a parenthesis or bracket is not closed, or not opened."""
+    ends: list[str] = []
+    for part in parts:
+        if part in _GROUP_ENDS:
+            ends.append(_GROUP_ENDS[part])
+        elif part in _GROUP_ENDS.values() and (not ends or ends.pop() != part):
+            raise _refusal("an unopened ) or ]")
+    if ends:
+        raise _refusal("an unclosed ( or [", "close it")
 
 
 def _part(piece: re.Match[str]) -> str:
@@ -164,13 +193,15 @@ def _part(piece: re.Match[str]) -> str:
     if piece["string"] is not None:
         return f"(?{piece['case']}:{_without_nul(re.escape(_text(piece['string'])))})"
     if piece["regex"] is not None:
-        regex = _without_nul(piece["regex"])
+        if unknown := piece["flags"].strip("imsu"):
+            raise _refusal(f"the regex flag {unknown[0]}")
+        regex = piece["regex"] if "m" in piece["flags"] else _without_anchors(piece["regex"])
+        regex = _without_nul(_checked(regex))
         regex = re.sub(r"\\(.)", lambda found: _UNICODE.get(found[1], found[0]), regex, flags=re.DOTALL)
         return f"(?{piece['flags']}:{regex})"
-    if piece["least"] is not None:
-        return f"{{{piece['least']},{piece['most'] or piece['least']}}}"
-    operator = piece["operator"] or ""
-    return _OPERATORS.get(operator, operator)
+    if piece["operator"] is not None:
+        return _OPERATORS.get(piece["operator"], piece["operator"])
+    return _checked(piece["braces"] or f"{{{piece['least']},{piece['most'] or piece['least']}}}")
 
 
 def _text(string: str) -> str:
@@ -181,10 +212,35 @@ def _text(string: str) -> str:
 
 def _whole(regex: str) -> str:
     """A regex that matches whole texts, with ASCII classes."""
-    whole = regex.removeprefix("^")
-    if re.search(r"(?<!\\)(?:\\\\)*\$\Z", whole):
-        whole = whole[:-1]
-    return _without_nul(with_ascii_classes(whole))
+    return _without_nul(with_ascii_classes(_checked(_without_anchors(regex))))
+
+
+def _without_anchors(regex: str) -> str:
+    """A regex without the anchors at its ends, which say nothing where it matches whole texts."""
+    regex = regex.removeprefix("^")
+    return regex[:-1] if re.search(r"(?<!\\)(?:\\\\)*\$\Z", regex) else regex
+
+
+def _checked(regex: str) -> str:
+    """The regex itself; refuses assertions, groups and classes that are not closed, and counts in the wrong order."""
+    num_groups = num_classes = 0  # open ones
+    for found in _CHECKED.finditer(regex):
+        piece = found[0]
+        if piece[0] == "[":
+            num_classes += 1
+        elif num_classes:
+            num_classes -= piece == "]"
+        elif piece in _ASSERTIONS:
+            raise _refusal(f"the assertion {piece} in a regex")
+        elif piece == ")" and num_groups == 0:
+            raise _refusal("an unopened ) in a regex")
+        elif found["least"] is not None and int(found["least"]) > int(found["most"]):
+            raise _refusal(f"the repetition {piece}, whose first count is the greater one,")
+        else:
+            num_groups += (piece == "(") - (piece == ")")
+    if num_groups or num_classes:
+        raise _refusal(f"an unclosed {'[' if num_classes else '('} in a regex", "close it")
+    return regex
 
 
 def _without_nul(regex: str) -> str:

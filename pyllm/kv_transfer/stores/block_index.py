@@ -13,7 +13,8 @@ from pyllm.kv_transfer.stores.segment import Place, Segment
 class BlockIndex:
     """The segment of each block. Of two equal blocks it knows the one in the newer segment, which is evicted later.
 
-    Only the index changes `places`, `live_bytes`, `num_readers`, `is_gone` and `runs` of a segment.
+    Only the index changes `places`, `live_bytes`, `num_readers`, `is_gone` and `runs` of a segment. It sets `fd` to -1
+    when it closes the file.
     """
 
     def __init__(self, files: Files) -> None:
@@ -90,5 +91,6 @@ class BlockIndex:
             self._drop(segment, place)
 
     def _close_if_unread(self, segment: Segment) -> None:
-        if segment.is_gone and segment.num_readers == 0:
-            self._files.close(segment.fd)
+        if segment.is_gone and segment.num_readers == 0 and segment.fd != -1:
+            fd, segment.fd = segment.fd, -1  # A second close could close another file that has the number now.
+            self._files.close(fd)

@@ -36,8 +36,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_evicted: int = 0  # blocks that this process evicted
     loaded_bytes: int = 0
     saved_bytes: int = 0
-    load_seconds: float = 0.0  # within `load`, of all threads together
-    save_seconds: float = 0.0
+    load_seconds: float = 0.0  # within `load`, of all threads together, with calls that fail or time out
+    save_seconds: float = 0.0  # within `save`, likewise
     capacity_bytes: int = 0  # 0: the store has no bound of its own
     used_bytes: int = 0  # taken from the medium, with those of dead blocks
     live_bytes: int = 0

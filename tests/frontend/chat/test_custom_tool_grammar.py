@@ -155,7 +155,31 @@ def test_all_parts_of_lark_that_can_be_written_so() -> None:
         ('start: %json {"type": "object"}', "%json"),
         ('start: "a" }', "grammar }"),
         ('start: "a"{2', "grammar {"),
-        ("start: /a/x", "an unclosed /"),
+        ("start: /a/x", "regex flag x"),
+        ('start: __x\n__x: "a"', "grammar __x"),
+        ("start: /a/il", "regex flag l"),
+        ('start: "a"\nstart: "b"', "second definition of start"),
+        ('start: LF\n%import common.LF\nLF: "a"', "second definition of LF"),
+        ('start: "a"\n  "b"', 'grammar "b", which is part of no rule'),
+        ('start: ("a"\n)', r"grammar \), which is part of no rule"),
+        ('"x"\nstart: "a"', 'grammar "x", which is part of no rule'),
+        ('start: LF\n%import common.LF\n | "a"', r"grammar \|, which is part of no rule"),
+        ("start: /a$b/", r"assertion \$"),
+        ("start: /a^b/", r"assertion \^"),
+        ("start: /^a/m", r"assertion \^"),
+        (r"start: /\bfoo/", r"assertion \\b"),
+        (r"start: /o\B/", r"assertion \\B"),
+        ("start: /(?=a)b/", r"assertion \(\?="),
+        ("start: /(?<!a)b/", r"assertion \(\?<!"),
+        ("start: (", r"unclosed \("),
+        ('start: "a" )', r"unopened \)"),
+        ('start: ["a")', r"unopened \)"),
+        ("start: /(a/ /b)/", r"unclosed \( in a regex"),
+        ("start: /a)(b/", r"unopened \) in a regex"),
+        ("start: /[a/", r"unclosed \[ in a regex"),
+        ('start: "a"~3..2', r"repetition \{3,2\}"),
+        ('start: "a"{3,2}', r"repetition \{3,2\}"),
+        ("start: /a{3,2}/", r"repetition \{3,2\}"),
         (r"start: /a\x00/", r"U\+0000"),
         (r'start: "\u0000"', r"U\+0000"),
         ('start: "ab".."c"', "range"),
@@ -173,6 +197,26 @@ def test_what_cannot_be_written_so_is_refused_by_name(definition: str, what: str
     with pytest.raises(RequestError, match=what) as error:
         lark_regex(definition)
     assert error.value.parameter == "tools"
+
+
+@pytest.mark.parametrize("regex", ["a^b", "a$b", r"\bfoo", "(?!a)b", "(a", "a)", "a{3,2}"])
+def test_a_regex_that_no_call_can_follow_is_refused(regex: str) -> None:
+    with pytest.raises(RequestError, match="in a custom tool's grammar"):
+        input_schema(InputFormat("regex", regex))
+
+
+@pytest.mark.parametrize(
+    ("definition", "text"),
+    [
+        ('start: "b"\n\n // a comment\n | "a"', "a"),
+        ('start: "b" /^a$/', "ba"),
+        (r"start: /[$^(][^)^]\^\$[[:^alpha:]$]{2,3}/", "^(^$$$1"),
+        ("start: /[]()][^]]/", ")["),
+    ],
+)
+def test_what_is_like_a_refused_part_is_accepted(definition: str, text: str) -> None:
+    assert accepts_in_call(definition, text)
+    assert not accepts_in_call(definition, text + "#")
 
 
 @settings(max_examples=cases(200))

@@ -122,6 +122,17 @@ def test_free_runs_are_what_lies_between_blocks(path: Path) -> None:
     assert segment.free_runs() == [5 * size]
 
 
+def test_a_second_removal_closes_no_other_file(path: Path) -> None:
+    segment = new_segment(path)
+    index = BlockIndex(SystemFiles())
+    number = segment.fd
+    index.remove(segment)
+    other = new_segment(path)
+    assert other.fd == number
+    index.remove(segment)
+    assert other.scan() == []
+
+
 @pytest.mark.parametrize("position", range(HEADER_BYTES + 3))
 def test_each_byte_of_a_header_but_its_state_is_checked(position: int) -> None:
     header = new_header(b"key", 60, checksum(memoryview(b"value")), "long")
