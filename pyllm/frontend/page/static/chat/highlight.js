@@ -34,7 +34,7 @@ export function highlighted(code, language, isOpen) {
 }
 
 async function load() {
-  loading ??= import("../vendor/highlight.js");
+  loading ??= import("../vendor/highlight.js").finally(() => (loading = null)); // A failed load is tried again.
   hljs = (await loading).default;
   for (const [languageName, names] of Object.entries(SIMILAR)) hljs.registerAliases(names, { languageName });
 }
