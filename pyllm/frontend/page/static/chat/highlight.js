@@ -17,7 +17,7 @@ const SIMILAR = {
 const MAX_LENGTH = 50_000;
 // From each sign of such a word, and each of so many empty lines, the search for an end would read the rest.
 const ENDLESS = /[\w$]{200}|(?:[ \t]*\n){50}/;
-const MAX_KNOWN = 200;
+const MAX_KNOWN = 50;
 
 let loading = null;
 let hljs = null;
