@@ -26,14 +26,14 @@ class Response(msgspec.Struct, frozen=True):
     """A server's response; `body` is JSON."""
 
     status_code: int
-    request_id: str = ""
+    request_id: str | None = None
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the file: a response, whatever its status, or an error, the reason for a missing response."""
 
-    id: str
+    id: str = ""
     custom_id: str
     response: Response | None
     error: Any = None

@@ -90,7 +90,8 @@ class RequestSender:
             text = f"status {response.status_code} with a body that is no JSON: {response.text[:_SHOWN]!r}"
             return _failure(custom_id, "invalid_response", text)
         request_id = response.headers.get("x-request-id", "")
-        return Answer(_id(), custom_id, Response(response.status_code, request_id, msgspec.Raw(body)))
+        answered = Response(response.status_code, request_id, msgspec.Raw(body))
+        return Answer(id=_id(), custom_id=custom_id, response=answered)
 
 
 class _Waits:
@@ -109,7 +110,7 @@ class _Waits:
 
 
 def _failure(custom_id: str, code: str, message: str) -> Answer:
-    return Answer(_id(), custom_id, None, {"code": code, "message": message})
+    return Answer(id=_id(), custom_id=custom_id, response=None, error={"code": code, "message": message})
 
 
 def _id() -> str:

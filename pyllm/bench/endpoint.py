@@ -187,4 +187,4 @@ async def _models(endpoint: Endpoint) -> list[str]:
         except UnreachableError:
             raise
         except PyllmError as error:
-            raise PyllmError(f"{error}: or give --model") from None
+            raise PyllmError(f"{error}; or name the model by --model") from None

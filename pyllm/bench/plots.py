@@ -34,7 +34,7 @@ def latency_plots(curves: Mapping[str, Sequence[float]]) -> list[Panel]:
 
 
 def knee_plots(rates: Sequence[float], good: Sequence[float]) -> list[Panel]:
-    """The share of good requests at each rate, which rises."""
+    """The share of good requests at each rate; rates rise."""
     return [Panel("Good requests by rate", "requests/s", "%", rates, [100 * share for share in good])] * bool(rates)
 
 

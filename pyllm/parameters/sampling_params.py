@@ -310,7 +310,7 @@ class SamplingParams(
             vllm_parameters.refuse_other_values(_FIXED, dict(zip(_FIXED, _FIXED_OF(self), strict=True)))
 
     def _read_lists(self) -> None:
-        for name in ("stop", "bad_words", "stop_token_ids"):
+        for name in ("stop", "bad_words", "stop_token_ids", *_SEQUENCES):
             if getattr(self, name) is None:
                 setattr(self, name, ())
         for name, given in zip(_LISTS, _LISTS_OF(self), strict=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from pyllm.errors import PyllmError
+from pyllm.errors import PyllmError, RequestError
 from pyllm.terminal_chat.answers import FIELD_NAMES, AnswerPiece, Fields, Message, checked
 
 if TYPE_CHECKING:
@@ -110,12 +110,13 @@ class ChatSession:
         try:
             content = path.read_bytes()
             messages = [msgspec.to_builtins(message) for message in msgspec.json.decode(content, type=_Saved).messages]
+            body = msgspec.json.decode(content)
+            fields = checked({name: body.get(name) for name in FIELD_NAMES})
         except OSError as error:
             raise PyllmError(f"cannot read {path}: {error.strerror}") from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RequestError) as error:
             raise PyllmError(f"{path} is no saved conversation: {error}") from None
-        body = msgspec.json.decode(content)
-        self.fields = checked({name: body.get(name) for name in FIELD_NAMES})
+        self.fields = fields
         self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
         self.messages = messages
         self.unanswered = None

@@ -14,7 +14,7 @@ from pyllm.wire.server_address import error_text
 from pyllm.wire.server_trust import DEFAULT_TRUST, ServerTrust, connection_advice
 
 KEY_ADVICE = "give the server's key by --api-key or OPENAI_API_KEY"
-SHORT_TIMEOUT = 60.0  # seconds, of requests that compute nothing
+SHORT_TIMEOUT = httpx2.Timeout(60.0, connect=10.0)  # seconds, of requests that compute nothing
 REFUSED_KEY = frozenset({httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN})
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -14,7 +14,8 @@ IDS = {"a", "b", "c"}
 
 
 def answer(custom_id: str, status: int = 200) -> Answer:
-    return Answer(f"batch_req_{custom_id}", custom_id, Response(status, "r", msgspec.Raw(b'{"text":"\xc3\xbc"}')))
+    response = Response(status, "r", msgspec.Raw(b'{"text":"\xc3\xbc"}'))
+    return Answer(id=f"batch_req_{custom_id}", custom_id=custom_id, response=response)
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -25,7 +26,7 @@ def test_lines_are_those_of_openai(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with AnswerFile(path, IDS) as answers:
         answers.append(answer("a"))
-        answers.append(Answer("batch_req_b", "b", None, {"code": "connection_lost", "message": "why"}))
+        answers.append(Answer(custom_id="b", response=None, error={"code": "connection_lost", "message": "why"}))
         answers.append(answer("c", 400))
         assert (answers.answered, answers.num_failed) == (IDS, 2)
     first, second, third = lines(path)
@@ -53,6 +54,13 @@ def test_a_whole_line_without_its_end_stays_and_a_part_of_one_goes(tmp_path: Pat
         assert answers.answered == {"a"}
         answers.append(answer("b"))
     assert [line["custom_id"] for line in lines(path)] == ["a", "b"]
+
+
+def test_answers_of_other_programs_need_no_ids(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"custom_id": "a", "response": {"status_code": 200, "request_id": null, "body": {}}}\n')
+    with AnswerFile(path, IDS) as answers:
+        assert answers.answered == {"a"}
 
 
 def test_zeros_that_a_loss_of_power_left_go(tmp_path: Path) -> None:

@@ -218,7 +218,8 @@ def test_beam_search_goes_with_what_it_can_honour() -> None:
 
 
 def test_defaults_are_vllms() -> None:
-    params = SamplingParams(stop=None, stop_token_ids=None, bad_words=None)
+    nothing = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids", "reasoning_start_token_ids")
+    params = SamplingParams(**dict.fromkeys(nothing))
     assert (params.max_tokens, params.stop_strings, params.detokenize) == (16, (), True)
     assert params.output_kind is RequestOutputKind.CUMULATIVE
     assert SamplingParams(logprobs=True, prompt_logprobs=True).logprobs == 1  # type: ignore[arg-type]  # as in vLLM

@@ -190,9 +190,12 @@ async def test_only_saved_conversations_are_written_over_and_read(tmp_path: Path
     assert path.read_text() == "mine"
     assert ["is no saved conversation" in error for error in display.errors] == [True, True, False]
     assert "cannot write" in display.errors[2]
-    path.write_text('{"messages": [], "temperature": 1000}')
-    _, _, display, _ = await run([f"/load {path}"])
-    assert "from 0 to 100" in display.errors[0]
+    not_utf8 = b'{"messages": [{"role": "user", "content": "\xff"}]}'
+    for content, error in ((b'{"messages": [], "temperature": 1000}', "from 0 to 100"), (not_utf8, "utf-8")):
+        path.write_bytes(content)
+        _, _, display, _ = await run([f"/load {path}"])
+        assert f"{path} is no saved conversation: " in display.errors[0]
+        assert error in display.errors[0]
 
 
 async def chat_on(

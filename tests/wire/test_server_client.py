@@ -8,6 +8,7 @@ from pyllm.wire.server_client import UnreachableError, decode_chunk, list_models
 def client_of(answer: httpx2.Response | Exception) -> httpx2.AsyncClient:
     def handle(request: httpx2.Request) -> httpx2.Response:
         assert request.url == "http://host/openai/v1/models"
+        assert request.extensions["timeout"]["connect"] == 10
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -6,8 +6,8 @@ from typing import Any
 from pyllm.errors import RequestError
 from pyllm.frontend.anthropic.protocol import (
     Block,
-    CountTokensRequest,
     InputMessage,
+    PromptRequest,
     ThinkingParam,
     ToolChoiceParam,
 )
@@ -27,7 +27,7 @@ _READABLE = frozenset({"search_result", "compaction"})
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def conversation_of(request: CountTokensRequest, ignore: Ignore) -> Conversation:
+def conversation_of(request: PromptRequest, ignore: Ignore) -> Conversation:
     """The conversation of a request. The answer continues a last message of the assistant.
 
     Raises:
@@ -196,7 +196,7 @@ def _system(content: str | list[Block], ignore: Ignore) -> str:
     return "\n".join(_users_text(block, f"system.{index}") for index, block in enumerate(content))
 
 
-def _tools(request: CountTokensRequest, ignore: Ignore) -> Iterator[Tool]:
+def _tools(request: PromptRequest, ignore: Ignore) -> Iterator[Tool]:
     for index, tool in enumerate(request.tools or []):
         if tool.type not in (None, "custom"):
             ignore_server_tool(tool.type, f"tools.{index}", ignore)

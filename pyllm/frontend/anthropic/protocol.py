@@ -99,8 +99,8 @@ class Metadata(Struct, kw_only=True):
     user_id: str | None = None
 
 
-class CountTokensRequest(SampledRequest, kw_only=True):
-    """`POST /v1/messages/count_tokens`: a request for an answer, or its prompt alone. Sampling has no effect here."""
+class PromptRequest(SampledRequest, kw_only=True):
+    """A conversation, and the fields that change its prompt."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
     system: str | list[Block] | None = None
@@ -117,7 +117,11 @@ class CountTokensRequest(SampledRequest, kw_only=True):
     speed: Hint = "standard"
 
 
-class MessagesRequest(CountTokensRequest, kw_only=True):
+class CountTokensRequest(PromptRequest, kw_only=True):
+    """`POST /v1/messages/count_tokens`. Sampling has no effect here."""
+
+
+class MessagesRequest(PromptRequest, kw_only=True):
     """`POST /v1/messages`: the prompt, and how to answer it."""
 
     max_tokens: Annotated[int, declared("Most tokens of the answer.", ge=1)]

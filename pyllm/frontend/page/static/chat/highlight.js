@@ -17,7 +17,7 @@ const SIMILAR = {
 const MAX_LENGTH = 50_000;
 // From each sign of such a word, and each of so many empty lines, the search for an end would read the rest.
 const ENDLESS = /[\w$]{200}|(?:[ \t]*\n){50}/;
-const MAX_KNOWN = 200;
+const MAX_KNOWN = 50;
 
 let loading = null;
 let hljs = null;
@@ -34,7 +34,7 @@ export function highlighted(code, language, isOpen) {
 }
 
 async function load() {
-  loading ??= import("../vendor/highlight.js");
+  loading ??= import("../vendor/highlight.js").finally(() => (loading = null)); // A failed load is tried again.
   hljs = (await loading).default;
   for (const [languageName, names] of Object.entries(SIMILAR)) hljs.registerAliases(names, { languageName });
 }
