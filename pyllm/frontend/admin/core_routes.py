@@ -36,12 +36,12 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
     """The routes, for one server; `errors` are the errors of a route below /admin whose requests have no body."""
     cores = state.cores
 
-    @get("/cores", sync_to_thread=False, summary="The cores that take requests", responses=errors)
+    @get("/admin/cores", sync_to_thread=False, summary="The cores that take requests", responses=errors)
     def list_cores() -> CoreStatusList:
         return CoreStatusList(cores.status())
 
     @post(
-        "/cores",
+        "/admin/cores",
         status_code=201,
         summary="Send requests to another core, too; it must give the same tokens as the others",
         responses=ERROR_RESPONSES,
@@ -51,7 +51,7 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
         return CoreStatusList(cores.status())
 
     @delete(
-        "/cores/{index:str}",
+        "/admin/cores/{index:str}",
         status_code=202,
         summary="Let a core leave, which ends when its requests have; what still runs after `timeout` seconds (by "
         "default --shutdown-timeout) goes on on another one",
@@ -67,6 +67,6 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
 
 
 # Litestar's own answer would list the methods of only one handler of this path.
-@route("/cores", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
+@route("/admin/cores", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
 def _tell_methods() -> Response[None]:
     return Response(None, status_code=204, headers={"Allow": "GET, OPTIONS, POST"})
