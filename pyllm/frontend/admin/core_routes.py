@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-from litestar import Response, delete, get, post, route
+from litestar import delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody, QueryParameter
@@ -63,10 +63,4 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
         await cores.remove(int(index), state.server.shutdown_timeout if timeout is None else timeout)
         return CoreStatusList(cores.status())
 
-    return [_tell_methods, list_cores, add_core, remove_core]
-
-
-# Litestar's own answer would list the methods of only one handler of this path.
-@route("/admin/cores", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
-def _tell_methods() -> Response[None]:
-    return Response(None, status_code=204, headers={"Allow": "GET, OPTIONS, POST"})
+    return [list_cores, add_core, remove_core]

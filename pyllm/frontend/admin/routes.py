@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Request, Response, get, patch, post, route
+from litestar import Request, Response, get, patch, post
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -188,7 +188,6 @@ def admin_routes(state: ServerState) -> list[HTTPRouteHandler]:
         list_crashes,
         list_tenants,
         list_decisions,
-        _tell_methods,
         show_config,
         change_config,
         reload,
@@ -198,15 +197,8 @@ def admin_routes(state: ServerState) -> list[HTTPRouteHandler]:
     ]
     # A Router would set the guard, too, but Litestar copies all that a Router holds when an application takes it.
     for handler in handlers:
-        if handler.http_methods != {"OPTIONS"}:
-            handler.guards = [admins_only]
+        handler.guards = [admins_only]
     return handlers
-
-
-# Litestar's own answer would list the methods of only one handler of this path.
-@route("/admin/config", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
-def _tell_methods() -> Response[None]:
-    return Response(None, status_code=204, headers={"Allow": "GET, OPTIONS, PATCH"})
 
 
 def _refusal(has_admin: bool) -> str:

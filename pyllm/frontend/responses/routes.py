@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-from litestar import Request, Response, delete, get, post, route
+from litestar import Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
@@ -155,11 +155,10 @@ def responses_routes(state: ServerState) -> list[HTTPRouteHandler]:
         return page_of(record.input, {name: request.query_params[name] for name in request.query_params})
 
     return [
-        _tell_methods,
-        create_response,
-        _count_route(state, store),
         show_response,
         delete_response,
+        create_response,
+        _count_route(state, store),
         cancel_response,
         list_input_items,
     ]
@@ -182,13 +181,6 @@ def _count_route(state: ServerState, store: ResponseStore) -> HTTPRouteHandler:
         return InputTokens(len(await state.chat.encode(conversation, context.ignore)))
 
     return count_input_tokens
-
-
-# Litestar's own answer would list the methods of only one handler of this path.
-@route("/v1/responses/{response_id:str}", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
-def _tell_methods(response_id: FromPath[str]) -> Response[None]:
-    del response_id
-    return Response(None, status_code=204, headers={"Allow": "DELETE, GET, OPTIONS"})
 
 
 def _field_names(request: ResponsesRequest) -> dict[str, str]:
