@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, cast
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Response, get
+from litestar import MediaType, Request, Response, get
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.routes import HTTPRoute
@@ -23,6 +23,7 @@ from pyllm.frontend.edge.middleware import with_middleware
 from pyllm.frontend.health import health_routes
 from pyllm.frontend.http.failure import describe
 from pyllm.frontend.http.openapi import openapi_document
+from pyllm.frontend.http.routes_app import RoutesApp
 from pyllm.frontend.http.unknown_routes import explain_method, explain_unknown_route
 from pyllm.frontend.llama_cpp.routes import infill_route
 from pyllm.frontend.mistral.routes import fim_route
@@ -85,14 +86,14 @@ def create_app(state: ServerState) -> ASGIApp:
     def show_document() -> Response[bytes]:
         return Response(document(), media_type=MediaType.JSON)
 
-    routes = Litestar(
+    routes = RoutesApp(
         route_handlers=[
             *by_field.values(),
             invocations_route(by_field),
             infill_route(state),
             fim_route(state),
-            models_routes(state),
-            responses_routes(state),
+            *models_routes(state),
+            *responses_routes(state),
             messages_route(state),
             count_tokens_route(state),
             tokenize_route(state),
@@ -100,7 +101,7 @@ def create_app(state: ServerState) -> ASGIApp:
             tokenizer_info_route(state),
             *health_routes(state),
             *server_info_routes(state),
-            admin_routes(state),
+            *admin_routes(state),
             version,
             show_metrics,
             show_history,
@@ -130,7 +131,9 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     failure = describe(error)
     method, path = request.scope["method"], request.scope["path"]
     if isinstance(error, MethodNotAllowedException):
-        failure = msgspec.structs.replace(failure, text=explain_method(method, path, failure.allow))
+        # Litestar's order is that of a set.
+        allow = ", ".join(sorted(failure.allow.split(", "), key=lambda name: (name == "OPTIONS", name)))
+        failure = msgspec.structs.replace(failure, text=explain_method(method, path, allow), allow=allow)
     elif isinstance(error, NotFoundException):
         known = [route.path_format for route in request.app.routes if isinstance(route, HTTPRoute)]
         failure = msgspec.structs.replace(failure, text=explain_unknown_route(method, path, known))

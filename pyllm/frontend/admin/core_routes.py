@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-from litestar import Response, delete, get, post, route
+from litestar import delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody, QueryParameter
@@ -36,12 +36,12 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
     """The routes, for one server; `errors` are the errors of a route below /admin whose requests have no body."""
     cores = state.cores
 
-    @get("/cores", sync_to_thread=False, summary="The cores that take requests", responses=errors)
+    @get("/admin/cores", sync_to_thread=False, summary="The cores that take requests", responses=errors)
     def list_cores() -> CoreStatusList:
         return CoreStatusList(cores.status())
 
     @post(
-        "/cores",
+        "/admin/cores",
         status_code=201,
         summary="Send requests to another core, too; it must give the same tokens as the others",
         responses=ERROR_RESPONSES,
@@ -51,7 +51,7 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
         return CoreStatusList(cores.status())
 
     @delete(
-        "/cores/{index:str}",
+        "/admin/cores/{index:str}",
         status_code=202,
         summary="Let a core leave, which ends when its requests have; what still runs after `timeout` seconds (by "
         "default --shutdown-timeout) goes on on another one",
@@ -63,10 +63,4 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
         await cores.remove(int(index), state.server.shutdown_timeout if timeout is None else timeout)
         return CoreStatusList(cores.status())
 
-    return [_tell_methods, list_cores, add_core, remove_core]
-
-
-# Litestar's own answer would list the methods of only one handler of this path.
-@route("/cores", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
-def _tell_methods() -> Response[None]:
-    return Response(None, status_code=204, headers={"Allow": "GET, OPTIONS, POST"})
+    return [list_cores, add_core, remove_core]

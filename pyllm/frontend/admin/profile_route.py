@@ -49,7 +49,7 @@ def profile_route(state: ServerState) -> HTTPRouteHandler:
     """The route, for one server."""
 
     @post(
-        "/profile",
+        "/admin/profile",
         status_code=200,
         summary="Record the next steps of the core that `core` names, or of the first that is ready: the time of each "
         "op on each rank, or a Chrome trace",

@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Request, Response, Router, get, patch, post, route
+from litestar import Request, Response, get, patch, post
 from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, QueryParameter
-from litestar.types import HTTPScope
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
@@ -82,26 +81,26 @@ class Reloaded(msgspec.Struct):
     has_tls: bool
 
 
-def admin_routes(state: ServerState) -> Router:
+def admin_routes(state: ServerState) -> list[HTTPRouteHandler]:
     """The routes, for one server."""
     client = state.client
 
     @get(
-        "/requests",
+        "/admin/requests",
         summary=f"All requests and what each waits for; also the last that ended; {OF_ALL}",
         responses=_LOOKUP_ERRORS,
     )
     async def list_requests(limit: Limit = 100, core: CoreIndex = None) -> RequestList:
         return RequestList(await _in_time(client.requests(limit, core=core)))
 
-    @get("/requests/{name:str}", summary="The requests of one id", responses=_LOOKUP_ERRORS)
+    @get("/admin/requests/{name:str}", summary="The requests of one id", responses=_LOOKUP_ERRORS)
     async def show_request(name: FromPath[str]) -> RequestList:
         found = await _in_time(client.requests(name=name))
         if not found:
             raise UnknownRequestError(name)
         return RequestList(found)
 
-    @get("/blocks", summary=f"The blocks of the KV cache by owner, {OF_ALL}", responses=_LOOKUP_ERRORS)
+    @get("/admin/blocks", summary=f"The blocks of the KV cache by owner, {OF_ALL}", responses=_LOOKUP_ERRORS)
     async def show_blocks(core: CoreIndex = None) -> BlockReport:
         owners, stats = await _in_time(client.block_owners(core=core)), await _in_time(client.stats(core))
         return BlockReport(
@@ -117,28 +116,28 @@ def admin_routes(state: ServerState) -> Router:
             host_prefix_hits=stats["host_prefix_hits"],
         )
 
-    @get("/processes", summary="What each process and each card does", responses=_LOOKUP_ERRORS)
+    @get("/admin/processes", summary="What each process and each card does", responses=_LOOKUP_ERRORS)
     async def show_processes() -> Samples:
         return await asyncio.to_thread(state.sampler.sample)
 
-    @get("/crashes", summary="Records of the last crashes", responses=_LOOKUP_ERRORS)
+    @get("/admin/crashes", summary="Records of the last crashes", responses=_LOOKUP_ERRORS)
     async def list_crashes() -> CrashList:
         return CrashList(await asyncio.to_thread(list_records, Path(state.crash_folder)) if state.crash_folder else [])
 
-    @get("/tenants", summary=f"What each tenant has had, and what waits; {OF_ALL}", responses=_LOOKUP_ERRORS)
+    @get("/admin/tenants", summary=f"What each tenant has had, and what waits; {OF_ALL}", responses=_LOOKUP_ERRORS)
     async def list_tenants(core: CoreIndex = None) -> TenantList:
         return TenantList(await _in_time(client.tenants(core=core)))
 
-    @get("/decisions", summary=f"What the last steps decided, {OF_ONE}", responses=_LOOKUP_ERRORS)
+    @get("/admin/decisions", summary=f"What the last steps decided, {OF_ONE}", responses=_LOOKUP_ERRORS)
     async def list_decisions(limit: Limit = 100, core: CoreIndex = None) -> DecisionList:
         return DecisionList(await _in_time(client.decisions(limit, core=core)))
 
-    @get("/config", summary="The settings that can change while the engine runs", responses=_LOOKUP_ERRORS)
+    @get("/admin/config", summary="The settings that can change while the engine runs", responses=_LOOKUP_ERRORS)
     async def show_config() -> dict[str, Any]:
         return await _in_time(client.reconfigure())
 
     @patch(
-        "/config",
+        "/admin/config",
         summary="Change some of them, on all cores; all stay where one is refused",
         responses=ERROR_RESPONSES,
         opt={BODY: {"type": "object", "description": "Settings of GET /admin/config, with their new values."}},
@@ -152,7 +151,7 @@ def admin_routes(state: ServerState) -> Router:
         return await _in_time(client.reconfigure(**changes))
 
     @post(
-        "/reload",
+        "/admin/reload",
         status_code=200,
         sync_to_thread=False,
         summary="Read the file of API keys and the certificate again, in all API processes",
@@ -178,35 +177,28 @@ def admin_routes(state: ServerState) -> Router:
 
     def admins_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         del handler
-        is_asked_for_methods = cast("HTTPScope", connection.scope)["method"] == "OPTIONS"
-        if not is_asked_for_methods and context_in(connection.scope).role != "admin":
+        if context_in(connection.scope).role != "admin":
             raise ForbiddenError(_refusal(state.keys.has_admin))
 
-    below_admin = Router(
-        "/admin",
-        route_handlers=[
-            list_requests,
-            show_request,
-            show_blocks,
-            show_processes,
-            list_crashes,
-            list_tenants,
-            list_decisions,
-            _tell_methods,
-            show_config,
-            change_config,
-            reload,
-            profile_route(state),
-            *core_routes(state, _LOOKUP_ERRORS),
-        ],
-    )
-    return Router("/", guards=[admins_only], route_handlers=[below_admin, reset_prefix_cache])
-
-
-# Litestar's own answer would list the methods of only one handler of this path.
-@route("/config", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
-def _tell_methods() -> Response[None]:
-    return Response(None, status_code=204, headers={"Allow": "GET, OPTIONS, PATCH"})
+    handlers = [
+        list_requests,
+        show_request,
+        show_blocks,
+        show_processes,
+        list_crashes,
+        list_tenants,
+        list_decisions,
+        show_config,
+        change_config,
+        reload,
+        profile_route(state),
+        *core_routes(state, _LOOKUP_ERRORS),
+        reset_prefix_cache,
+    ]
+    # A Router would set the guard, too, but Litestar copies all that a Router holds when an application takes it.
+    for handler in handlers:
+        handler.guards = [admins_only]
+    return handlers
 
 
 def _refusal(has_admin: bool) -> str:

@@ -2,7 +2,8 @@
 
 import time
 
-from litestar import Router, get
+from litestar import get
+from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
@@ -11,7 +12,7 @@ from pyllm.frontend.requests.server_state import ServerState, check_model
 from pyllm.frontend.text.fill_in_the_middle import can_fill_middle
 
 
-def models_routes(state: ServerState) -> Router:
+def models_routes(state: ServerState) -> list[HTTPRouteHandler]:
     """The routes, for one server."""
     model = state.client.model
     created = int(time.time())
@@ -33,14 +34,16 @@ def models_routes(state: ServerState) -> Router:
         for name in state.model_names
     }
 
-    @get("/", sync_to_thread=False, summary="List the models of this server", responses=LOOKUP_ERROR_RESPONSES)
+    @get("/v1/models", sync_to_thread=False, summary="List the models of this server", responses=LOOKUP_ERROR_RESPONSES)
     def list_models() -> ModelList:
         return ModelList(list(cards.values()))
 
-    @get("/{model_id:path}", sync_to_thread=False, summary="Describe a model", responses=LOOKUP_ERROR_RESPONSES)
+    @get(
+        "/v1/models/{model_id:path}", sync_to_thread=False, summary="Describe a model", responses=LOOKUP_ERROR_RESPONSES
+    )
     def show_model(model_id: FromPath[str]) -> ModelCard:
         name = model_id.removeprefix("/")  # An id may contain slashes, and a path begins with one.
         check_model(state, name)
         return cards[name]
 
-    return Router("/v1/models", route_handlers=[list_models, show_model])
+    return [list_models, show_model]

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-from litestar import Request, Response, Router, delete, get, post, route
+from litestar import Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
@@ -63,13 +63,13 @@ _FIELD_NAMES = {
 _LOOKUP_ERRORS = {**LOOKUP_ERROR_RESPONSES, 400: LOOKUP_ERROR_RESPONSES[404]}
 
 
-def responses_routes(state: ServerState) -> Router:
+def responses_routes(state: ServerState) -> list[HTTPRouteHandler]:
     """The routes, for one server."""
     model = state.client.model
     store = ResponseStore(state.shared if state.server.max_stored_responses else None)
 
     @post(
-        "/",
+        "/v1/responses",
         status_code=200,
         summary="Answer an input, and keep the answer for the next one",
         responses={200: ResponseSpec(protocol.Response), **ERROR_RESPONSES},
@@ -106,14 +106,16 @@ def responses_routes(state: ServerState) -> Router:
         await store.put(ResponseRecord(response, items), owner)
         return cast("ASGIApp", Response(response))  # Litestar makes the application of it.
 
-    @get("/{response_id:str}", summary="Fetch a stored response", responses=_LOOKUP_ERRORS)
+    @get("/v1/responses/{response_id:str}", summary="Fetch a stored response", responses=_LOOKUP_ERRORS)
     async def show_response(request: AnyRequest, response_id: FromPath[str]) -> protocol.Response:
         for name in request.query_params:
             if name not in ("include", "include[]"):
                 raise RequestError(f"{name} is not supported; leave it out", name)
         return (await store.get(response_id, context_of(request).tenant)).response
 
-    @delete("/{response_id:str}", status_code=200, summary="Delete a stored response", responses=_LOOKUP_ERRORS)
+    @delete(
+        "/v1/responses/{response_id:str}", status_code=200, summary="Delete a stored response", responses=_LOOKUP_ERRORS
+    )
     async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> DeletedResponse:
         await store.delete(response_id, context_of(request).tenant)
         if (run := store.running.get(response_id)) is not None:
@@ -121,7 +123,7 @@ def responses_routes(state: ServerState) -> Router:
         return DeletedResponse(response_id)
 
     @post(
-        "/{response_id:str}/cancel",
+        "/v1/responses/{response_id:str}/cancel",
         status_code=200,
         summary="End a response that runs in the background",
         responses=_LOOKUP_ERRORS,
@@ -143,7 +145,7 @@ def responses_routes(state: ServerState) -> Router:
         return response
 
     @get(
-        "/{response_id:str}/input_items",
+        "/v1/responses/{response_id:str}/input_items",
         summary="List what a stored response answers",
         responses=_LOOKUP_ERRORS,
         opt={QUERY: PAGE_QUERY},
@@ -152,20 +154,19 @@ def responses_routes(state: ServerState) -> Router:
         record = await store.get(response_id, context_of(request).tenant)
         return page_of(record.input, {name: request.query_params[name] for name in request.query_params})
 
-    handlers = [
-        create_response,
-        _count_route(state, store),
+    return [
         show_response,
         delete_response,
+        create_response,
+        _count_route(state, store),
         cancel_response,
         list_input_items,
     ]
-    return Router("/v1/responses", route_handlers=[_tell_methods, *handlers])
 
 
 def _count_route(state: ServerState, store: ResponseStore) -> HTTPRouteHandler:
     @post(
-        "/input_tokens",
+        "/v1/responses/input_tokens",
         status_code=200,
         summary="Count the tokens of an input",
         responses={200: ResponseSpec(InputTokens), **ERROR_RESPONSES},
@@ -180,13 +181,6 @@ def _count_route(state: ServerState, store: ResponseStore) -> HTTPRouteHandler:
         return InputTokens(len(await state.chat.encode(conversation, context.ignore)))
 
     return count_input_tokens
-
-
-# Litestar's own answer would list the methods of only one handler of this path.
-@route("/{response_id:str}", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
-def _tell_methods(response_id: FromPath[str]) -> Response[None]:
-    del response_id
-    return Response(None, status_code=204, headers={"Allow": "DELETE, GET, OPTIONS"})
 
 
 def _field_names(request: ResponsesRequest) -> dict[str, str]:

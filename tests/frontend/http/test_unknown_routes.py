@@ -50,7 +50,9 @@ async def test_a_404_says_the_path_and_what_was_meant(method: str, path: str, sa
 async def test_a_405_says_what_the_route_takes(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         response = await frontend.http.get("/v1/completions")
+        several = await frontend.http.put("/admin/cores")
     assert (response.status_code, response.headers["allow"]) == (405, "POST, OPTIONS")
+    assert (several.status_code, several.headers["allow"]) == (405, "GET, POST, OPTIONS")
     assert response.json()["error"]["message"] == "/v1/completions does not take GET, but POST."
 
 
