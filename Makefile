@@ -63,7 +63,7 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	cargo fmt --check
-	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	+cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	$(BIN)/python -m tests.words
 
 types: setup
@@ -71,8 +71,8 @@ types: setup
 	$(BIN)/stubtest pyllm._rust pyllm_kernels._cpu
 
 rust-test: setup
-	cargo test --quiet --locked --workspace --tests
-	cargo test --quiet --locked --workspace --doc
+	+cargo test --quiet --locked --workspace --tests
+	+cargo test --quiet --locked --workspace --doc
 
 # A process of xdist that crashes ends the run and names the test: after a restart, xdist would wait for ever for the rest.
 PYTEST = $(BIN)/pytest --numprocesses logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
