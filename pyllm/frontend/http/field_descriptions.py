@@ -44,6 +44,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "tool_choice": "Whether tools are called: auto, none, required, or one by its name.",
     "MessagesRequest.tool_choice": "Whether tools are called: auto, any, none, or one by its name.",
     "CountTokensRequest.tool_choice": "As in /v1/messages.",
+    "ProfileRequest.format": "A table of ops, or a trace for a viewer.",
     "parallel_tool_calls": "Whether one answer may have several calls.",
     "documents": "Documents for chat templates that read them.",
     "tokens": "Token ids of the model.",
