@@ -15,8 +15,6 @@ from pyllm.errors import ConfigError, PyllmError
 if TYPE_CHECKING:
     import httpx2
 
-CONNECT_TIMEOUT = 10.0
-
 
 class Totals(msgspec.Struct, frozen=True):
     """Totals of a run that took `seconds`."""
@@ -25,10 +23,6 @@ class Totals(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     num_output_tokens: int
     seconds: float
-
-
-class _ModelDescription(msgspec.Struct):
-    chat_template_notice: str = ""
 
 
 def check_template(requests: RequestFile, answers: AnswerFile, notice: str) -> None:
@@ -45,7 +39,7 @@ def check_template(requests: RequestFile, answers: AnswerFile, notice: str) -> N
 async def run_batch(
     requests: RequestFile, answers: AnswerFile, http: "httpx2.AsyncClient", max_concurrency: int
 ) -> Totals:
-    """Send all requests that have no answer yet, and close the client. A failed request gets an answer with the reason.
+    """Send all requests that have no answer yet, over a client. A failed request gets an answer with the reason.
 
     Raises:
         ConfigError: the server has none of the models that the requests name, or refuses the key, or its model has no
@@ -54,31 +48,32 @@ async def run_batch(
     """
     from tqdm import tqdm
 
+    from pyllm.wire.server_client import describe_model
+
     tqdm.monitor_interval = 0  # No thread of its own.
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
     left = _left(requests, answers)
     pending = iter(left)
     before, start, sender = len(answers.answered), time.perf_counter(), RequestSender(http)
     with tqdm(total=len(requests.requests), initial=before, unit="request", dynamic_ncols=True, disable=None) as bar:
-        async with http:
-            await _check_models(http, requests)
-            check_template(requests, answers, await _template_notice(http))
+        await _check_models(http, requests)
+        check_template(requests, answers, (await describe_model(http)).chat_template_notice)
 
-            async def work() -> None:
-                for request in pending:  # All workers share the iterator: each takes the next request.
-                    answers.append(await sender.send(request.custom_id, request.url, requests.body(request)))
-                    seconds = time.perf_counter() - start
-                    prompt, output = sender.num_prompt_tokens / seconds, sender.num_output_tokens / seconds
-                    rates = f"input: {prompt:,.0f} tokens/s, output: {output:,.0f} tokens/s"
-                    bar.set_postfix_str(rates, refresh=False)
-                    bar.update(1)
+        async def work() -> None:
+            for request in pending:  # All workers share the iterator: each takes the next request.
+                answers.append(await sender.send(request.custom_id, request.url, requests.body(request)))
+                seconds = time.perf_counter() - start
+                prompt, output = sender.num_prompt_tokens / seconds, sender.num_output_tokens / seconds
+                rates = f"input: {prompt:,.0f} tokens/s, output: {output:,.0f} tokens/s"
+                bar.set_postfix_str(rates, refresh=False)
+                bar.update(1)
 
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(max_concurrency, len(left))):
-                        group.create_task(work())
-            except ExceptionGroup as errors:  # The others are the same error, or follow from it.
-                raise errors.exceptions[0] from None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(max_concurrency, len(left))):
+                    group.create_task(work())
+        except ExceptionGroup as errors:  # The others are the same error, or follow from it.
+            raise errors.exceptions[0] from None
     seconds = time.perf_counter() - start
     return Totals(len(answers.answered) - before, sender.num_prompt_tokens, sender.num_output_tokens, seconds)
 
@@ -98,19 +93,6 @@ async def _check_models(http: "httpx2.AsyncClient", requests: RequestFile) -> No
             f"{requests.path} asks for the model {min(requests.models)!r}, and the server has {min(served)!r}: change "
             f"the requests, or serve it by that name (--served-model-name {min(requests.models)})"
         )
-
-
-async def _template_notice(http: "httpx2.AsyncClient") -> str:
-    """The server's reason why its model takes no messages; empty if it gives none."""
-    import httpx2
-
-    from pyllm.wire.server_client import SHORT_TIMEOUT
-
-    try:
-        response = await http.get("/model_info", timeout=SHORT_TIMEOUT)
-        return msgspec.json.decode(response.content, type=_ModelDescription).chat_template_notice
-    except (httpx2.TransportError, msgspec.DecodeError):
-        return ""  # Another server, or one that the first request will report.
 
 
 def _left(requests: RequestFile, answers: AnswerFile) -> list[BatchRequest]:

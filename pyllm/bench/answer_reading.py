@@ -96,7 +96,7 @@ def _read(exchange: Exchange) -> tuple[list[float], float, Usage | None]:
             break
         try:
             chunk = decode_chunk(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PyllmError(f"a chunk is no chunk of a completion: {error}") from error
         if chunk.error is not None:
             raise PyllmError(f"an error in the stream: {error_text(msgspec.json.encode(chunk.error))}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyllm import log
 from pyllm.batch.answer_file import AnswerFile
-from pyllm.batch.batch_run import CONNECT_TIMEOUT, check_template, run_batch
+from pyllm.batch.batch_run import check_template, run_batch
 from pyllm.batch.request_file import RequestFile, WrongLinesError
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
@@ -107,12 +107,12 @@ def run(options: argparse.Namespace) -> int:
         async def work(address: str, count: int, socket: str = "") -> None:
             import httpx2
 
-            from pyllm.wire.server_client import open_client
+            from pyllm.wire.server_client import CONNECT_TIMEOUT, open_client
 
             timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
             key = server_key(options.server_key) if base_url else ""
-            http = open_client(address, key, trust, timeout, max_connections=count, socket=socket)
-            totals = await run_batch(requests, answers, http, count)
+            async with open_client(address, key, trust, timeout, max_connections=count, socket=socket) as http:
+                totals = await run_batch(requests, answers, http, count)
             rate = totals.num_output_tokens / totals.seconds
             print(
                 f"{totals.num_answered} requests answered in {totals.seconds:.1f} s, {rate:,.0f} output tokens/s: "

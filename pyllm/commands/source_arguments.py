@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pyllm import log
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
@@ -110,11 +112,12 @@ def serves_models(address: str) -> bool:
     """Whether a server at the address lists models without a key."""
     import httpx2
 
+    from pyllm.wire.server_client import model_names
+
     try:
         response = httpx2.get(f"{address}/v1/models", timeout=_LOOK_SECONDS, trust_env=False)
-        models = response.json()["data"] if response.status_code == httpx2.codes.OK else []
-        return bool(models) and all(isinstance(model["id"], str) for model in models)
-    except (httpx2.HTTPError, ValueError, KeyError, TypeError):
+        return response.status_code == httpx2.codes.OK and bool(model_names(response.content))
+    except (httpx2.HTTPError, msgspec.DecodeError, UnicodeDecodeError):
         return False
 
 

@@ -93,7 +93,7 @@ class ChatSession:
         if path.exists():
             try:
                 msgspec.json.decode(path.read_bytes(), type=_Saved)
-            except (OSError, msgspec.DecodeError):
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
                 raise PyllmError(f"{path} is there and is no saved conversation: choose another name") from None
         body = {"model": self.source.model, "messages": self._with_system(self.messages), **self.fields}
         try:

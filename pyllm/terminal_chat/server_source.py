@@ -14,19 +14,24 @@ import msgspec
 from pyllm.errors import ConfigError, PyllmError, RequestError
 from pyllm.terminal_chat.answers import AnswerPiece, Fields, Message
 from pyllm.wire.server_address import error_message, server_address
-from pyllm.wire.server_client import Delta, check_status, decode_chunk, list_models, open_client, unreachable
+from pyllm.wire.server_client import (
+    CONNECT_TIMEOUT,
+    Delta,
+    check_status,
+    decode_chunk,
+    describe_model,
+    list_models,
+    open_client,
+    unreachable,
+)
 from pyllm.wire.server_trust import DEFAULT_TRUST, ServerTrust
 
 # Seconds before each attempt to resume a stream; every event resets the attempts.
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)
 # A server may compute a long prompt without sending a byte.
-TIMEOUT = httpx2.Timeout(10.0, read=600.0)
+TIMEOUT = httpx2.Timeout(CONNECT_TIMEOUT, read=600.0)
 
 _SHOWN_CHARACTERS = 300  # of an event that cannot be read
-
-
-class _ModelDescription(msgspec.Struct):
-    has_chat_template: bool = True
 
 
 class ServerSource:
@@ -65,7 +70,7 @@ class ServerSource:
         Raises:
             PyllmError: the server cannot be reached, requires a key, has no models, or is pyllm's and cannot chat.
         """
-        if for_chat and not await self._has_chat_template():
+        if for_chat and not (await describe_model(self._client)).has_chat_template:
             from pyllm.frontend.text.templates import no_chat_template
 
             raise PyllmError(no_chat_template(f"the model at {self._address}"))
@@ -100,14 +105,6 @@ class ServerSource:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
-
-    async def _has_chat_template(self) -> bool:
-        """Whether the model has one, as a pyllm server reports; True for other servers."""
-        try:
-            response = await self._client.get("/model_info")
-            return msgspec.json.decode(response.content, type=_ModelDescription).has_chat_template
-        except (httpx2.TransportError, msgspec.DecodeError):
-            return True  # The next request reports the problem, if there is one.
 
     async def _events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[str, None]:
         """The data of each event up to `[DONE]`, over several connections if the stream breaks."""

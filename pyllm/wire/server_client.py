@@ -14,7 +14,8 @@ from pyllm.wire.server_address import error_text
 from pyllm.wire.server_trust import DEFAULT_TRUST, ServerTrust, connection_advice
 
 KEY_ADVICE = "give the server's key by --api-key or OPENAI_API_KEY"
-SHORT_TIMEOUT = httpx2.Timeout(60.0, connect=10.0)  # seconds, of requests that compute nothing
+CONNECT_TIMEOUT = 10.0  # seconds
+SHORT_TIMEOUT = httpx2.Timeout(60.0, connect=CONNECT_TIMEOUT)  # of requests that compute nothing
 REFUSED_KEY = frozenset({httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN})
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -63,6 +64,13 @@ class Chunk(msgspec.Struct):
     choices: list[Choice] | None = None
     usage: Usage | None = None
     error: Any = None
+
+
+class ModelDescription(msgspec.Struct):
+    """A pyllm server's words on its model's chat template; the defaults are those of other servers."""
+
+    has_chat_template: bool = True
+    chat_template_notice: str = ""
 
 
 class _Model(msgspec.Struct):
@@ -121,11 +129,29 @@ async def list_models(client: httpx2.AsyncClient) -> list[str]:
     try:
         response = await client.get("/v1/models", timeout=SHORT_TIMEOUT)
         await check_status(response)
-        return [model.id for model in msgspec.json.decode(response.content, type=_Models).data]
+        return model_names(response.content)
     except httpx2.TransportError as error:
         raise unreachable(client.base_url, error) from None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise PyllmError(f"{response.url} lists no models: it is no OpenAI-compatible server") from None
+
+
+def model_names(body: bytes) -> list[str]:
+    """The names in an answer of `/v1/models`.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError: it lists no models.
+    """
+    return [model.id for model in msgspec.json.decode(body, type=_Models).data]
+
+
+async def describe_model(client: httpx2.AsyncClient) -> ModelDescription:
+    """The description of the server's model. A problem of the server is left to the next request."""
+    try:
+        response = await client.get("/model_info", timeout=SHORT_TIMEOUT)
+        return msgspec.json.decode(response.content, type=ModelDescription)
+    except (httpx2.TransportError, msgspec.DecodeError, UnicodeDecodeError):
+        return ModelDescription()
 
 
 async def check_status(response: httpx2.Response) -> None:

@@ -79,6 +79,12 @@ def test_a_failure_is_named(answer: Exchange, error: str) -> None:
     assert error in read_answer(0, 0.0, answer).error
 
 
+def test_bytes_that_are_no_text_are_a_failure_of_their_request() -> None:
+    answer = exchange(text("a"))
+    answer.pieces[0] = 1.0, b'data: {"choices": [{"text": "\xff"}]}\n\n'
+    assert read_answer(0, 0.0, answer).error.startswith("a chunk is no chunk of a completion: 'utf-8' codec")
+
+
 def test_an_error_of_the_server_is_its_message() -> None:
     answer = Exchange()
     answer.status, answer.pieces = 429, [(1.0, b'{"error": {"message": "too many"}}')]

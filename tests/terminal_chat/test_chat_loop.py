@@ -196,6 +196,9 @@ async def test_only_saved_conversations_are_written_over_and_read(tmp_path: Path
         _, _, display, _ = await run([f"/load {path}"])
         assert f"{path} is no saved conversation: " in display.errors[0]
         assert error in display.errors[0]
+    _, _, display, _ = await run([f"/save {path}"])
+    assert f"{path} is there and is no saved conversation" in display.errors[0]
+    assert path.read_bytes() == not_utf8
 
 
 async def chat_on(

@@ -30,6 +30,7 @@ async def test_the_names_of_models() -> None:
         (httpx2.Response(404, text="none"), RequestError, "answered 404: none"),
         (httpx2.Response(500, text="bad"), PyllmError, "answered 500: bad"),
         (httpx2.Response(200, text="<html>"), PyllmError, "lists no models: it is no OpenAI-compatible server"),
+        (httpx2.Response(200, content=b'{"data": [{"id": "\xff"}]}'), PyllmError, "lists no models"),
     ],
 )
 async def test_a_server_without_models_is_an_error(
