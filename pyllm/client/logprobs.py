@@ -29,7 +29,7 @@ class PackedEntries(Mapping[int, Logprob]):
     __slots__ = ("_columns", "_unpacked", "token_text")
 
     def __init__(self, ids: "memoryview[int]", values: "memoryview[float]", ranks: "memoryview[int]") -> None:
-        self.token_text: Callable[[int], str | None] = _no_text
+        self.token_text: Callable[[int], str | None] = no_text
         self._columns = ids, values, ranks
         self._unpacked: dict[int, Logprob] | None = None
 
@@ -139,5 +139,5 @@ def likeliest(entries: LogprobEntries, count: int) -> Sequence[tuple[int, Logpro
     return sorted(entries.items(), key=lambda entry: (-entry[1].logprob, entry[0]))[:count]
 
 
-def _no_text(token: int) -> None:
-    """No text, where there is no tokenizer."""
+def no_text(token: int) -> None:
+    """No text of a token, where there is no tokenizer, or a request wants token ids alone."""

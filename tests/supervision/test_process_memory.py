@@ -58,7 +58,7 @@ def test_clean_are_private_pages_of_files_that_were_never_changed() -> None:
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch's is called."""
+    """An error with the name of torch's."""
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def runner(model: str) -> "ModelRunner":
 
 @pytest.fixture(scope="session")
 def expected(model: str) -> list[list[int]]:
-    """Of each prompt, the tokens that transformers continues it with."""
+    """The tokens with which transformers continues each prompt."""
     from tests.workers.continuations import continuations
 
     return continuations(model)

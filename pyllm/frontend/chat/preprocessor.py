@@ -21,7 +21,7 @@ from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
 from pyllm.frontend.text.json_schemas import Ignore
 from pyllm.frontend.text.prompt_encoder import PromptEncoder, RefusePrompt
-from pyllm.frontend.text.sampling_texts import resolve_texts_aside
+from pyllm.frontend.text.sampling_texts import add_stop_tokens, resolve_texts_aside
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.parameters.sampling_params import SamplingParams
@@ -167,9 +167,8 @@ class ChatPreprocessor:
 
     def _keep_to_harmony(self, params: SamplingParams, conversation: Conversation, has_grammar: bool) -> None:
         """Apply a format to the final message only, and also stop at the tokens that end a turn in Harmony."""
-        token_ids = [token for stop in HARMONY_STOPS if (token := self._tokenizer.added_token_id(stop)) is not None]
         if not params.ignore_eos:
-            params.stop_token_ids = tuple(dict.fromkeys([*(params.stop_token_ids or ()), *token_ids]))
+            add_stop_tokens(params, self._tokenizer, HARMONY_STOPS)
         if params.structured_outputs is None or has_grammar or conversation.continue_final_message:
             return
         assert params.structured_outputs.grammar is not None

@@ -21,7 +21,6 @@ from pyllm.frontend.chat.parsers.parsed_pieces import (
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.openai.chunks import ChunkFormat
 from pyllm.frontend.openai.logprobs import chat_logprobs, prompt_logprobs, token_names
-from pyllm.frontend.openai.parameters import wants_usage
 from pyllm.frontend.openai.protocol import (
     AssistantMessage,
     ChatChoice,
@@ -53,6 +52,7 @@ _FUNCTION, _CUSTOM = "function", "custom"
 class ChatFormat(ChunkFormat):
     """The answer to one request, whose text is shown as it is."""
 
+    _CHUNK, _ID_PREFIX, _OBJECT = ChatChunk, "chatcmpl", "chat.completion.chunk"
     _chunk: ChatChunk
 
     def __init__(
@@ -63,16 +63,7 @@ class ChatFormat(ChunkFormat):
         prepared: Prepared,
         counts_of: Callable[[int], TokenCounts] | None,
     ) -> None:
-        chunk = ChatChunk(
-            id=f"chatcmpl-{context.request_id}",
-            object="chat.completion.chunk",
-            created=context.created,
-            model=state.model_name,
-            choices=[],
-            usage=None if wants_usage(request) else UNSET,
-            system_fingerprint=state.system_fingerprint,
-        )
-        super().__init__(chunk, request.return_token_ids is True, counts_of)
+        super().__init__(state, context, request, counts_of)
         params = prepared.params
         self._prompt = prepared.prompts[0]
         self._role = state.server.response_role

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -9,8 +10,11 @@ from msgspec import UNSET, Struct
 from pyllm.client.logprobs import LogprobEntries
 from pyllm.frontend.http.failure import Failure
 from pyllm.frontend.openai.error_format import error_response
-from pyllm.frontend.openai.protocol import ChatChunk, Completion, Usage
+from pyllm.frontend.openai.parameters import wants_usage
+from pyllm.frontend.openai.protocol import ChatChunk, Completion, GenerationRequest, Usage
 from pyllm.frontend.requests.generation import TokenCounts
+from pyllm.frontend.requests.request_context import RequestContext
+from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.detokenizer import TextDelta
 
 _TEXT = "\0"  # Stands for the text in a chunk that is encoded once.
@@ -22,16 +26,31 @@ _encode = msgspec.json.Encoder().encode
 class ChunkFormat(ABC):
     """An `AnswerFormat` of chunks. The JSON around a choice's text is encoded once: a token costs its text only.
 
-    `chunk` has the fields that all chunks share; if its usage is None, the last chunk has the usage. With
-    `shows_tokens` a chunk also has the ids of its new tokens. With `counts_of` each chunk has its own choice's usage so
-    far, as in vLLM.
+    With `counts_of` each chunk has its own choice's usage so far, as in vLLM.
     """
 
+    _CHUNK: ClassVar[type[Completion | ChatChunk]]
+    _ID_PREFIX: ClassVar[str]
+    _OBJECT: ClassVar[str]
+
     def __init__(
-        self, chunk: Completion | ChatChunk, shows_tokens: bool, counts_of: Callable[[int], TokenCounts] | None
+        self,
+        state: ServerState,
+        context: RequestContext,
+        request: GenerationRequest,
+        counts_of: Callable[[int], TokenCounts] | None,
     ) -> None:
-        self._chunk = chunk
-        self._shows_tokens = shows_tokens
+        # The fields that all chunks share; if its usage is None, the last chunk has the usage.
+        self._chunk = self._CHUNK(
+            id=f"{self._ID_PREFIX}-{context.request_id}",
+            object=self._OBJECT,
+            created=context.created,
+            model=state.model_name,
+            choices=[],
+            usage=None if wants_usage(request) else UNSET,
+            system_fingerprint=state.system_fingerprint,
+        )
+        self._shows_tokens = request.return_token_ids is True
         self._counts_of = counts_of
         self._around: dict[int, tuple[bytes, bytes]] = {}
         self._greeted: set[int] = set()

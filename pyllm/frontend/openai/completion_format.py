@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
-from msgspec import UNSET
 
 from pyllm.client.logprobs import Logprob, LogprobEntries
 from pyllm.frontend.openai.chunks import ChunkFormat
@@ -14,7 +13,6 @@ from pyllm.frontend.openai.logprobs import (
     prompt_logprobs,
     token_names,
 )
-from pyllm.frontend.openai.parameters import wants_usage
 from pyllm.frontend.openai.protocol import (
     Completion,
     CompletionChoice,
@@ -38,6 +36,7 @@ class EchoedPrompt(NamedTuple):
 class CompletionFormat(ChunkFormat):
     """The answer to one request. `prompts` are those that it shows."""
 
+    _CHUNK, _ID_PREFIX, _OBJECT = Completion, "cmpl", "text_completion"
     _chunk: Completion
 
     def __init__(
@@ -48,16 +47,7 @@ class CompletionFormat(ChunkFormat):
         prompts: Sequence[EchoedPrompt] = (),
         counts_of: Callable[[int], TokenCounts] | None = None,
     ) -> None:
-        chunk = Completion(
-            id=f"cmpl-{context.request_id}",
-            object="text_completion",
-            created=context.created,
-            model=state.model_name,
-            choices=[],
-            usage=None if wants_usage(request) else UNSET,
-            system_fingerprint=state.system_fingerprint,
-        )
-        super().__init__(chunk, request.return_token_ids is True, counts_of)
+        super().__init__(state, context, request, counts_of)
         self._prompts = prompts
         self._echoes = request.echo is True
         self._num_samples = request.n or 1

@@ -79,9 +79,8 @@ class Generation(PromptBatch):
         self._unlimited: set[int] = set()  # choices whose text may go on, where the texts are limited
         self._output_log: OutputLog | None = None
         self._has_tokens = False
-        self._measured: list[
-            tuple[RequestMetrics, int]
-        ] = []  # of each choice its prompt's metrics, and its sample there
+        # Of each choice, the metrics of its prompt, and its sample there.
+        self._measured: list[tuple[RequestMetrics, int]] = []
         self._sink: OutputSink[TextDelta]
         self._pass_on: Callable[[int, TextDelta], None]  # chosen once, as each token goes this way
         self._processors: list[RequestProcessor] = []

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyllm.errors import RequestError
+from pyllm.frontend.text.sampling_texts import add_stop_tokens
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.parameters.sampling_params import SamplingParams
 
@@ -82,5 +83,4 @@ def _first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str:
 
 def add_middle_stops(params: SamplingParams, tokenizer: Tokenizer) -> None:
     """Also stop at the tokens that end the middle, beside those that end the model's other texts."""
-    stops = [token for name in _STOPS if (token := tokenizer.added_token_id(name)) is not None]
-    params.stop_token_ids = tuple(dict.fromkeys([*(params.stop_token_ids or ()), *stops]))
+    add_stop_tokens(params, tokenizer, _STOPS)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from pyllm.client.client import EngineClient
-from pyllm.client.logprobs import Logprob, LogprobEntries, PackedEntries, chosen, unpacked
+from pyllm.client.logprobs import Logprob, LogprobEntries, PackedEntries, chosen, no_text, unpacked
 from pyllm.client.reports import SampleReport
 from pyllm.client.streams import OutputSink
 from pyllm.client.token_reader import TokenDelta
@@ -86,7 +86,7 @@ class RequestProcessor:
         self._client = client
         self._first_index = first_index
         self._sink = sink
-        self._token_text = tokenizer.token_text if params.detokenize else _no_text
+        self._token_text = tokenizer.token_text if params.detokenize else no_text
         stop_strings = StopStrings.of(params.stop_strings)
         # By sample; None once it has ended.
         self._detokenizers: list[Detokenizer | None] = [
@@ -323,10 +323,6 @@ class _NoText:
 def decoder_of(tokenizer: "Tokenizer", prompt: Sequence[int], params: SamplingParams) -> "TextDecoder":
     """A decoder for the tokens after `prompt`, which gives no text where the parameters want none."""
     return tokenizer.text_decoder(prompt, params.skip_special_tokens) if params.detokenize else _NoText()
-
-
-def _no_text(token: int) -> None:
-    """The text of a token in the log-probabilities of a request that wants token ids alone."""
 
 
 def _add_logprobs(completion: CompletionOutput, logprobs: list[LogprobEntries]) -> None:

@@ -1,7 +1,7 @@
 """The texts in sampling parameters, resolved for the client: bad words and constraints. Knows no request."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pyllm.errors import RequestError
 from pyllm.frontend.text.json_schemas import Ignore, warn_once
@@ -39,6 +39,12 @@ async def resolve_texts_aside(params: SamplingParams, tokenizer: Tokenizer, igno
     """`resolve_texts` on a thread, unless there is nothing to resolve; raises as it does."""
     if not isinstance(params.structured_outputs, ResolvedConstraint | None) or params.bad_words:
         await asyncio.to_thread(resolve_texts, params, tokenizer, ignore)
+
+
+def add_stop_tokens(params: SamplingParams, tokenizer: Tokenizer, names: Iterable[str]) -> None:
+    """Also stop at the added tokens of these names, as far as the tokenizer has them."""
+    token_ids = (token for name in names if (token := tokenizer.added_token_id(name)) is not None)
+    params.stop_token_ids = tuple(dict.fromkeys([*(params.stop_token_ids or ()), *token_ids]))
 
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
