@@ -12,13 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 import triton
 from pyllm_kernels import PackedLinear, select
+from pyllm_kernels.ops.packed_linear import packed_linear
 from torch import Tensor
 
 from benchmarks.gpu.offline_driver import OfflineDriver
@@ -67,7 +67,7 @@ def figures(folder: str) -> Iterator[Record]:
     model = write_tiny_model(Path(folder) / "model", layers=LAYERS, **sizes)
     kernels = select("triton", "cuda")
     computing, _, _ = make_forward(model, kernels, torch.float32, LIMITS)
-    forward, _, slots = make_forward(model, replace(kernels, packed_linear=no_product), torch.float32, LIMITS)
+    forward, _, slots = make_forward(model, kernels.replaced(packed_linear, no_product), torch.float32, LIMITS)
     planner = Planner(num_blocks=ROWS * TOKENS // 16)
     for slot in range(ROWS):
         planner.start(slot)

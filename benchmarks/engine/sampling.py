@@ -12,7 +12,9 @@ from os import sched_getaffinity
 import numpy as np
 import pyllm_kernels
 import torch
-from pyllm_kernels import LogitsEdits, LogitsStates, edit_logits, logprobs
+from pyllm_kernels import LogitsEdits, LogitsStates
+from pyllm_kernels.ops.edit_logits import edit_logits
+from pyllm_kernels.ops.logprobs import logprobs
 from torch import Tensor
 
 from benchmarks.record import Record

@@ -18,10 +18,20 @@ from pyllm_kernels import (
     Router,
     batch_invariant,
     dtype_name,
-    edit_logits,
-    logprobs,
-    reference,
 )
+from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.blocks import copy_blocks, gather_blocks, scatter_blocks
+from pyllm_kernels.ops.edit_logits import edit_logits
+from pyllm_kernels.ops.experts import experts
+from pyllm_kernels.ops.linear_fp8 import linear_fp8
+from pyllm_kernels.ops.linear_w4a16 import linear_w4a16
+from pyllm_kernels.ops.linear_w8a8 import linear_w8a8
+from pyllm_kernels.ops.linear_w8a16 import linear_w8a16
+from pyllm_kernels.ops.logprobs import logprobs
+from pyllm_kernels.ops.norm import add_rms_norm, rms_norm
+from pyllm_kernels.ops.packed_linear import pack_linear, packed_linear
+from pyllm_kernels.ops.paged_attention import paged_attention
+from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 from torch import Tensor
 
 from benchmarks.gpu.batches import PagedBatch, paged_batch
@@ -135,7 +145,7 @@ def _norms(setting: Setting) -> Pairs:
     for tokens, hidden in setting.sizes((7, 96), (64, 4096)):
         x, residual, weight = setting.randn(tokens, hidden), setting.randn(tokens, hidden), setting.randn(hidden)
         ours, theirs = (
-            (kernels.rms_norm(x, weight, 1e-5), *kernels.add_rms_norm(x, residual, weight, 1e-5))
+            (kernels[rms_norm](x, weight, 1e-5), *kernels[add_rms_norm](x, residual, weight, 1e-5))
             for kernels in (setting.triton, setting.reference)
         )
         pairs += zip(ours, theirs, strict=True)
@@ -144,22 +154,22 @@ def _norms(setting: Setting) -> Pairs:
 
 def _activation(setting: Setting) -> Pairs:
     xs = [setting.randn(tokens, 2 * size) for tokens, size in setting.sizes((5, 1100), (64, 14_336))]
-    return [(setting.triton.activation(x, "silu"), setting.reference.activation(x, "silu")) for x in xs]
+    return [(setting.triton[activation](x, "silu"), setting.reference[activation](x, "silu")) for x in xs]
 
 
 def _rope(setting: Setting) -> Pairs:
-    return _written(setting, lambda kernels, norm, tensors: kernels.rope_and_kv_write(*tensors))
+    return _written(setting, lambda kernels, norm, tensors: kernels[rope_and_kv_write](*tensors))
 
 
 def _qk_norm_rope(setting: Setting) -> Pairs:
-    return _written(setting, lambda kernels, norm, tensors: kernels.rope_and_kv_write(*tensors, norm))
+    return _written(setting, lambda kernels, norm, tensors: kernels[rope_and_kv_write](*tensors, norm))
 
 
 def _write_float8(setting: Setting) -> Pairs:
     scales = KVScales(0.5, 2.0)
     return _written(
         setting,
-        lambda kernels, norm, tensors: kernels.rope_and_kv_write(*tensors, None, scales),
+        lambda kernels, norm, tensors: kernels[rope_and_kv_write](*tensors, None, scales),
         cache_dtype=torch.float8_e4m3fn,
     )
 
@@ -196,7 +206,7 @@ def _mixed(setting: Setting, **options: bool | torch.dtype) -> PagedBatch:
 
 
 def _attend(kernels: Kernels, batch: PagedBatch) -> Tensor:
-    return kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    return kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
 
 
 def _attention(setting: Setting) -> Pairs:
@@ -282,12 +292,12 @@ def _no_synchronisation(setting: Setting) -> Pairs:
     batch = _mixed(setting)
     _attend(setting.triton, batch)
     layer = _layer_of_experts(setting, (9, 5, 2, 96, 64))
-    setting.triton.experts(*layer)
+    setting.triton[experts](*layer)
     logits, edits = setting.randn(4, 1000), _edits(4, 1000).to(setting.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         output = _attend(setting.triton, batch)
-        setting.triton.experts(*layer)
+        setting.triton[experts](*layer)
         _edit_logits_there(logits, edits)
         logprobs(logits, edits.starts[:-1] * 0, edits.starts[:-1] * 0, 5)
     finally:
@@ -300,14 +310,14 @@ def _linear_invariant(setting: Setting) -> Pairs:
     pairs: Pairs = []
     for tokens, in_features, out_features in setting.sizes((131, 96, 70), (131, 4096, 1024)):
         x, weight = setting.randn(tokens, in_features), setting.randn(out_features, in_features)
-        product = batch_invariant(setting.triton).packed_linear(x, setting.triton.pack_linear(weight))
+        product = batch_invariant(setting.triton)[packed_linear](x, setting.triton[pack_linear](weight))
         pairs.append((product, torch.nn.functional.linear(x.float(), weight.float())))
     return pairs
 
 
 def _linear_rows_alone(setting: Setting) -> Pairs:
-    x, packed = setting.randn(131, 96), setting.triton.pack_linear(setting.randn(70, 96))
-    linear = batch_invariant(setting.triton).packed_linear
+    x, packed = setting.randn(131, 96), setting.triton[pack_linear](setting.randn(70, 96))
+    linear = batch_invariant(setting.triton)[packed_linear]
     together = linear(x, packed)
     rows = (slice(0, 1), slice(17, 18), slice(64, 131))
     return [(linear(x[some].contiguous(), packed), together[some]) for some in rows]
@@ -322,11 +332,11 @@ def _quantised_linears(setting: Setting, kernels: Kernels, out_features: int, in
     nibbles, integers = bytes_[:, : in_features // 2].contiguous(), bytes_.view(torch.int8)
     fp8 = (bytes_ & 0x7E).view(torch.float8_e4m3fn)  # without its NaN
     return [
-        lambda x: kernels.linear_w4a16(x, nibbles, scales.half(), (-8 * scales).half()),
-        lambda x: kernels.linear_w8a16(x, integers, scales.half()),
-        lambda x: kernels.linear_w8a8(x, integers, scales[:, 0].contiguous()),
-        lambda x: kernels.linear_fp8(x, fp8, scales[:, :1].contiguous()),
-        lambda x: kernels.linear_fp8(x, fp8, scales[:, ::2].contiguous(), None, (1, 64)),
+        lambda x: kernels[linear_w4a16](x, nibbles, scales.half(), (-8 * scales).half()),
+        lambda x: kernels[linear_w8a16](x, integers, scales.half()),
+        lambda x: kernels[linear_w8a8](x, integers, scales[:, 0].contiguous()),
+        lambda x: kernels[linear_fp8](x, fp8, scales[:, :1].contiguous()),
+        lambda x: kernels[linear_fp8](x, fp8, scales[:, ::2].contiguous(), None, (1, 64)),
     ]
 
 
@@ -360,7 +370,7 @@ def _layer_of_experts(setting: Setting, size: Size) -> Layer:
         return setting.randn(num_experts * outputs, inputs) * inputs**-0.5
 
     weights = matrix(features, hidden), matrix(features, hidden), matrix(hidden, features)
-    matrices = ExpertMatrices(*map(setting.triton.pack_linear, weights))
+    matrices = ExpertMatrices(*map(setting.triton[pack_linear], weights))
     router = Router(num_experts, active, True, 0, num_experts)
     return setting.randn(tokens, hidden), setting.randn(tokens, num_experts), router, "silu", matrices
 
@@ -370,12 +380,12 @@ def _experts(setting: Setting) -> Pairs:
     sizes = setting.sizes((9, 5, 2, 96, 64), (16, 128, 8, 2048, 768))
     sizes += setting.sizes((50, 3, 2, 64, 32), (1024, 128, 8, 2048, 768))
     layers = [_layer_of_experts(setting, size) for size in sizes]
-    return [(setting.triton.experts(*layer), setting.reference.experts(*layer)) for layer in layers]
+    return [(setting.triton[experts](*layer), setting.reference[experts](*layer)) for layer in layers]
 
 
 def _experts_rows_alone(setting: Setting) -> Pairs:
     x, logits, *layer = _layer_of_experts(setting, (70, 3, 2, 64, 32))
-    compute = batch_invariant(setting.triton).experts
+    compute = batch_invariant(setting.triton)[experts]
     together = compute(x, logits, *layer)
     rows = (slice(0, 1), slice(17, 18), slice(30, 70))
     return [(compute(x[some].contiguous(), logits[some].contiguous(), *layer), together[some]) for some in rows]
@@ -384,13 +394,13 @@ def _experts_rows_alone(setting: Setting) -> Pairs:
 def _experts_in_graph(setting: Setting) -> Pairs:
     """Experts captured with one routing, replayed with another."""
     layer = _layer_of_experts(setting, (64, 128, 8, 2048, 768))
-    setting.triton.experts(*layer)
+    setting.triton[experts](*layer)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = setting.triton.experts(*layer)
+        output = setting.triton[experts](*layer)
     layer[1].copy_(layer[1].flip(1))
     graph.replay()
-    return [(output, setting.triton.experts(*layer))]
+    return [(output, setting.triton[experts](*layer))]
 
 
 def _copy_blocks(setting: Setting) -> Pairs:
@@ -399,7 +409,7 @@ def _copy_blocks(setting: Setting) -> Pairs:
     outcomes = []
     for kernels in (setting.triton, setting.reference):
         changed = cache.clone()
-        kernels.copy_blocks(changed[0], changed[1], copies)
+        kernels[copy_blocks](changed[0], changed[1], copies)
         outcomes.append(changed)
     return [(outcomes[0], outcomes[1])]
 
@@ -410,8 +420,8 @@ def _stage_blocks(setting: Setting) -> Pairs:
     outcomes = []
     for kernels in (setting.triton, setting.reference):
         gathered, changed = torch.zeros_like(staged), cache.clone()
-        kernels.gather_blocks(cache, gathered, blocks)
-        kernels.scatter_blocks(changed, staged, blocks)
+        kernels[gather_blocks](cache, gathered, blocks)
+        kernels[scatter_blocks](changed, staged, blocks)
         outcomes.append((gathered, changed))
     return list(zip(*outcomes, strict=True))
 
@@ -476,7 +486,7 @@ def _logprobs(setting: Setting) -> Pairs:
     chosen = torch.arange(0, rows * 3, 3, dtype=torch.int32, device=setting.device)
     every_row = torch.arange(rows, dtype=torch.int32, device=setting.device)
     together = logprobs(logits, every_row, chosen, 5)
-    here = reference.logprobs(logits.cpu(), every_row.cpu(), chosen.cpu(), 5)
+    here = logprobs.reference(logits.cpu(), every_row.cpu(), chosen.cpu(), 5)
     pairs = list(zip(together, here, strict=True))
     for row in (0, rows - 1):
         alone = logprobs(logits[row : row + 1], every_row[:1], chosen[row : row + 1], 5)

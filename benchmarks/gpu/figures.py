@@ -9,7 +9,14 @@ from functools import partial
 from typing import TypedDict
 
 import torch
-from pyllm_kernels import AttentionShape, ExpertMatrices, Kernels, LogitsEdits, Router, edit_logits, logprobs
+from pyllm_kernels import AttentionShape, ExpertMatrices, Kernels, LogitsEdits, Router
+from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.edit_logits import edit_logits
+from pyllm_kernels.ops.experts import experts
+from pyllm_kernels.ops.logprobs import logprobs
+from pyllm_kernels.ops.norm import add_rms_norm, rms_norm
+from pyllm_kernels.ops.packed_linear import pack_linear
+from pyllm_kernels.ops.paged_attention import paged_attention, plan_attention
 from torch.nn import functional as F
 
 from benchmarks.gpu.batches import PagedBatch, paged_batch
@@ -99,7 +106,7 @@ def decode_attention(bench: Bench, cases: dict[str, tuple[int, int, float | None
             goal,
         )
         metadata = replace(batch.metadata, tasks=None)
-        seconds = bench.timer(partial(bench.kernels.plan_attention, metadata, shape))
+        seconds = bench.timer(partial(bench.kernels[plan_attention], metadata, shape))
         yield {"name": "gpu.attention_tasks", "case": name, "value": round(seconds * 1e6, 2), "unit": "us"}
 
 
@@ -120,7 +127,7 @@ def prefill_attention(bench: Bench, cases: dict[str, tuple[int, int, bool, float
     shape = attention_shape(bench.dtype)
     for name, (length, block_size, in_order, goal) in cases.items():
         batch = paged_batch([(length, 0)], shape, bench.device, block_size=block_size, in_order=in_order)
-        batch = replace(batch, metadata=bench.kernels.plan_attention(batch.metadata, shape))
+        batch = replace(batch, metadata=bench.kernels[plan_attention](batch.metadata, shape))
         seconds = bench.timer(partial(_attend, bench.kernels, batch))
         yield _of_matrix_rate(bench, ("prefill_attention", name), seconds, prefill_operations(shape, length), goal)
 
@@ -141,16 +148,16 @@ def small_ops(bench: Bench, num_tokens: int = 8192, hidden: int = 4096) -> Itera
     x, residual = torch.randn(2, num_tokens, hidden, dtype=bench.dtype, device=bench.device)
     weight = torch.ones(hidden, dtype=bench.dtype, device=bench.device)
     case, num_bytes = f"{num_tokens}x{hidden}", num_tokens * hidden * item
-    seconds = bench.timer(lambda: kernels.rms_norm(x, weight, 1e-5))
+    seconds = bench.timer(lambda: kernels[rms_norm](x, weight, 1e-5))
     yield _of_bandwidth(bench, ("rms_norm", case), seconds, 2 * num_bytes)
-    seconds = bench.timer(lambda: kernels.add_rms_norm(x, residual, weight, 1e-5))
+    seconds = bench.timer(lambda: kernels[add_rms_norm](x, residual, weight, 1e-5))
     yield _of_bandwidth(bench, ("add_rms_norm", case), seconds, 4 * num_bytes)
     wide = torch.randn(num_tokens, 4 * hidden, dtype=bench.dtype, device=bench.device)
-    seconds = bench.timer(lambda: kernels.activation(wide, "silu"))
+    seconds = bench.timer(lambda: kernels[activation](wide, "silu"))
     yield _of_bandwidth(bench, ("activation", f"{num_tokens}x{2 * hidden}"), seconds, 6 * num_bytes)
 
 
-def experts(
+def expert_figures(
     bench: Bench, shape: tuple[int, int, int, int] = QWEN3_30B, cases: tuple[int, ...] = EXPERT_TOKENS
 ) -> Iterator[Figure]:
     """A layer of experts in the model's dtype, with random tokens and logits."""
@@ -161,12 +168,12 @@ def experts(
         return weight.mul_(features**-0.5)
 
     weights = matrix(size, hidden), matrix(size, hidden), matrix(hidden, size)
-    matrices = ExpertMatrices(*map(bench.kernels.pack_linear, weights))
+    matrices = ExpertMatrices(*map(bench.kernels[pack_linear], weights))
     router = Router(num_experts, active, True, 0, num_experts)
     for tokens in cases:
         x = torch.randn(tokens, hidden, dtype=bench.dtype, device=bench.device)
         logits = torch.randn(tokens, num_experts, dtype=bench.dtype, device=bench.device)
-        seconds = bench.timer(partial(bench.kernels.experts, x, logits, router, "silu", matrices))
+        seconds = bench.timer(partial(bench.kernels[experts], x, logits, router, "silu", matrices))
         label = ("experts", f"{tokens} tokens")
         if tokens <= _FEW_TOKENS:
             taken = len(logits.topk(active).indices.unique())
@@ -213,11 +220,11 @@ def _decode_batch(
 ) -> PagedBatch:
     batch = paged_batch([(1, context - 1)] * num_rows, shape, bench.device, cache_dtype=cache_dtype)
     shape = replace(shape, cache_dtype=cache_dtype)
-    return replace(batch, metadata=bench.kernels.plan_attention(batch.metadata, shape))
+    return replace(batch, metadata=bench.kernels[plan_attention](batch.metadata, shape))
 
 
 def _attend(kernels: Kernels, batch: PagedBatch) -> torch.Tensor:
-    return kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    return kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
 
 
 def _of_bandwidth(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels, MatrixRows, dtype_name
 from pyllm_kernels.gpu import sampling
+from pyllm_kernels.ops.paged_attention import plan_attention
 from torch import Tensor
 
 from benchmarks.gpu.figures import Bench, Figure
@@ -142,7 +143,7 @@ class Model:
             forward = ForwardContext(
                 kernels=kernels,
                 kv_cache=kv_cache,
-                attention=(kernels.plan_attention(metadata, shape),),
+                attention=(kernels[plan_attention](metadata, shape),),
                 positions=positions,
                 slot_mapping=slot_mapping.unsqueeze(0),
                 position_tables=self.position_tables,

@@ -19,7 +19,6 @@ from pyllm_kernels import (
     PackedLinear,
     QKNorm,
     Router,
-    reference,
 )
 from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu import (
@@ -41,6 +40,7 @@ from pyllm_kernels.gpu import (
 )
 from pyllm_kernels.gpu.attention_tasks import make_tasks
 from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
+from pyllm_kernels.ops.packed_linear import pack_linear
 
 MODULES = (
     norm,
@@ -164,7 +164,7 @@ def launch_attention(target: Target, head_size: int) -> None:
 
 def launch_linears(target: Target) -> None:
     hidden = torch.zeros(TOKENS, HIDDEN, dtype=target.dtype)
-    linear_invariant.packed_linear(hidden, reference.pack_linear(hidden), card=target.card)
+    linear_invariant.packed_linear(hidden, pack_linear.reference(hidden), card=target.card)
     launch_invariant_linears(hidden, target.card)
     launch_quantised_linears(hidden, target)
 
@@ -212,7 +212,7 @@ def launch_experts(target: Target) -> None:
     halves = torch.ones(rows, size // 32, dtype=torch.float16)
     router, clamped = Router(count, 2, True, 0, count), ClampedSwiglu(7.0, 1.702)
     formats = (
-        reference.pack_linear(bytes_.to(dtype)),
+        pack_linear.reference(bytes_.to(dtype)),
         PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves)),
         PackedLinear(bytes_.view(torch.int8), "q8_0", dtype, None, (halves,)),
         PackedLinear(bytes_.view(torch.int8), "int8", dtype, None, (ones[:, 0].contiguous(),)),

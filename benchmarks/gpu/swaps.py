@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from pyllm_kernels.ops.blocks import swap_blocks
 
 from benchmarks.gpu.checks import Pairs, Setting
 from benchmarks.gpu.worker_steps import no_synchronisation
@@ -42,7 +43,7 @@ def same_bytes(setting: Setting) -> Pairs:
         torch.cuda.synchronize(setting.device)
     pairs = []
     for step, some in enumerate(swaps):
-        setting.reference.swap_blocks(expected, expected_host, torch.from_numpy(some))
+        setting.reference[swap_blocks](expected, expected_host, torch.from_numpy(some))
         pairs.append((read[step], expected.clone()))
         for block in _written(some):
             expected[:, :, block] = numbers[step].cpu()

@@ -16,6 +16,9 @@ from torch import Tensor
 import pyllm_kernels
 from pyllm_kernels import AttentionMetadata, select
 from pyllm_kernels.graph import Graph
+from pyllm_kernels.ops.norm import add_rms_norm
+from pyllm_kernels.ops.paged_attention import paged_attention
+from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 30, 576, 1536, 9, 3, 64
 BLOCK_SIZE = 16
@@ -92,13 +95,13 @@ class Step:
 
         def layer(keys: Tensor, values: Tensor) -> object:
             if op == "attention":
-                return kernels.paged_attention(query, keys, values, self.metadata, HEAD_DIM**-0.5)
+                return kernels[paged_attention](query, keys, values, self.metadata, HEAD_DIM**-0.5)
             if op == "rope":
-                return kernels.rope_and_kv_write(
+                return kernels[rope_and_kv_write](
                     query, key, value, self.positions, self.cos_sin, self.slot_mapping, keys, values
                 )
             if op == "norm":
-                return [kernels.add_rms_norm(self.x, self.residual, self.weight, 1e-5) for _ in range(2)]
+                return [kernels[add_rms_norm](self.x, self.residual, self.weight, 1e-5) for _ in range(2)]
             return kernels.silu_and_mul(self.gate_up)
 
         return lambda: [layer(*cache) for cache in self.caches]

@@ -16,6 +16,7 @@ import torch
 
 import pyllm_kernels
 from pyllm_kernels import GGUF_BLOCKS, INT8_BLOCKS, MatrixRows, PackedLinear, select
+from pyllm_kernels.ops.packed_linear import pack_rows, packed_linear
 
 MODELS = {
     # SmolLM2-135M, whose inputs K-quants do not fill, and a Llama of 1B.
@@ -107,7 +108,7 @@ def linears(
     weight = torch.randn(out_features, in_features).to(torch_dtype)
     weights = [weight.clone() for _ in range(max(2, COLD_BYTES // weight.nbytes))]
     calls: dict[str, list[Callable[[], object]]] = {
-        "pyllm": [lambda packed=packed: kernels.packed_linear(ours, packed, out) for packed in packed],
+        "pyllm": [lambda packed=packed: kernels[packed_linear](ours, packed, out) for packed in packed],
         "torch": [lambda weight=weight: torch.mm(theirs, weight.T, out=their_out) for weight in weights],
         "read": [lambda packed=packed: packed.data.view(torch.int64).sum() for packed in packed],
     }
@@ -122,10 +123,10 @@ def pack(weight_format: str, out_features: int, in_features: int) -> PackedLinea
         # Small scales, whatever integers.
         blocks = torch.full((out_features, in_features // features * block_bytes), 0x21, dtype=torch.uint8)
         rows = MatrixRows.of(blocks, block_format)
-        return kernels.pack_rows([rows], "int8" if weight_format in INT8_OF_BLOCKS else weight_format, torch.bfloat16)
+        return kernels[pack_rows]([rows], "int8" if weight_format in INT8_OF_BLOCKS else weight_format, torch.bfloat16)
     dtype = FLOATS.get(weight_format, torch.bfloat16)
     rows = MatrixRows.of(torch.randn(out_features, in_features).to(dtype))
-    return kernels.pack_rows([rows], weight_format, dtype)
+    return kernels[pack_rows]([rows], weight_format, dtype)
 
 
 def best_times(sides: dict[str, list[Callable[[], object]]], seconds: float) -> dict[str, float]:

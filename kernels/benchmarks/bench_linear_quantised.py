@@ -13,6 +13,10 @@ from collections.abc import Callable
 import torch
 
 from pyllm_kernels import select
+from pyllm_kernels.ops.linear_fp8 import linear_fp8
+from pyllm_kernels.ops.linear_w4a16 import linear_w4a16
+from pyllm_kernels.ops.linear_w8a8 import linear_w8a8
+from pyllm_kernels.ops.linear_w8a16 import linear_w8a16
 
 # Llama 3.1 8B.
 SHAPES = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
@@ -61,19 +65,19 @@ def quantised(
         groups = in_features // int(weight_format.partition("g")[2])
         integers = torch.randint(0, 256, (out_features, in_features // 2), dtype=torch.uint8, device="cuda")
         scales, minimums = torch.rand(2, out_features, groups, device="cuda").half()
-        return lambda x: kernels.linear_w4a16(x, integers, scales, minimums), integers.nbytes + 2 * scales.nbytes
+        return lambda x: kernels[linear_w4a16](x, integers, scales, minimums), integers.nbytes + 2 * scales.nbytes
     if weight_format.startswith("w8"):
         integers = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8, device="cuda")
     if weight_format.startswith("w8a16"):
         scales = torch.rand(out_features, in_features // int(weight_format.partition("g")[2]), device="cuda").half()
-        return lambda x: kernels.linear_w8a16(x, integers, scales), integers.nbytes + scales.nbytes
+        return lambda x: kernels[linear_w8a16](x, integers, scales), integers.nbytes + scales.nbytes
     if weight_format == "w8a8":
         scales = torch.rand(out_features, device="cuda")
-        return lambda x: kernels.linear_w8a8(x, integers, scales), integers.nbytes + scales.nbytes
+        return lambda x: kernels[linear_w8a8](x, integers, scales), integers.nbytes + scales.nbytes
     weight = torch.randn(out_features, in_features, device="cuda").to(torch.float8_e4m3fn)
     shape = (-(-out_features // 128), -(-in_features // 128)) if weight_format == "fp8 blocks" else (out_features, 1)
     scales = torch.rand(shape, device="cuda")
-    return lambda x: kernels.linear_fp8(x, weight, scales), weight.nbytes + scales.nbytes
+    return lambda x: kernels[linear_fp8](x, weight, scales), weight.nbytes + scales.nbytes
 
 
 def seconds(function: Callable[[], object], other: torch.Tensor) -> float:

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph
-from pyllm_kernels.matrix_rows import GGUF_BLOCKS, MatrixRows, check_alike, dtype_name, empty_bytes, sources
+from pyllm_kernels.matrix_rows import GGUF_BLOCKS, MatrixRows, check_alike, empty_bytes, sources
+from pyllm_kernels.tensors import dtype_name
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 INT8_BLOCKS = ("q4_0", "q4_1")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyllm_kernels import _cpu
+from pyllm_kernels.tensors import dtype_name
 
 GGUF_BLOCKS = {
     "q8_0": (32, 34),
@@ -119,11 +120,6 @@ class MatrixRows:
             features, block_bytes = GGUF_BLOCKS[self.format]
             return self.in_features // features * block_bytes
         return self.in_features * (FLOAT_DTYPES | SCALED_DTYPES)[self.format].itemsize
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype as a format: "bfloat16" for `torch.bfloat16`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def zero_rows(like: MatrixRows, num_rows: int) -> MatrixRows:

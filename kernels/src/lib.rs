@@ -3,6 +3,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx_tiles;
+mod arrays;
 mod attention;
 mod blocks;
 mod capture;

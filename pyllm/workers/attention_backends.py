@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
+from pyllm_kernels.ops.paged_attention import paged_attention, plan_attention
+
 from pyllm.config.plugins import find_entry_point
 from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, ModelSpec
@@ -95,10 +97,10 @@ def attention_of(kernels: "Kernels") -> AttentionBackend:
     """The attention of pyllm's kernels, which compute every layer that `model_limits.py` accepts."""
 
     def prepare(batch: "AttentionBatch", group: "AttentionGroup") -> "AttentionMetadata":
-        return kernels.plan_attention(batch.metadata(group), group.shape, batch.captured)
+        return kernels[plan_attention](batch.metadata(group), group.shape, batch.captured)
 
     in_graphs = kernels.backend == "triton"
-    return AttentionBackend(prepare, kernels.paged_attention, in_graphs, supports=lambda _: True)
+    return AttentionBackend(prepare, kernels[paged_attention], in_graphs, supports=lambda _: True)
 
 
 def check_layers(name: str, backend: AttentionBackend, spec: ModelSpec) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 from pyllm_kernels import PackedLinear, QKNorm
+from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.elementwise import add, scale_and_cap
 from torch import Tensor
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
@@ -107,7 +109,7 @@ class FeedForward:
         yield from (*self.up.packed, self.down.packed)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, hidden_size]
-        return self.down(self._kernels.activation(self.up(x), self._activation, self._gated))
+        return self.down(self._kernels[activation](self.up(x), self._activation, self._gated))
 
 
 class DecoderLayer:
@@ -140,7 +142,7 @@ class DecoderLayer:
         x, residual = self._enter("attention_norm", x, residual)
         attended = self._leave("attention_output_norm", self.attention(x, context))
         if self._parallel:
-            return self._kernels.add(attended, self.feed_forward(x)), residual
+            return self._kernels[add](attended, self.feed_forward(x)), residual
         x, residual = self._enter("feed_forward_norm", attended, residual)
         return self._leave("feed_forward_output_norm", self.feed_forward(x)), residual
 
@@ -151,7 +153,7 @@ class DecoderLayer:
             return (x if norm is None else norm(x)), x
         if norm is not None:
             return norm.add(x, residual, self._factor)
-        total = self._kernels.add(x, residual, self._factor)
+        total = self._kernels[add](x, residual, self._factor)
         return total, total
 
     def _leave(self, name: str, x: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ class Decoder:
         else:
             x = self.embedding(tokens)
             if self._embedding_scale != 1:
-                x = self._kernels.scale_and_cap(x, self._embedding_scale)
+                x = self._kernels[scale_and_cap](x, self._embedding_scale)
         for layer in self.layers.values():
             x, residual = layer(x, residual, context)
         assert residual is not None, "a stage without layers"
@@ -230,4 +232,4 @@ class Decoder:
         logits, spec = self.head(x), self._spec
         if logits is None or (spec.logit_scale == 1 and spec.logit_soft_cap is None):
             return logits
-        return self._kernels.scale_and_cap(logits, spec.logit_scale, spec.logit_soft_cap)
+        return self._kernels[scale_and_cap](logits, spec.logit_scale, spec.logit_soft_cap)

@@ -2,6 +2,7 @@
 
 import torch
 from pyllm_kernels import BackendError, CardError, Kernels, batch_invariant, check_card, select
+from pyllm_kernels.ops.paged_attention import paged_attention
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import WorkerConfig
@@ -40,7 +41,7 @@ def fits_graphs(device_type: str, kernels: Kernels, attention: AttentionBackend)
     """Whether a graph can hold the ops: on a GPU none of them waits for the device, on a CPU all of them are Rust."""
     if device_type == "cuda":
         return kernels.backend == "triton" and attention.in_graphs
-    return kernels.backend == "cpu" and attention.attend is kernels.paged_attention
+    return kernels.backend == "cpu" and attention.attend is kernels[paged_attention]
 
 
 def configured_kernels(engine: EngineConfig, device: torch.device) -> Kernels:

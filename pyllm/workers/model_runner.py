@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 from pyllm_kernels import AttentionShape, instruction_set
+from pyllm_kernels.ops.paged_attention import paged_attention
 from torch import Tensor
 
 from pyllm.checkpoint.cache import weights_digest
@@ -90,7 +91,7 @@ class ModelRunner:
         kernels = configured_kernels(engine, device)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
         check_layers(engine.device.attention_backend, attention, self._spec)
-        self._kernels = replace(kernels, paged_attention=attention.attend)
+        self._kernels = kernels.replaced(paged_attention, attention.attend)
         self._prepare_attention = attention.prepare
         is_eager = engine.device.enforce_eager or self._spec.transformers is not None
         self._may_capture = fits_graphs(device.type, kernels, attention) and not is_eager

@@ -6,7 +6,10 @@ They change neither the cache nor the slots. Knows no plans.
 from collections.abc import Callable
 
 import torch
-from pyllm_kernels import Kernels, LogitsEdits, edit_logits, logprobs
+from pyllm_kernels import Kernels, LogitsEdits
+from pyllm_kernels.ops.blocks import copy_blocks
+from pyllm_kernels.ops.edit_logits import edit_logits
+from pyllm_kernels.ops.logprobs import logprobs
 from torch import Tensor
 
 from pyllm.workers.forward_pass import ForwardPass
@@ -48,7 +51,7 @@ def launch_every_kernel(
         _draw(logits.float(), sample)  # the dtype of edited logits
     onto_itself = torch.zeros((1, 2), dtype=torch.int32, device=kv_cache.memory.device)
     for keys, values in kv_cache.memory:
-        kernels.copy_blocks(keys, values, onto_itself)
+        kernels[copy_blocks](keys, values, onto_itself)
 
 
 def _draw(logits: Tensor, sample: Callable[[Tensor, SamplingRows, Tensor], Tensor]) -> None:

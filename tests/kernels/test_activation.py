@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from pyllm_kernels import Kernels
+from pyllm_kernels.ops.activation import activation
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 FORMULAS: dict[str, Callable[[float], float]] = {
@@ -26,10 +27,10 @@ def test_the_gate_comes_first(
     activated = [[FORMULAS[kind](number) for number in row] for row in x.double().tolist()]
     expected = torch.tensor(activated, dtype=torch.float64)
     tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
-    alone = kernels.activation(x, kind, False)
+    alone = kernels[activation](x, kind, False)
     assert alone.dtype == dtype
     torch.testing.assert_close(alone.double().cpu(), expected, **tolerance)
-    gated = kernels.activation(x, kind)
+    gated = kernels[activation](x, kind)
     assert gated.dtype == dtype
     expected = expected[:, :size] * x[:, size:].double().cpu()
     torch.testing.assert_close(gated.double().cpu(), expected, atol=4 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -39,7 +40,7 @@ def test_the_gate_comes_first(
 @pytest.mark.parametrize("kind", list(FORMULAS))
 def test_large_gates_saturate(kernels: Kernels, kind: str, device: torch.device) -> None:
     x = torch.tensor([[-80.0, 80.0, 3.0, 3.0]], device=device)
-    closed, opened = kernels.activation(x, kind)[0].tolist()
+    closed, opened = kernels[activation](x, kind)[0].tolist()
     assert -1e-30 < closed <= 0
     assert opened == 240
 
@@ -50,8 +51,8 @@ def test_rows_may_be_strided_and_do_not_depend_on_each_other(
     kernels: Kernels, kind: str, gated: bool, device: torch.device
 ) -> None:
     part = torch.randn(4, 200, device=device)[:, 10:110]
-    alone = torch.cat([kernels.activation(part[row : row + 1].contiguous(), kind, gated) for row in range(4)])
-    together = kernels.activation(part, kind, gated)
+    alone = torch.cat([kernels[activation](part[row : row + 1].contiguous(), kind, gated) for row in range(4)])
+    together = kernels[activation](part, kind, gated)
     if kernels.backend == "reference":
         torch.testing.assert_close(together, alone)  # torch's erf differs where it is not vectorised.
     else:

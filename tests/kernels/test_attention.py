@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyllm_kernels import Kernels, select
+from pyllm_kernels.ops.paged_attention import paged_attention
 
 from tests.kernels.paged import Shape, paged_batch
 
@@ -16,16 +17,16 @@ ROWS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 40)), min_size=1, m
 def test_decodes_beside_prefills(kernels: Kernels, device: torch.device) -> None:
     rows = [(1, 0), (40, 25), (1, 300), (2, 0), (1, 15), (16, 0)]
     batch = paged_batch(rows, Shape(heads=9, kv_heads=3), device)
-    output = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    output = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device) -> None:
     batch = paged_batch([(1, 270), (30, 10), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device).invariant()
-    together = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    together = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     for index in range(4):
         row = batch.row(index)
-        alone = kernels.paged_attention(row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
+        alone = kernels[paged_attention](row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
         assert torch.equal(alone, together[batch.tokens_of(index)])
 
 
@@ -40,7 +41,7 @@ def test_windows_and_soft_caps(
     expected = batch.expected()
     for asked in (batch, batch.invariant()):
         arguments = asked.key_cache, asked.value_cache, asked.metadata, asked.layer
-        output = kernels.paged_attention(asked.query, *arguments)
+        output = kernels[paged_attention](asked.query, *arguments)
         torch.testing.assert_close(output.double().cpu(), expected, atol=2e-5, rtol=2e-5)
 
 
@@ -48,10 +49,10 @@ def test_windows_and_soft_caps(
 def test_a_row_with_a_window_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device, window: int) -> None:
     batch = paged_batch([(1, 270), (30, 100), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device)
     batch = batch.windowed(window, 3.0).invariant()
-    together = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    together = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     for index in range(4):
         row = batch.row(index)
-        alone = kernels.paged_attention(row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
+        alone = kernels[paged_attention](row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
         assert torch.equal(alone, together[batch.tokens_of(index)])
 
 
@@ -64,7 +65,7 @@ def test_sinks_take_a_share_once(
     expected = batch.expected()
     for asked in (batch, batch.invariant()):
         arguments = asked.key_cache, asked.value_cache, asked.metadata, asked.layer
-        output = kernels.paged_attention(asked.query, *arguments)
+        output = kernels[paged_attention](asked.query, *arguments)
         torch.testing.assert_close(output.double().cpu(), expected, atol=2e-5, rtol=2e-5)
 
 
@@ -72,10 +73,10 @@ def test_sinks_take_a_share_once(
 def test_a_row_with_sinks_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device, window: int | None) -> None:
     batch = paged_batch([(1, 270), (30, 100), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device)
     batch = batch.windowed(window).with_sinks().invariant()
-    together = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    together = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     for index in range(4):
         row = batch.row(index)
-        alone = kernels.paged_attention(row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
+        alone = kernels[paged_attention](row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
         assert torch.equal(alone, together[batch.tokens_of(index)])
 
 
@@ -85,9 +86,9 @@ def test_the_query_may_be_a_view_of_a_wider_projection(kernels: Kernels, device:
     projected = torch.randn(tokens, heads + 3, head_dim, device=device)
     projected[:, :heads] = batch.query
     arguments = batch.key_cache, batch.value_cache, batch.metadata, batch.layer
-    output = kernels.paged_attention(projected[:, :heads], *arguments)
+    output = kernels[paged_attention](projected[:, :heads], *arguments)
     assert output.is_contiguous()
-    assert torch.equal(output, kernels.paged_attention(batch.query, *arguments))
+    assert torch.equal(output, kernels[paged_attention](batch.query, *arguments))
 
 
 def test_keys_and_values_may_be_fp8(kernels: Kernels, device: torch.device) -> None:
@@ -97,7 +98,7 @@ def test_keys_and_values_may_be_fp8(kernels: Kernels, device: torch.device) -> N
         key_cache=batch.key_cache.to(torch.float8_e4m3fn),
         value_cache=batch.value_cache.to(torch.float8_e4m3fn),
     )
-    output = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    output = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
@@ -113,14 +114,14 @@ def test_bfloat16_queries_of_any_size_meet_fp8(kernels: Kernels, device: torch.d
         layer=replace(batch.layer, scale=batch.layer.scale / size),
     )
     for asked in (batch, batch.windowed(30, 2.0)):
-        output = kernels.paged_attention(asked.query, asked.key_cache, asked.value_cache, asked.metadata, asked.layer)
+        output = kernels[paged_attention](asked.query, asked.key_cache, asked.value_cache, asked.metadata, asked.layer)
         torch.testing.assert_close(output.double().cpu(), asked.expected(), atol=2e-2, rtol=2e-2)
 
 
 def test_the_reference_serves_bfloat16(device: torch.device) -> None:
     batch = paged_batch([(1, 40), (9, 3)], Shape(dtype=torch.bfloat16), device)
     reference = select("reference", device)
-    output = reference.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    output = reference[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=2e-2, rtol=2e-2)
 
 
@@ -141,7 +142,7 @@ def test_the_interpreter_refuses_bfloat16() -> None:
 def test_any_batch_over_any_blocks(backend: str, rows: list[tuple[int, int]], seed: int, block_size: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = paged_batch(rows, Shape(heads=3, kv_heads=1, head_dim=16, block_size=block_size), device, seed)
-    output = select(backend, device).paged_attention(
+    output = select(backend, device)[paged_attention](
         batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer
     )
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)

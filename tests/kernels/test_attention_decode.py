@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pyllm_kernels import Kernels
+from pyllm_kernels.ops.paged_attention import paged_attention
 
 from tests.kernels.paged import TOLERANCE, Shape, paged_batch
 
@@ -38,7 +39,7 @@ def test_splits_are_merged(kernels: Kernels, contexts: list[int], device: torch.
 def test_large_scores_do_not_overflow(kernels: Kernels, device: torch.device) -> None:
     batch = paged_batch([(1, SPLIT + 30), (1, 3)], Shape(heads=3, kv_heads=1), device)
     batch.query.mul_(300)
-    output = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    output = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-3, rtol=1e-3)
 
 
@@ -46,16 +47,16 @@ def test_a_row_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device)
     batch = paged_batch(
         [(1, 2 * SPLIT + 1), (1, 20), (1, SPLIT), (1, 0)], Shape(heads=6, kv_heads=2), device
     ).invariant()
-    together = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    together = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     for index in range(4):
         row = batch.row(index)
-        alone = kernels.paged_attention(row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
+        alone = kernels[paged_attention](row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
         assert torch.equal(alone[0], together[index])
 
 
 def check(kernels: Kernels, contexts: list[int], shape: Shape, device: torch.device) -> None:
     batch = paged_batch([(1, context) for context in contexts], shape, device)
-    output = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    output = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     assert output.dtype == shape.dtype
     tolerance = TOLERANCE[shape.dtype]
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=tolerance, rtol=tolerance)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from pyllm_kernels import Kernels
+from pyllm_kernels.ops.paged_attention import paged_attention
 
 from tests.kernels.paged import TOLERANCE, Shape, paged_batch
 
@@ -44,9 +45,9 @@ def test_chunks_of_every_length(kernels: Kernels, rows: list[tuple[int, int]], d
 def test_the_order_of_kv_tiles_does_not_depend_on_the_chunk(kernels: Kernels, device: torch.device) -> None:
     """The same prompt in one chunk and in two: the tokens of the second chunk attend to the same cache."""
     batch = paged_batch([(90, 0)], Shape(heads=3, kv_heads=1), device)
-    whole = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    whole = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     chunk = batch.tail(50)
-    second = kernels.paged_attention(chunk.query, chunk.key_cache, chunk.value_cache, chunk.metadata, chunk.layer)
+    second = kernels[paged_attention](chunk.query, chunk.key_cache, chunk.value_cache, chunk.metadata, chunk.layer)
     if kernels.backend == "triton":
         assert torch.equal(second, whole[40:])
     else:
@@ -59,7 +60,7 @@ def test_invariant_tokens_are_the_same_one_by_one_and_at_once(kernels: Kernels, 
     # Interpreted, a dot is numpy's, where OpenBLAS may sum a row by its place in the tile: the first has the same.
     lengths = (1, 33, 64, 65, 70) if device.type == "cuda" else (1, 17, 33, 65)
     arguments = batch.key_cache, batch.value_cache
-    together = kernels.paged_attention(batch.query, *arguments, batch.metadata, batch.layer)
+    together = kernels[paged_attention](batch.query, *arguments, batch.metadata, batch.layer)
     for length in lengths:
         row = batch.one_row_of(batch.query[length - 1 : length])
         metadata = replace(
@@ -67,7 +68,7 @@ def test_invariant_tokens_are_the_same_one_by_one_and_at_once(kernels: Kernels, 
             sequence_lengths=torch.full_like(row.metadata.sequence_lengths, length),
             max_sequence_length=length,
         )
-        alone = kernels.paged_attention(row.query, *arguments, metadata, batch.layer)
+        alone = kernels[paged_attention](row.query, *arguments, metadata, batch.layer)
         if kernels.backend == "triton":
             assert torch.equal(alone[0], together[length - 1])
         else:
@@ -76,7 +77,7 @@ def test_invariant_tokens_are_the_same_one_by_one_and_at_once(kernels: Kernels, 
 
 def check(kernels: Kernels, rows: list[tuple[int, int]], shape: Shape, device: torch.device) -> None:
     batch = paged_batch(rows, shape, device)
-    output = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    output = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     assert output.dtype == shape.dtype
     tolerance = TOLERANCE[shape.dtype]
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=tolerance, rtol=tolerance)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pyllm_kernels import AttentionMetadata, AttentionShape, select
 from pyllm_kernels.cards import Card
 from pyllm_kernels.decode_shares import count_shares, cut_rows
+from pyllm_kernels.ops.paged_attention import paged_attention, plan_attention
 from torch import Tensor
 
 from tests.kernels.paged import Shape, paged_batch
@@ -51,7 +52,7 @@ def test_tiles_cover_each_query_and_shares_are_as_specified(
     from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
 
     shape = replace(SHAPE, window=window)
-    tasks = select("triton", DEVICE).plan_attention(metadata_of(rows, batch_invariant), shape).tasks
+    tasks = select("triton", DEVICE)[plan_attention](metadata_of(rows, batch_invariant), shape).tasks
     assert tasks is not None
     card = card_of(DEVICE)
     block_q = queries_of_tile(SHAPE.heads // SHAPE.kv_heads, prefill_tile(card, 16, 4))
@@ -93,7 +94,7 @@ def test_padding_rows_and_loose_bounds_change_nothing(longest: int, device: torc
     """As a CUDA graph runs it: a fixed number of rows, and no length that the host knows."""
     triton = select("triton", device)
     batch = paged_batch([(1, 299), (1, 4), (1, 130)], Shape(heads=6, kv_heads=2, head_dim=16), device)
-    expected = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    expected = triton[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     metadata = batch.metadata
     padded = replace(
         metadata,
@@ -104,8 +105,8 @@ def test_padding_rows_and_loose_bounds_change_nothing(longest: int, device: torc
         max_sequence_length=longest,
     )
     query = torch.cat((batch.query, batch.query[:2]))
-    planned = triton.plan_attention(padded, replace(SHAPE, dtype=query.dtype))
-    output = triton.paged_attention(query, batch.key_cache, batch.value_cache, planned, batch.layer)
+    planned = triton[plan_attention](padded, replace(SHAPE, dtype=query.dtype))
+    output = triton[paged_attention](query, batch.key_cache, batch.value_cache, planned, batch.layer)
     torch.testing.assert_close(output[:3], expected, atol=1e-6, rtol=1e-6)
     assert (output[3:] == 0).all()
 
@@ -114,12 +115,12 @@ def test_a_map_is_made_over_for_another_batch(device: torch.device) -> None:
     """As before each replay of a graph, which has the addresses of the map."""
     triton = select("triton", device)
     shape = Shape(heads=6, kv_heads=2, head_dim=16)
-    planned = triton.plan_attention(paged_batch([(1, 9)] * 4, shape, device).metadata, SHAPE)
+    planned = triton[plan_attention](paged_batch([(1, 9)] * 4, shape, device).metadata, SHAPE)
     for rows in ([(1, 1500), (1, 3), (1, 0), (1, 700)], [(1, 70), (1, 90), (1, 2000), (1, 1)], [(1, 0)] * 4):
         batch = paged_batch(rows, shape, device)
-        again = triton.plan_attention(batch.metadata, SHAPE, planned)
+        again = triton[plan_attention](batch.metadata, SHAPE, planned)
         assert again.tasks is planned.tasks
-        output = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, again, batch.layer)
+        output = triton[paged_attention](batch.query, batch.key_cache, batch.value_cache, again, batch.layer)
         torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
@@ -129,8 +130,8 @@ def test_shares_leave_out_what_lies_before_the_window(device: torch.device, wind
     rows = [(1, 1500), (1, 3), (1, 700), (20, 90), (1, 63)]
     batch = paged_batch(rows, Shape(heads=6, kv_heads=2, head_dim=16), device).windowed(window).with_sinks()
     for planned_for in (window, window + 100):
-        metadata = triton.plan_attention(batch.metadata, replace(SHAPE, window=planned_for))
-        output = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer)
+        metadata = triton[plan_attention](batch.metadata, replace(SHAPE, window=planned_for))
+        output = triton[paged_attention](batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer)
         torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
@@ -171,12 +172,12 @@ def test_layers_share_the_map(device: torch.device) -> None:
     triton = select("triton", device)
     batch = paged_batch([(40, 25), (1, 300), (2, 0), (1, 15)], Shape(heads=6, kv_heads=2, head_dim=16), device)
     arguments = batch.query, batch.key_cache, batch.value_cache
-    expected = triton.paged_attention(*arguments, batch.metadata, batch.layer)
-    planned = triton.plan_attention(batch.metadata, SHAPE)
+    expected = triton[paged_attention](*arguments, batch.metadata, batch.layer)
+    planned = triton[plan_attention](batch.metadata, SHAPE)
     for _ in range(2):
-        assert torch.equal(triton.paged_attention(*arguments, planned, batch.layer), expected)
+        assert torch.equal(triton[paged_attention](*arguments, planned, batch.layer), expected)
 
 
 def test_the_reference_needs_no_map(device: torch.device) -> None:
     metadata = metadata_of([(1, 3)])
-    assert select("reference", device).plan_attention(metadata, SHAPE) is metadata
+    assert select("reference", device)[plan_attention](metadata, SHAPE) is metadata

@@ -18,6 +18,8 @@ from pyllm_kernels import (
     SparseRows,
     select,
 )
+from pyllm_kernels.ops.block_selection import score_blocks, select_blocks
+from pyllm_kernels.ops.paged_attention import paged_attention
 from torch import Tensor
 
 from tests.kernels.paged import PagedBatch, Shape, paged_batch
@@ -38,8 +40,8 @@ def chosen(
     kernels: Kernels, batch: PagedBatch, marks: Tensor, summaries: KeySummaries, budget: BlockBudget = BUDGET
 ) -> AttentionMetadata:
     rows = SparseRows(batch.metadata, marks, budget)
-    shares = kernels.score_blocks(batch.query, batch.key_cache, rows, batch.layer.scale, summaries)
-    return kernels.select_blocks(shares, batch.key_cache, rows)
+    shares = kernels[score_blocks](batch.query, batch.key_cache, rows, batch.layer.scale, summaries)
+    return kernels[select_blocks](shares, batch.key_cache, rows)
 
 
 def kept_blocks(metadata: AttentionMetadata, row: int, block_size: int) -> list[int]:
@@ -91,7 +93,7 @@ def test_shares_of_some_heads_add_up_to_those_of_all(kernels: Kernels, device: t
     rows = SparseRows(batch.metadata, mark(batch, 0, 1), BUDGET)
 
     def scores(query: Tensor, keys: Tensor) -> list[Tensor]:
-        shares = kernels.score_blocks(query, keys, rows, batch.layer.scale, empty(kind, keys))
+        shares = kernels[score_blocks](query, keys, rows, batch.layer.scale, empty(kind, keys))
         return [shares[0, : 26 - 3], shares[1, : 57 - 3]]
 
     whole = scores(batch.query, batch.key_cache)
@@ -118,8 +120,8 @@ def test_a_row_that_keeps_all_blocks_has_the_bits_of_a_dense_one(
     metadata = chosen(kernels, batch, mark(batch, 0, 1, 2), empty(kind, batch.key_cache), budget)
     cache = batch.key_cache, batch.value_cache
     assert torch.equal(
-        kernels.paged_attention(batch.query, *cache, metadata, batch.layer),
-        kernels.paged_attention(batch.query, *cache, batch.metadata, batch.layer),
+        kernels[paged_attention](batch.query, *cache, metadata, batch.layer),
+        kernels[paged_attention](batch.query, *cache, batch.metadata, batch.layer),
     )
 
 
@@ -128,7 +130,7 @@ def test_attention_is_that_of_the_positions_left(kernels: Kernels, device: torch
     batch = paged_batch([(1, 203)], Shape(heads=6, kv_heads=2), device)
     budget = BlockBudget(num_sink_blocks=1, top_k=9, num_recent_blocks=2)  # All of 13 blocks but one.
     metadata = chosen(kernels, batch, mark(batch, 0), empty(kind, batch.key_cache), budget)
-    output = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer)
+    output = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer)
     (left_out,) = set(kept_blocks(batch.metadata, 0, 16)) - set(kept_blocks(metadata, 0, 16))
     table = [block for block in kept_blocks(batch.metadata, 0, 16) if block != left_out]
     keys, values = (cache[table].flatten(0, 1)[: 204 - 16].double() for cache in (batch.key_cache, batch.value_cache))
@@ -196,13 +198,13 @@ def test_a_graph_holds_the_choice(kind: str) -> None:
     graph, summaries = Graph(), empty(kind, batch.key_cache)
     with graph.capture():
         metadata = chosen(kernels, batch, marks, summaries)
-        output = kernels.paged_attention(batch.query, *cache, metadata, batch.layer)
+        output = kernels[paged_attention](batch.query, *cache, metadata, batch.layer)
     graph.replay(2, 2)
-    assert torch.equal(output, kernels.paged_attention(batch.query, *cache, expected, batch.layer))
+    assert torch.equal(output, kernels[paged_attention](batch.query, *cache, expected, batch.layer))
     row = batch.row(0)
     graph.replay(1, 1)
     alone = chosen(kernels, row, marks[:1], empty(kind, batch.key_cache))
-    assert torch.equal(output[:1], kernels.paged_attention(row.query, *cache, alone, batch.layer))
+    assert torch.equal(output[:1], kernels[paged_attention](row.query, *cache, alone, batch.layer))
 
 
 def test_a_budget_has_a_last_block_and_a_mark_is_zero_or_one() -> None:

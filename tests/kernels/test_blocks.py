@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pyllm_kernels import Kernels, select
+from pyllm_kernels.ops.blocks import copy_blocks, gather_blocks, scatter_blocks, swap_blocks
 
 NUM_BLOCKS = 6
 COPIES = st.lists(st.tuples(st.integers(0, NUM_BLOCKS - 1), st.integers(0, NUM_BLOCKS - 1)), min_size=1, max_size=6)
@@ -20,7 +21,7 @@ def check(kernels: Kernels, copies: list[tuple[int, int]], shape: tuple[int, ...
     for source, destination in copies:
         keys[destination], values[destination] = keys[source], values[source]
     pairs = torch.tensor(copies, dtype=torch.int32, device=device).view(-1, 2)
-    kernels.copy_blocks(key_cache, value_cache, pairs)
+    kernels[copy_blocks](key_cache, value_cache, pairs)
     assert torch.equal(key_cache, torch.stack(keys))
     assert torch.equal(value_cache, torch.stack(values))
 
@@ -61,7 +62,7 @@ def check_swaps(
                 on_host[block_on_host] = blocks[block_on_device]
             if direction == wanted == 1:
                 blocks[block_on_device] = on_host[block_on_host]
-    kernels.swap_blocks(cache, host_blocks, torch.tensor(swaps, dtype=torch.int32).view(-1, 3))
+    kernels[swap_blocks](cache, host_blocks, torch.tensor(swaps, dtype=torch.int32).view(-1, 3))
     if device.type == "cuda":
         torch.cuda.synchronize()
     assert torch.equal(cache.cpu(), torch.stack(blocks, dim=2))
@@ -111,9 +112,9 @@ def test_blocks_are_staged_and_put_back(
     # As in a plan: a column of the swaps.
     blocks = torch.tensor([[0, number, 9] for number in wanted], dtype=torch.int32, device=device).view(-1, 3)[:, 1]
     on_device, gathered = cache.to(device), torch.zeros_like(staged, device=device)
-    kernels.gather_blocks(on_device.view(dtype), gathered.view(dtype), blocks)
+    kernels[gather_blocks](on_device.view(dtype), gathered.view(dtype), blocks)
     assert torch.equal(gathered.cpu(), cache[:, :, wanted].movedim(2, 0))
-    kernels.scatter_blocks(on_device.view(dtype), staged.to(device).view(dtype), blocks)
+    kernels[scatter_blocks](on_device.view(dtype), staged.to(device).view(dtype), blocks)
     expected = cache.clone()
     expected[:, :, wanted] = staged.movedim(0, 2)
     assert torch.equal(on_device.cpu(), expected)

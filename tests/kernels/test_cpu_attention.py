@@ -6,6 +6,8 @@ import pyllm_kernels
 import pytest
 import torch
 from pyllm_kernels import select
+from pyllm_kernels.ops.paged_attention import paged_attention
+from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 
 from tests.kernels.paged import PagedBatch, Shape, paged_batch
 
@@ -15,7 +17,7 @@ SPLIT = 512
 
 
 def attend(batch: PagedBatch) -> torch.Tensor:
-    return KERNELS.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    return KERNELS[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +84,8 @@ def test_what_is_cached_is_rounded_to_the_cache(dtype: torch.dtype, cache_dtype:
     cells = torch.tensor([15, 0, -1, 7, 8], dtype=torch.int32)
     rotated = query.clone(), key.clone()
     reference = torch.full_like(caches, -7.0, dtype=dtype)
-    select("reference", "cpu").rope_and_kv_write(*rotated, value, positions, cos_sin, cells, *reference)
-    KERNELS.rope_and_kv_write(query, key, value, positions, cos_sin, cells, *caches)
+    select("reference", "cpu")[rope_and_kv_write](*rotated, value, positions, cos_sin, cells, *reference)
+    KERNELS[rope_and_kv_write](query, key, value, positions, cos_sin, cells, *caches)
     # One product is fused with a sum here, and is not there.
     tolerance = {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
     torch.testing.assert_close(query, rotated[0], **tolerance)

@@ -23,6 +23,12 @@ from pyllm_kernels import (
     _cpu,
     select,
 )
+from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap
+from pyllm_kernels.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from pyllm_kernels.ops.packed_linear import pack_linear, pack_rows, packed_linear, packed_rows
+from pyllm_kernels.ops.paged_attention import paged_attention
+from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 from torch import Tensor
 
 KERNELS = select("cpu", "cpu")
@@ -33,7 +39,7 @@ MAX_TOKENS, MAX_ROWS, MAX_BLOCKS = 24, 5, 8
 class Model:
     """A decoder's layers on random weights, with inputs at fixed addresses."""
 
-    def __init__(self, dtype: torch.dtype, pack: Callable[[Tensor], PackedLinear] = KERNELS.pack_linear) -> None:
+    def __init__(self, dtype: torch.dtype, pack: Callable[[Tensor], PackedLinear] = KERNELS[pack_linear]) -> None:
         def linear(out_features: int, in_features: int) -> PackedLinear:
             return pack((torch.randn(out_features, in_features) / in_features**0.5).to(dtype))
 
@@ -88,31 +94,31 @@ class Model:
 
     def __call__(self, tokens: int, rows: int) -> Tensor:
         metadata = self.first(tokens, rows)
-        x, residual = KERNELS.packed_rows(self.embedding, self.tokens[:tokens]), None
+        x, residual = KERNELS[packed_rows](self.embedding, self.tokens[:tokens]), None
         for layer, (keys, values) in zip(self.layers, self.caches, strict=True):
             x, residual = self.normalise(x, residual, layer["norm"])
-            qkv = KERNELS.packed_linear(x, layer["qkv"]).view(tokens, -1, HEAD_DIM)
+            qkv = KERNELS[packed_linear](x, layer["qkv"]).view(tokens, -1, HEAD_DIM)
             query, key, value = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
             positions, slot_mapping = self.positions[:tokens], self.slot_mapping[:tokens]
-            KERNELS.rope_and_kv_write(query, key, value, positions, self.cos_sin, slot_mapping, keys, values)
-            x = KERNELS.paged_attention(query, keys, values, metadata, AttentionLayer(HEAD_DIM**-0.5)).flatten(1)
-            x, residual = self.normalise(KERNELS.packed_linear(x, layer["output"]), residual, layer["norm"])
-            x = KERNELS.packed_linear(
-                KERNELS.activation(KERNELS.packed_linear(x, layer["gate_up"]), "silu"), layer["down"]
+            KERNELS[rope_and_kv_write](query, key, value, positions, self.cos_sin, slot_mapping, keys, values)
+            x = KERNELS[paged_attention](query, keys, values, metadata, AttentionLayer(HEAD_DIM**-0.5)).flatten(1)
+            x, residual = self.normalise(KERNELS[packed_linear](x, layer["output"]), residual, layer["norm"])
+            x = KERNELS[packed_linear](
+                KERNELS[activation](KERNELS[packed_linear](x, layer["gate_up"]), "silu"), layer["down"]
             )
         return self.normalise(x, residual, self.layers[0]["norm"])[0]
 
     def normalise(self, x: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         if residual is None:
-            return KERNELS.rms_norm(x, weight, 1e-5), x
-        return KERNELS.add_rms_norm(x, residual, weight, 1e-5)
+            return KERNELS[rms_norm](x, weight, 1e-5), x
+        return KERNELS[add_rms_norm](x, residual, weight, 1e-5)
 
 
 def pack_int8(weight: Tensor) -> PackedLinear:
-    return KERNELS.pack_rows([MatrixRows.of(weight)], "int8", weight.dtype)
+    return KERNELS[pack_rows]([MatrixRows.of(weight)], "int8", weight.dtype)
 
 
-@pytest.mark.parametrize("pack", [KERNELS.pack_linear, pack_int8])
+@pytest.mark.parametrize("pack", [KERNELS[pack_linear], pack_int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_replay_is_the_calls_for_any_part_of_the_batch(
     dtype: torch.dtype, pack: Callable[[Tensor], PackedLinear]
@@ -150,10 +156,10 @@ def test_timed_replays_compute_the_same_and_every_op_is_counted() -> None:
     times.begin()
     graph.replay(*extent)
     assert torch.equal(hidden[: extent[0]], plain)
-    alone = KERNELS.rms_norm(plain, torch.ones(HIDDEN, dtype=plain.dtype), 1e-5)
+    alone = KERNELS[rms_norm](plain, torch.ones(HIDDEN, dtype=plain.dtype), 1e-5)
     times.end()
     graph.replay(*extent)
-    assert torch.equal(KERNELS.rms_norm(plain, torch.ones(HIDDEN, dtype=plain.dtype), 1e-5), alone)
+    assert torch.equal(KERNELS[rms_norm](plain, torch.ones(HIDDEN, dtype=plain.dtype), 1e-5), alone)
     totals = {name: runs for name, runs, _ in times.totals()}
     # A joined name is of two ops, and there is one more norm, which no graph held.
     assert sum(runs * (1 + name.count(" + ")) for name, runs in totals.items()) == graph.num_ops + 1
@@ -173,41 +179,41 @@ def test_ops_are_timed_by_one_at_a_time_and_on_one_thread() -> None:
         OpTimes(1).begin()
     with pytest.raises(RuntimeError, match="this thread's ops are being timed"), Graph().capture():
         pass
-    thread = threading.Thread(target=KERNELS.activation, args=(x, "silu"))
+    thread = threading.Thread(target=KERNELS[activation], args=(x, "silu"))
     thread.start()
     thread.join()
     assert times.totals() == []
-    KERNELS.activation(x, "silu")
+    KERNELS[activation](x, "silu")
     times.end()
-    KERNELS.activation(x, "silu")
+    KERNELS[activation](x, "silu")
     assert [(name, runs) for name, runs, _ in times.totals()] == [("activation", 1)]
 
 
 def test_an_output_that_is_held_stays_and_another_is_written_over() -> None:
     graph, x, weight = Graph(), torch.randn(2, 8), torch.ones(8)
     with graph.capture():
-        held = KERNELS.rms_norm(x, weight, 1e-5).view(4, 4)[1:]  # The view holds what it lies in.
-        first = KERNELS.activation(x, "silu")
+        held = KERNELS[rms_norm](x, weight, 1e-5).view(4, 4)[1:]  # The view holds what it lies in.
+        first = KERNELS[activation](x, "silu")
         address = first.data_ptr()
         del first
-        second = KERNELS.activation(x, "silu")
+        second = KERNELS[activation](x, "silu")
         assert second.data_ptr() == address
     graph.replay(2, 0)
-    assert torch.equal(held, KERNELS.rms_norm(x, weight, 1e-5).view(4, 4)[1:])
+    assert torch.equal(held, KERNELS[rms_norm](x, weight, 1e-5).view(4, 4)[1:])
     x *= 2
     graph.replay(1, 0)
-    assert torch.equal(second[0], KERNELS.activation(x, "silu")[0])
-    assert torch.equal(second[1], KERNELS.activation(x / 2, "silu")[1])
+    assert torch.equal(second[0], KERNELS[activation](x, "silu")[0])
+    assert torch.equal(second[1], KERNELS[activation](x / 2, "silu")[1])
 
 
 def test_a_graph_keeps_its_inputs_alive_and_an_output_the_memory() -> None:
     graph, x = Graph(), torch.full((3, 2), 2.0)
     with graph.capture():
-        out = KERNELS.activation(x, "silu")
+        out = KERNELS[activation](x, "silu")
     del x
     gc.collect()
     graph.replay(3, 0)
-    expected = KERNELS.activation(torch.full((3, 2), 2.0), "silu")
+    expected = KERNELS[activation](torch.full((3, 2), 2.0), "silu")
     del graph
     gc.collect()
     assert torch.equal(out, expected)
@@ -253,17 +259,17 @@ def test_what_a_graph_cannot_take_is_refused() -> None:
     half, heads, cache, ints = x.half(), x.view(2, 1, 8), torch.zeros(1, 4, 1, 8), torch.zeros(2, dtype=torch.int32)
     with graph.capture():
         with pytest.raises(CaptureError, match="activation is torch's here, as Rust has none for these dtypes"):
-            KERNELS.activation(half, "silu")
+            KERNELS[activation](half, "silu")
         tensors = heads, heads, heads, ints, x, ints, cache, cache
         with pytest.raises(CaptureError, match="rope_and_kv_write is torch's here"):
-            KERNELS.rope_and_kv_write(*tensors, None, KVScales(key=2.0))
+            KERNELS[rope_and_kv_write](*tensors, None, KVScales(key=2.0))
         with pytest.raises(RuntimeError, match="this thread is not capturing this graph"):
             _cpu.Graph().end_capture()
         with pytest.raises(MemoryError, match="no memory for an output of"):
             _cpu.Graph().lend(2**62)
-        KERNELS.activation(x, "silu")
+        KERNELS[activation](x, "silu")
         with pytest.raises(ValueError, match="an op of 1 tokens in a graph of 2"):
-            KERNELS.activation(x[:1], "silu")
+            KERNELS[activation](x[:1], "silu")
         with pytest.raises(RuntimeError, match="this thread is capturing a graph already"), Graph().capture():
             pass
     assert graph.num_ops == 1
@@ -277,14 +283,14 @@ def test_the_ops_of_every_family_are_recorded(dtype: torch.dtype) -> None:
     caches, cos_sin = torch.zeros(2, 2, 4, 1, 8, dtype=dtype), torch.randn(9, 4)
 
     def step(tokens: int) -> list[Tensor]:
-        total = KERNELS.add(x[:tokens], residual[:tokens], 0.5)
-        normed, stream = KERNELS.add_layer_norm(total, residual[:tokens], weight, 1e-5, 0.22)
-        wide = KERNELS.add_rms_norm(KERNELS.layer_norm(normed, weight, 1e-5), stream, weight, 1e-5, 0.22)[0]
-        query = KERNELS.add_bias(KERNELS.activation(wide, "gelu", False), weight).view(tokens, 2, 8)
+        total = KERNELS[add](x[:tokens], residual[:tokens], 0.5)
+        normed, stream = KERNELS[add_layer_norm](total, residual[:tokens], weight, 1e-5, 0.22)
+        wide = KERNELS[add_rms_norm](KERNELS[layer_norm](normed, weight, 1e-5), stream, weight, 1e-5, 0.22)[0]
+        query = KERNELS[add_bias](KERNELS[activation](wide, "gelu", False), weight).view(tokens, 2, 8)
         key, value = query[:, :1], stream.view(tokens, 2, 8)[:, 1:]
         at = positions[:tokens], cos_sin, cells[:tokens]
-        KERNELS.rope_and_kv_write(query[:, 1:], key, value, *at, *caches, norm, KVScales(), query_scales)
-        return [KERNELS.scale_and_cap(KERNELS.activation(query.flatten(1), "gelu_tanh"), 3.0, 2.0), stream]
+        KERNELS[rope_and_kv_write](query[:, 1:], key, value, *at, *caches, norm, KVScales(), query_scales)
+        return [KERNELS[scale_and_cap](KERNELS[activation](query.flatten(1), "gelu_tanh"), 3.0, 2.0), stream]
 
     graph = Graph()
     with graph.capture():
@@ -327,9 +333,9 @@ def test_torch_computes_nothing_in_a_capture(compute: Callable[[Tensor], Tensor]
 
 def test_other_threads_go_on_computing() -> None:
     x = torch.randn(2, 8)
-    expected, elsewhere = KERNELS.activation(x, "silu"), []
+    expected, elsewhere = KERNELS[activation](x, "silu"), []
     with Graph().capture():
-        thread = threading.Thread(target=lambda: elsewhere.append(KERNELS.activation(x, "silu")))
+        thread = threading.Thread(target=lambda: elsewhere.append(KERNELS[activation](x, "silu")))
         thread.start()
         thread.join()
     assert torch.equal(elsewhere[0], expected)
@@ -343,7 +349,7 @@ from pyllm_kernels import Graph, select
 x = torch.ones(2, 8)
 graph = Graph()
 with graph.capture():
-    select("cpu", "cpu").activation(x, "silu").view(8)
+    select("cpu", "cpu")[activation](x, "silu").view(8)
 assert graph.num_ops == 1
 assert "torch._dynamo" not in sys.modules
 """

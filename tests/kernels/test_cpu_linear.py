@@ -17,11 +17,10 @@ from pyllm_kernels import (
     PackedLinear,
     Scales,
     _cpu,
-    pack_linear,
-    pack_rows,
     select,
     zero_rows,
 )
+from pyllm_kernels.ops.packed_linear import pack_linear, pack_rows, packed_linear, packed_rows
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 OURS = [torch.float32, torch.bfloat16]
@@ -47,7 +46,7 @@ def test_the_product(
     where = torch.device("cpu") if kernels.backend == "cpu" else device
     weight = torch.randn((out_features, in_features), dtype=dtype, device=where)
     x = torch.randn((tokens, in_features), dtype=dtype, device=where)
-    output = kernels.packed_linear(x, kernels.pack_linear(weight))
+    output = kernels[packed_linear](x, kernels[pack_linear](weight))
     assert output.dtype == dtype
     torch.testing.assert_close(
         output.double(), x.double() @ weight.double().T, atol=TOLERANCE[dtype] * in_features**0.5, rtol=TOLERANCE[dtype]
@@ -59,7 +58,7 @@ def test_rows_come_out_as_they_went_in(kernels: Kernels, dtype: torch.dtype, dev
     where = torch.device("cpu") if kernels.backend == "cpu" else device
     weight = torch.randn((70, 13), dtype=dtype, device=where)
     rows = torch.tensor([69, 0, 31, 32, 0], dtype=torch.int32, device=where)
-    assert torch.equal(kernels.packed_rows(kernels.pack_linear(weight), rows), weight[rows])
+    assert torch.equal(kernels[packed_rows](kernels[pack_linear](weight), rows), weight[rows])
 
 
 def blocks_of(out_features: int, in_features: int, block_format: str) -> MatrixRows:
@@ -96,9 +95,9 @@ def width_of(weight_format: str, features: int) -> int:
 
 def quantised(kernels: Kernels, shape: tuple[int, int], weight_format: str, dtype: torch.dtype) -> PackedLinear:
     if weight_format == "int8":
-        return kernels.pack_rows([MatrixRows.of(torch.randn(shape))], "int8", dtype)
+        return kernels[pack_rows]([MatrixRows.of(torch.randn(shape))], "int8", dtype)
     block_format = weight_format.removeprefix("int8 of ")
-    return kernels.pack_rows([blocks_of(*shape, block_format)], weight_format.partition(" ")[0], dtype)
+    return kernels[pack_rows]([blocks_of(*shape, block_format)], weight_format.partition(" ")[0], dtype)
 
 
 @pytest.mark.parametrize("weight_format", [*GGUF_BLOCKS, "float32", "float16", "bfloat16"])
@@ -127,7 +126,7 @@ def test_products_of_whole_numbers_are_those_with_the_dequantised_matrix(weight_
     x = torch.randint(-127, 128, (21, 512)).float()
     x.view(21, -1, 32)[..., 0] = 127
     exact = x.double() @ numbers_of(rows).double().T
-    products = cpu.packed_linear(x, cpu.pack_rows([rows], weight_format, torch.float32))
+    products = cpu[packed_linear](x, cpu[pack_rows]([rows], weight_format, torch.float32))
     magnitudes = x.double().abs() @ numbers_of(rows).double().abs().T
     # Some 70 additions of float32, each off by at most 2^-24 of what there is.
     assert ((products.double() - exact).abs() <= 70 * 2.0**-24 * magnitudes).all()
@@ -152,8 +151,8 @@ def test_quantised_products_are_the_specified_ones(
     else:
         rows = blocks_of(out_features, in_features, block_format)
     packed_as = weight_format.partition(" ")[0]
-    output = cpu.packed_linear(x, cpu.pack_rows([rows], packed_as, dtype))
-    specified = reference.packed_linear(x, reference.pack_rows([rows], packed_as, dtype))
+    output = cpu[packed_linear](x, cpu[pack_rows]([rows], packed_as, dtype))
+    specified = reference[packed_linear](x, reference[pack_rows]([rows], packed_as, dtype))
     assert output.dtype == dtype
     # They differ in the rounding of their sums alone.
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
@@ -171,7 +170,7 @@ def test_quantising_loses_little(weight_format: str, most: float) -> None:
         kind = weight_format.removeprefix("int8 of ")
         rows = blocks_from(weight, kind)
     for kernels in (select("cpu", "cpu"), select("reference", "cpu")):
-        output = kernels.packed_linear(x, kernels.pack_rows([rows], weight_format.partition(" ")[0], torch.float32))
+        output = kernels[packed_linear](x, kernels[pack_rows]([rows], weight_format.partition(" ")[0], torch.float32))
         exact = x @ weight.T
         assert (output - exact).norm() / exact.norm() < most
 
@@ -182,7 +181,7 @@ def test_rows_of_blocks_come_out_as_numbers(weight_format: str, dtype: torch.dty
     blocks = blocks_of(70, 256, weight_format)
     rows = torch.tensor([69, 0, 31, 32, 0], dtype=torch.int32)
     for kernels in (select("cpu", "cpu"), select("reference", "cpu")):
-        out = kernels.packed_rows(kernels.pack_rows([blocks], weight_format, dtype), rows)
+        out = kernels[packed_rows](kernels[pack_rows]([blocks], weight_format, dtype), rows)
         assert torch.equal(out, numbers_of(blocks)[rows].to(dtype))
 
 
@@ -192,7 +191,7 @@ def test_rows_of_int8_come_out_near_what_went_in(in_features: int, dtype: torch.
     weight = torch.randn(70, in_features).to(dtype)
     rows = torch.tensor([69, 0, 31], dtype=torch.int32)
     cpu, reference = (
-        kernels.packed_rows(kernels.pack_rows([MatrixRows.of(weight)], "int8", dtype), rows)
+        kernels[packed_rows](kernels[pack_rows]([MatrixRows.of(weight)], "int8", dtype), rows)
         for kernels in map(select, *both_backends())
     )
     assert torch.equal(cpu, reference)
@@ -205,7 +204,7 @@ def test_outliers_leave_the_rest_of_an_int8_row_precise(backend: str) -> None:
     weight, x = torch.randn(64, 576), torch.randn(20, 576)
     x[:, 100] = 100.0
     weight[:, 100] = 0.0  # the product is of the other features alone
-    output, exact = kernels.packed_linear(x, int8(kernels, weight)), x @ weight.T
+    output, exact = kernels[packed_linear](x, int8(kernels, weight)), x @ weight.T
     # With 8 bits it is 0.23: a step of the integers would be most of what another feature is.
     assert (output - exact).norm() / exact.norm() < 0.01
 
@@ -218,7 +217,7 @@ def test_int8_of_blocks_is_nearly_what_they_stand_for(block_format: str, dtype: 
     blocks = blocks_from(weight, block_format)
     rows = torch.tensor([69, 0, 3, 31], dtype=torch.int32)
     cpu, reference = (
-        kernels.packed_rows(kernels.pack_rows([blocks], "int8", dtype), rows)
+        kernels[packed_rows](kernels[pack_rows]([blocks], "int8", dtype), rows)
         for kernels in map(select, *both_backends())
     )
     torch.testing.assert_close(cpu, reference)
@@ -228,7 +227,7 @@ def test_int8_of_blocks_is_nearly_what_they_stand_for(block_format: str, dtype: 
 
 
 def int8(kernels: Kernels, weight: torch.Tensor) -> PackedLinear:
-    return kernels.pack_rows([MatrixRows.of(weight)], "int8", weight.dtype)
+    return kernels[pack_rows]([MatrixRows.of(weight)], "int8", weight.dtype)
 
 
 def both_backends() -> tuple[tuple[str, str], tuple[str, str]]:
@@ -240,8 +239,8 @@ def test_out_may_be_columns_of_a_wider_tensor() -> None:
     for kernels in map(select, *both_backends()):
         packed = int8(kernels, torch.randn(7, 64))
         out = wide[:, 5:12]
-        assert kernels.packed_linear(x, packed, out) is out
-        assert torch.equal(wide[:, 5:12], kernels.packed_linear(x, packed))
+        assert kernels[packed_linear](x, packed, out) is out
+        assert torch.equal(wide[:, 5:12], kernels[packed_linear](x, packed))
         assert not wide[:, :5].any()
         assert not wide[:, 12:].any()
 
@@ -253,7 +252,7 @@ def test_out_may_be_columns_of_a_wider_tensor() -> None:
 def test_an_out_that_does_not_fit_is_refused(out: torch.Tensor) -> None:
     kernels = select("cpu", "cpu")
     with pytest.raises(ValueError, match=r"give torch.float32 \[2, 6\] on the CPU, with rows contiguous and apart"):
-        kernels.packed_linear(torch.zeros(2, 8), kernels.pack_linear(torch.zeros(6, 8)), out)
+        kernels[packed_linear](torch.zeros(2, 8), kernels[pack_linear](torch.zeros(6, 8)), out)
 
 
 @pytest.mark.parametrize("dtype", OURS, ids=str)
@@ -263,19 +262,19 @@ def test_a_row_is_the_same_alone_among_others_and_on_any_threads(weight_format: 
     shape = (960, width_of(weight_format, 576))
     is_float = weight_format == "floats"
     packed = (
-        kernels.pack_linear(torch.randn(shape).to(dtype))
+        kernels[pack_linear](torch.randn(shape).to(dtype))
         if is_float
         else quantised(kernels, shape, weight_format, dtype)
     )
     x = torch.randn(77, shape[1]).to(dtype)
-    alone = torch.cat([kernels.packed_linear(row, packed) for row in x.split(1)])
+    alone = torch.cat([kernels[packed_linear](row, packed) for row in x.split(1)])
     before = pyllm_kernels.num_threads()
     try:
         for num_threads in (1, 2, 3):
             pyllm_kernels.set_num_threads(num_threads)
             assert pyllm_kernels.num_threads() == num_threads
-            assert torch.equal(kernels.packed_linear(x, packed), alone)
-            assert torch.equal(kernels.packed_linear(x[5:30].contiguous(), packed), alone[5:30])
+            assert torch.equal(kernels[packed_linear](x, packed), alone)
+            assert torch.equal(kernels[packed_linear](x[5:30].contiguous(), packed), alone[5:30])
     finally:
         pyllm_kernels.set_num_threads(before)
 
@@ -283,12 +282,12 @@ def test_a_row_is_the_same_alone_among_others_and_on_any_threads(weight_format: 
 def test_a_weight_may_be_strided() -> None:
     kernels = select("cpu", "cpu")
     weight = torch.randn(20, 64)[:, 3:40]
-    assert torch.equal(kernels.pack_linear(weight).data, kernels.pack_linear(weight.contiguous()).data)
+    assert torch.equal(kernels[pack_linear](weight).data, kernels[pack_linear](weight.contiguous()).data)
 
 
 @pytest.fixture
 def packed() -> PackedLinear:
-    return select("cpu", "cpu").pack_linear(torch.zeros(6, 8))
+    return select("cpu", "cpu")[pack_linear](torch.zeros(6, 8))
 
 
 @pytest.mark.parametrize(
@@ -301,15 +300,15 @@ def packed() -> PackedLinear:
 )
 def test_what_a_pointer_cannot_say_is_checked(packed: PackedLinear, x: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        select("cpu", "cpu").packed_linear(x, packed)
+        select("cpu", "cpu")[packed_linear](x, packed)
 
 
 def test_rows_that_are_not_there_are_refused(packed: PackedLinear) -> None:
     for row in (6, -1):
         with pytest.raises(IndexError, match=f"row {row} of a matrix of 6 rows"):
-            select("cpu", "cpu").packed_rows(packed, torch.tensor([row], dtype=torch.int32))
+            select("cpu", "cpu")[packed_rows](packed, torch.tensor([row], dtype=torch.int32))
     with pytest.raises(ValueError, match=r"rows are torch\.int64: give int32"):
-        select("cpu", "cpu").packed_rows(packed, torch.tensor([0]))
+        select("cpu", "cpu")[packed_rows](packed, torch.tensor([0]))
 
 
 def test_rows_of_another_kind_are_refused() -> None:
@@ -324,7 +323,7 @@ def test_rows_of_another_kind_are_refused() -> None:
         pack_rows([rows, wider], "q8_0", torch.float32)
     for kernels in (select("cpu", "cpu"), select("reference", "cpu")):
         with pytest.raises(ValueError, match="q4_0 cannot be packed from rows of q8_0"):
-            kernels.pack_rows([rows], "q4_0", torch.float32)
+            kernels[pack_rows]([rows], "q4_0", torch.float32)
     with pytest.raises(ValueError, match="no rows of odd can be read"):
         _cpu.read_rows([("odd", 0, 0, 0, 0)], 32, 0)
     with pytest.raises(ValueError, match="1 rows of a matrix of 3"):
@@ -337,7 +336,7 @@ def test_the_first_row_that_is_not_finite_is_named(backend: str) -> None:
     weight[[40, 41], 3] = torch.tensor([torch.nan, torch.inf])
     for weight_format in ("float32", "int8"):
         with pytest.raises(NotFiniteError, match="row 40 of the matrix has a NaN or an infinity") as caught:
-            select(backend, "cpu").pack_rows([MatrixRows.of(weight)], weight_format, torch.float32)
+            select(backend, "cpu")[pack_rows]([MatrixRows.of(weight)], weight_format, torch.float32)
         assert caught.value.row == 40
 
 
@@ -373,12 +372,12 @@ def test_data_that_is_not_what_its_layout_says_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork")  # Python warns of threads beside it, which are what this is about.
 def test_a_forked_process_computes() -> None:
     cpu, x = select("cpu", "cpu"), torch.randn(64, 512)
-    packed = cpu.pack_linear(torch.randn(512, 512))
-    expected, stop = cpu.packed_linear(x, packed), threading.Event()
+    packed = cpu[pack_linear](torch.randn(512, 512))
+    expected, stop = cpu[packed_linear](x, packed), threading.Event()
 
     def keep_busy() -> None:
         while not stop.is_set():
-            cpu.packed_linear(x, packed)
+            cpu[packed_linear](x, packed)
 
     before = pyllm_kernels.num_threads()
     pyllm_kernels.set_num_threads(3)
@@ -388,7 +387,7 @@ def test_a_forked_process_computes() -> None:
         for _ in range(5):
             child = os.fork()
             if child == 0:
-                os._exit(0 if torch.equal(cpu.packed_linear(x, packed), expected) else 1)
+                os._exit(0 if torch.equal(cpu[packed_linear](x, packed), expected) else 1)
             assert os.waitpid(child, 0)[1] == 0
     finally:
         stop.set()
@@ -423,25 +422,25 @@ def test_bytes_are_numbers_by_their_scales(dtype: torch.dtype, features: int, in
     packed = pack_rows([rows, zero_rows(rows, 3)], "float32", torch.float32)
     x = torch.eye(in_features)
     expected = torch.cat((numbers_of_scaled(rows), torch.zeros(3, in_features)))
-    assert torch.equal(select("cpu", "cpu").packed_linear(x, packed), expected.T)
+    assert torch.equal(select("cpu", "cpu")[packed_linear](x, packed), expected.T)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_integers_with_a_scale_a_row_are_kept_as_they_are(backend: str) -> None:
     kernels = select(backend, "cpu")
     kept, anew = scaled_rows(torch.int8, 40, 64, 64), scaled_rows(torch.int8, 33, 64, 32)
-    packed = kernels.pack_rows([kept, anew, zero_rows(kept, 2)], "int8", torch.float32)
-    found = kernels.packed_rows(packed, torch.arange(75, dtype=torch.int32))
+    packed = kernels[pack_rows]([kept, anew, zero_rows(kept, 2)], "int8", torch.float32)
+    found = kernels[packed_rows](packed, torch.arange(75, dtype=torch.int32))
     assert torch.equal(found[:40], numbers_of_scaled(kept))
     assert torch.equal(found[73:], torch.zeros(2, 64))
     steps = numbers_of_scaled(anew).abs().amax(1, keepdim=True) / 127
     assert ((found[40:73] - numbers_of_scaled(anew)).abs() <= 0.501 * steps).all()
     x = torch.randint(-127, 128, (5, 64)).float()
     x[:, 0] = 127.0
-    products = select("reference", "cpu").packed_linear(
-        x, select("reference", "cpu").pack_rows([kept, anew, zero_rows(kept, 2)], "int8", torch.float32)
+    products = select("reference", "cpu")[packed_linear](
+        x, select("reference", "cpu")[pack_rows]([kept, anew, zero_rows(kept, 2)], "int8", torch.float32)
     )
-    torch.testing.assert_close(kernels.packed_linear(x, packed), products, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(kernels[packed_linear](x, packed), products, rtol=1e-6, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,11 @@ import pyllm_kernels
 import pytest
 import torch
 from pyllm_kernels import KVScales, QKNorm, cpu, select
+from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.blocks import copy_blocks
+from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap
+from pyllm_kernels.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 from torch import Tensor
 
 KERNELS, REFERENCE = select("cpu", "cpu"), select("reference", "cpu")
@@ -24,11 +29,11 @@ WIDTHS = [1, 15, 16, 17, 63, 64, 65, 576, 1000]
 def test_norms_of_any_width(width: int, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
     x, residual = torch.randn(2, 3, width).to(dtype)
     weight = torch.randn(width).to(weight_dtype)
-    expected, total = REFERENCE.add_rms_norm(x, residual, weight, 1e-5)
-    output, stream = KERNELS.add_rms_norm(x, residual, weight, 1e-5)
+    expected, total = REFERENCE[add_rms_norm](x, residual, weight, 1e-5)
+    output, stream = KERNELS[add_rms_norm](x, residual, weight, 1e-5)
     assert torch.equal(stream, total)
     torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
-    assert torch.equal(KERNELS.rms_norm(total, weight, 1e-5), output)
+    assert torch.equal(KERNELS[rms_norm](total, weight, 1e-5), output)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -36,8 +41,8 @@ def test_norms_of_any_width(width: int, dtype: torch.dtype, weight_dtype: torch.
 def test_gates_of_any_width(width: int, dtype: torch.dtype) -> None:
     x = (torch.randn(3, 2 * width) * 5).to(dtype)
     for kind, gated in itertools.product(KINDS, (False, True)):
-        expected = REFERENCE.activation(x, kind, gated)
-        torch.testing.assert_close(KERNELS.activation(x, kind, gated), expected, **GATE_TOLERANCE[dtype])
+        expected = REFERENCE[activation](x, kind, gated)
+        torch.testing.assert_close(KERNELS[activation](x, kind, gated), expected, **GATE_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -46,14 +51,14 @@ def test_gates_of_any_width(width: int, dtype: torch.dtype) -> None:
 def test_layer_norms_and_biases_of_any_width(width: int, dtype: torch.dtype, other_dtype: torch.dtype) -> None:
     x, residual = (torch.randn(2, 3, width) * 2 + 0.5).to(dtype)
     weight = torch.randn(width).to(other_dtype)
-    expected, total = REFERENCE.add_layer_norm(x, residual, weight, 1e-5, 0.5)
-    output, stream = KERNELS.add_layer_norm(x, residual, weight, 1e-5, 0.5)
+    expected, total = REFERENCE[add_layer_norm](x, residual, weight, 1e-5, 0.5)
+    output, stream = KERNELS[add_layer_norm](x, residual, weight, 1e-5, 0.5)
     assert torch.equal(stream, total)  # Halves are exact.
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=TOLERANCE[dtype]["rtol"])
-    assert torch.equal(KERNELS.layer_norm(total, weight, 1e-5), output)
-    assert torch.equal(KERNELS.add(x, residual, 0.5), total)
-    biased = REFERENCE.add_bias(x.clone(), weight)
-    assert torch.equal(KERNELS.add_bias(x.clone(), weight), biased)
+    assert torch.equal(KERNELS[layer_norm](total, weight, 1e-5), output)
+    assert torch.equal(KERNELS[add](x, residual, 0.5), total)
+    biased = REFERENCE[add_bias](x.clone(), weight)
+    assert torch.equal(KERNELS[add_bias](x.clone(), weight), biased)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -74,7 +79,7 @@ def test_heads_of_any_dtype_and_size(
             query, key, value = qkv.clone().split([4, 2, 2], dim=1)
             caches = torch.zeros(2, 3, 2, 2, head_dim, dtype=cache_dtype)
             tensors = query, key, value, positions, cos_sin, cells, *caches
-            kernels.rope_and_kv_write(*tensors, of_heads, KVScales(), of_queries)
+            kernels[rope_and_kv_write](*tensors, of_heads, KVScales(), of_queries)
             results.append((query, key, value, caches))
         # A number normed to the other side of a halfway point is rotated into others.
         tolerance = {"atol": 1e-5 if dtype is torch.float32 is cache_dtype else 4e-2, "rtol": 1e-2}
@@ -89,10 +94,10 @@ def test_rows_are_the_same_alone_and_on_any_threads(dtype: torch.dtype) -> None:
 
     def results(rows: slice) -> list[Tensor]:
         return [
-            *KERNELS.add_rms_norm(x[rows], residual[rows], weight, 1e-5, 0.3),
-            *KERNELS.add_layer_norm(x[rows], residual[rows], weight, 1e-5, 0.3),
-            *(KERNELS.activation(x[rows], kind, gated) for kind in KINDS for gated in (False, True)),
-            KERNELS.scale_and_cap(KERNELS.add_bias(x[rows].clone(), weight), 0.7, 3.0),
+            *KERNELS[add_rms_norm](x[rows], residual[rows], weight, 1e-5, 0.3),
+            *KERNELS[add_layer_norm](x[rows], residual[rows], weight, 1e-5, 0.3),
+            *(KERNELS[activation](x[rows], kind, gated) for kind in KINDS for gated in (False, True)),
+            KERNELS[scale_and_cap](KERNELS[add_bias](x[rows].clone(), weight), 0.7, 3.0),
         ]
 
     together = results(slice(None))
@@ -111,10 +116,10 @@ def test_rows_are_the_same_alone_and_on_any_threads(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_tokens_are_no_work(dtype: torch.dtype) -> None:
     empty = torch.empty(0, 8, dtype=dtype)
-    assert KERNELS.rms_norm(empty, torch.ones(8, dtype=dtype), 1e-5).shape == (0, 8)
-    assert KERNELS.activation(empty, "silu").shape == (0, 4)
-    assert KERNELS.add(empty, empty).shape == (0, 8)
-    assert KERNELS.scale_and_cap(empty, 2.0).shape == (0, 8)
+    assert KERNELS[rms_norm](empty, torch.ones(8, dtype=dtype), 1e-5).shape == (0, 8)
+    assert KERNELS[activation](empty, "silu").shape == (0, 4)
+    assert KERNELS[add](empty, empty).shape == (0, 8)
+    assert KERNELS[scale_and_cap](empty, 2.0).shape == (0, 8)
     assert cpu.sample_greedily(empty).shape == (0,)
 
 
@@ -123,11 +128,11 @@ def test_blocks_are_copied_in_order(dtype: torch.dtype) -> None:
     caches = torch.randn(2, 5, 4, 2, 8).to(dtype)
     copies = torch.tensor([[0, 3], [3, 1], [4, 4]], dtype=torch.int32)
     expected = caches.clone()
-    REFERENCE.copy_blocks(*expected, copies)
-    KERNELS.copy_blocks(*caches, copies)
+    REFERENCE[copy_blocks](*expected, copies)
+    KERNELS[copy_blocks](*caches, copies)
     assert torch.equal(caches, expected)
     with pytest.raises(IndexError, match="number of the copies 1 is 5: it must be from 0 to 4"):
-        KERNELS.copy_blocks(*caches, torch.tensor([[0, 5]], dtype=torch.int32))
+        KERNELS[copy_blocks](*caches, torch.tensor([[0, 5]], dtype=torch.int32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -152,21 +157,21 @@ def test_samples_may_share_a_row_and_logits_lie_apart(dtype: torch.dtype) -> Non
 def test_what_a_pointer_cannot_say_is_checked() -> None:
     x = torch.randn(4, 8)
     with pytest.raises(ValueError, match=r"x is on cpu with strides \(1, 8\): give contiguous rows on a CPU"):
-        KERNELS.activation(x.T, "silu")
+        KERNELS[activation](x.T, "silu")
     with pytest.raises(ValueError, match=r"weight is of shape \[4\]: it must be of \[8\]"):
-        KERNELS.rms_norm(x, torch.ones(4), 1e-5)
+        KERNELS[rms_norm](x, torch.ones(4), 1e-5)
     with pytest.raises(ValueError, match=r"residual is torch.bfloat16: give torch.float32"):
-        KERNELS.add_rms_norm(x, x.bfloat16(), torch.ones(8), 1e-5)
+        KERNELS[add_rms_norm](x, x.bfloat16(), torch.ones(8), 1e-5)
     with pytest.raises(ValueError, match="x is 7 wide: it must be a gate and as much to multiply it with"):
-        KERNELS.activation(x[:, :7], "silu")
+        KERNELS[activation](x[:, :7], "silu")
     with pytest.raises(ValueError, match='no activation "relu": use silu, gelu or gelu_tanh'):
-        KERNELS.activation(x, "relu")
+        KERNELS[activation](x, "relu")
     with pytest.raises(ValueError, match=r"bias is of shape \[4\]: it must be of \[8\]"):
-        KERNELS.add_bias(x, torch.ones(4))
+        KERNELS[add_bias](x, torch.ones(4))
     heads, cache, ints = x.view(4, 1, 8), torch.zeros(1, 4, 1, 8), torch.zeros(4, dtype=torch.int32)
     for rotary_size in (3, 10):
         with pytest.raises(ValueError, match=f"{rotary_size} dimensions of heads of 8 cannot be rotated in pairs"):
-            KERNELS.rope_and_kv_write(heads, heads, heads, ints, torch.ones(1, rotary_size), ints, cache, cache)
+            KERNELS[rope_and_kv_write](heads, heads, heads, ints, torch.ones(1, rotary_size), ints, cache, cache)
     with pytest.raises(ValueError, match=r"logits are torch\.float16: give float32 or bfloat16"):
         cpu.sample_greedily(x.half())
     with pytest.raises(IndexError, match="row of sample 0 is 4: it must be from 0 to 3"):

@@ -1,14 +1,16 @@
 """Which implementation runs, and what its choice costs."""
 
-import dataclasses
 import os
 import subprocess
 import sys
 
-import pyllm_kernels
 import pytest
 import torch
-from pyllm_kernels import BackendError, Kernels, select
+from pyllm_kernels import BackendError, select
+from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap
+from pyllm_kernels.ops.norm import add_rms_norm, layer_norm, rms_norm
+from pyllm_kernels.ops.packed_linear import pack_linear, packed_linear, packed_rows
 
 # What a process without the interpreter and without a GPU sees.
 BARE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
@@ -38,26 +40,19 @@ def test_the_public_functions_run_on_the_tensors_device(device: torch.device) ->
     x = torch.randn(2, 8, device=device)
     weight = torch.ones(8, device=device)
     kernels = select("auto", device)
-    assert torch.equal(pyllm_kernels.rms_norm(x, weight, 1e-6), kernels.rms_norm(x, weight, 1e-6))
-    normed, total = pyllm_kernels.add_rms_norm(x, x, weight, 1e-6)
+    assert torch.equal(rms_norm(x, weight, 1e-6), kernels[rms_norm](x, weight, 1e-6))
+    normed, total = add_rms_norm(x, x, weight, 1e-6)
     assert torch.equal(total, 2 * x)
-    assert torch.equal(normed, kernels.rms_norm(2 * x, weight, 1e-6))
-    assert torch.equal(pyllm_kernels.activation(x, "gelu"), kernels.activation(x, "gelu"))
-    assert torch.equal(pyllm_kernels.activation(x, "silu", False), kernels.activation(x, "silu", False))
-    assert torch.equal(pyllm_kernels.layer_norm(x, weight, 1e-6), kernels.layer_norm(x, weight, 1e-6))
-    assert torch.equal(pyllm_kernels.add(x, x, 0.5), kernels.add(x, x, 0.5))
-    assert torch.equal(pyllm_kernels.add_bias(x.clone(), weight), kernels.add_bias(x.clone(), weight))
-    assert torch.equal(pyllm_kernels.scale_and_cap(x.clone(), 2.0, 3.0), kernels.scale_and_cap(x.clone(), 2.0, 3.0))
-    packed = pyllm_kernels.pack_linear(x)
-    assert torch.equal(pyllm_kernels.packed_linear(x, packed), kernels.packed_linear(x, kernels.pack_linear(x)))
-    assert torch.equal(pyllm_kernels.packed_rows(packed, torch.ones(1, dtype=torch.int32, device=device)), x[1:])
-
-
-def test_selecting_triton_leaves_the_public_names_alone(device: torch.device) -> None:
-    select("triton", device)
-    functions = [field.name for field in dataclasses.fields(Kernels) if field.name not in {"backend", "kept_format"}]
-    assert set(functions) < set(pyllm_kernels.__all__)
-    assert all(getattr(pyllm_kernels, name).__module__ == "pyllm_kernels.ops" for name in functions)
+    assert torch.equal(normed, kernels[rms_norm](2 * x, weight, 1e-6))
+    assert torch.equal(activation(x, "gelu"), kernels[activation](x, "gelu"))
+    assert torch.equal(activation(x, "silu", False), kernels[activation](x, "silu", False))
+    assert torch.equal(layer_norm(x, weight, 1e-6), kernels[layer_norm](x, weight, 1e-6))
+    assert torch.equal(add(x, x, 0.5), kernels[add](x, x, 0.5))
+    assert torch.equal(add_bias(x.clone(), weight), kernels[add_bias](x.clone(), weight))
+    assert torch.equal(scale_and_cap(x.clone(), 2.0, 3.0), kernels[scale_and_cap](x.clone(), 2.0, 3.0))
+    packed = pack_linear(x)
+    assert torch.equal(packed_linear(x, packed), kernels[packed_linear](x, kernels[pack_linear](x)))
+    assert torch.equal(packed_rows(packed, torch.ones(1, dtype=torch.int32, device=device)), x[1:])
 
 
 def test_triton_is_not_imported_until_it_is_selected() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyllm_kernels import LogitsEdits, cpu, edit_logits, reference
+from pyllm_kernels import LogitsEdits
+from pyllm_kernels.ops.edit_logits import edit_logits
 
 from tests.kernels.logits_cases import edits_of, masks_of
 from tests.tiers import cases
@@ -18,7 +19,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NOTHING = edits_of([{}])
 
 EditLogits = Callable[..., torch.Tensor]
-IMPLEMENTATIONS: dict[str, EditLogits] = {"reference": reference.edit_logits, "cpu": cpu.edit_logits}
+IMPLEMENTATIONS: dict[str, EditLogits] = {"reference": edit_logits.reference, "cpu": edit_logits}
 
 
 @np.errstate(invalid="ignore")  # A mask that excludes what is infinite leaves no number.
@@ -93,7 +94,7 @@ def test_the_output_may_be_given(edit: EditLogits, dtype: torch.dtype) -> None:
 def test_masks_may_be_unsigned() -> None:
     logits, row = torch.randn(1, 40), torch.zeros(1, dtype=torch.int32)
     masks = masks_of([{0, 31, 39}], 2)
-    expected = reference.edit_logits(logits, row, NOTHING, row, masks)
+    expected = edit_logits.reference(logits, row, NOTHING, row, masks)
     for edit in IMPLEMENTATIONS.values():
         assert torch.equal(edit(logits, row, NOTHING, row, masks.view(torch.uint32)), expected)
     assert expected.isfinite().nonzero()[:, 1].tolist() == [0, 31, 39]
@@ -104,7 +105,7 @@ def test_the_device_picks_the_version_and_edits_move_to_it() -> None:
     edits = edits_of([{5: (-math.inf, 1.0, 0.0), 6: (0.5, 1.2, 0.1)}, {}])
     masks = masks_of([set(range(0, 300, 3))], 10)
     mask_rows = torch.tensor([-1, 0], dtype=torch.int32)
-    expected = reference.edit_logits(logits, rows, edits, mask_rows, masks)
+    expected = edit_logits.reference(logits, rows, edits, mask_rows, masks)
     moved = edits.to(DEVICE)
     assert moved.ids.device.type == DEVICE.type
     edited = edit_logits(logits.to(DEVICE), rows.to(DEVICE), moved, mask_rows.to(DEVICE), masks.to(DEVICE))
@@ -118,20 +119,20 @@ def test_what_a_pointer_cannot_say_is_checked() -> None:
     logits, row = torch.randn(2, 40), torch.zeros(1, dtype=torch.int32)
     masks = masks_of([{0}], 2)
     with pytest.raises(ValueError, match=r"rows is torch\.int64: give torch\.int32"):
-        cpu.edit_logits(logits, row.long(), NOTHING)
+        edit_logits(logits, row.long(), NOTHING)
     with pytest.raises(ValueError, match=r"starts is of shape \[2\]: it must be of \[3\]"):
-        cpu.edit_logits(logits, row.repeat(2), NOTHING)
+        edit_logits(logits, row.repeat(2), NOTHING)
     with pytest.raises(ValueError, match=r"bias is of shape \[0\]: it must be of \[1\]"):
-        cpu.edit_logits(logits, row, LogitsEdits(row.repeat(2), row, NOTHING.bias, NOTHING.bias, NOTHING.bias))
+        edit_logits(logits, row, LogitsEdits(row.repeat(2), row, NOTHING.bias, NOTHING.bias, NOTHING.bias))
     with pytest.raises(ValueError, match=r"masks are torch\.int64 of 2 dimensions: give rows of int32 or uint32"):
-        cpu.edit_logits(logits, row, NOTHING, row, masks.long())
+        edit_logits(logits, row, NOTHING, row, masks.long())
     with pytest.raises(ValueError, match=r"mask_rows is of shape \[2\]: it must be of \[1\]"):
-        cpu.edit_logits(logits, row, NOTHING, row.repeat(2), masks)
+        edit_logits(logits, row, NOTHING, row.repeat(2), masks)
     with pytest.raises(ValueError, match=r"out is of shape \[2, 40\]: it must be of \[1, 40\]"):
-        cpu.edit_logits(logits, row, NOTHING, out=torch.empty(2, 40))
+        edit_logits(logits, row, NOTHING, out=torch.empty(2, 40))
     with pytest.raises(IndexError, match="row of sample 0 is 2: it must be from 0 to 1"):
-        cpu.edit_logits(logits, row + 2, NOTHING)
+        edit_logits(logits, row + 2, NOTHING)
     with pytest.raises(IndexError, match="mask of sample 0 is 1: it must be from -1 to 0"):
-        cpu.edit_logits(logits, row, NOTHING, row + 1, masks)
+        edit_logits(logits, row, NOTHING, row + 1, masks)
     with pytest.raises(IndexError, match="token of edit 0 is 40: it must be from 0 to 39"):
-        cpu.edit_logits(logits, row, edits_of([{40: (0.0, 1.0, 0.0)}]))
+        edit_logits(logits, row, edits_of([{40: (0.0, 1.0, 0.0)}]))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pyllm_kernels import Kernels
+from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap
 
 # Twice the unit in the last place: Triton's interpreter truncates where it should round to bfloat16.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -19,7 +20,7 @@ def test_a_bias_is_added_in_place(
     wide = torch.randn(tokens, width + 9, dtype=dtype, device=device)
     bias = torch.randn(width, dtype=torch.float32 if has_wide_bias else dtype, device=device)
     before, x = wide.clone(), wide[:, 3 : 3 + width]
-    assert kernels.add_bias(x, bias) is x
+    assert kernels[add_bias](x, bias) is x
     expected = before[:, 3 : 3 + width].double() + bias.double()
     torch.testing.assert_close(x.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert torch.equal(wide[:, :3], before[:, :3])
@@ -35,7 +36,7 @@ def test_numbers_are_scaled_and_capped_in_place(
     tokens, width = shape
     wide = torch.randn(tokens, width + 9, dtype=dtype, device=device) * 20
     before, x = wide.clone(), wide[:, :width]
-    assert kernels.scale_and_cap(x, factor, cap) is x
+    assert kernels[scale_and_cap](x, factor, cap) is x
     scaled = before[:, :width].double() * factor
     expected = scaled if cap is None else cap * torch.tanh(scaled / cap)
     atol = TOLERANCE[dtype] * (cap or 1.0)
@@ -51,7 +52,7 @@ def test_the_residual_is_added_and_rounded_once(
 ) -> None:
     x, residual = torch.randn((2, *shape), dtype=dtype, device=device)
     inputs = x.clone(), residual.clone()
-    output = kernels.add(x, residual, factor)
+    output = kernels[add](x, residual, factor)
     assert output.dtype == dtype
     expected = inputs[0].double() * factor + inputs[1].double()
     torch.testing.assert_close(output.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -63,7 +64,7 @@ def test_rows_do_not_depend_on_each_other(kernels: Kernels, device: torch.device
     wide = torch.randn(6, 200, device=device)
     x, residual, bias = wide[:, 8:104], wide[:, 104:], torch.randn(96, device=device)
     rows = [(x[row : row + 1].contiguous(), residual[row : row + 1].contiguous()) for row in range(6)]
-    added = [kernels.add(*row, 0.3) for row in rows]
-    assert torch.equal(kernels.add(x, residual, 0.3), torch.cat(added))
-    changed = [kernels.scale_and_cap(kernels.add_bias(row, bias), 0.7, 2.0) for row, _ in rows]
-    assert torch.equal(kernels.scale_and_cap(kernels.add_bias(x, bias), 0.7, 2.0), torch.cat(changed))
+    added = [kernels[add](*row, 0.3) for row in rows]
+    assert torch.equal(kernels[add](x, residual, 0.3), torch.cat(added))
+    changed = [kernels[scale_and_cap](kernels[add_bias](row, bias), 0.7, 2.0) for row, _ in rows]
+    assert torch.equal(kernels[scale_and_cap](kernels[add_bias](x, bias), 0.7, 2.0), torch.cat(changed))

@@ -6,6 +6,9 @@ import gguf
 import pytest
 import torch
 from pyllm_kernels import ClampedSwiglu, ExpertMatrices, Graph, MatrixRows, PackedLinear, Router, select
+from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.experts import experts
+from pyllm_kernels.ops.packed_linear import pack_linear, pack_rows, packed_linear
 from torch import Tensor
 
 CPU = select("cpu", "cpu")
@@ -17,9 +20,9 @@ def pack(weight: Tensor, weight_format: str) -> PackedLinear:
     """Matrices [experts, outputs, inputs] as one."""
     rows = weight.flatten(0, 1)
     if weight_format in {"float32", "int8"}:
-        return CPU.pack_rows([MatrixRows.of(rows)], weight_format, torch.float32)
+        return CPU[pack_rows]([MatrixRows.of(rows)], weight_format, torch.float32)
     blocks = gguf.quants.quantize(rows.numpy(), gguf.GGMLQuantizationType[weight_format.upper()])
-    return CPU.pack_rows([MatrixRows.of(torch.from_numpy(blocks), weight_format)], weight_format, torch.float32)
+    return CPU[pack_rows]([MatrixRows.of(torch.from_numpy(blocks), weight_format)], weight_format, torch.float32)
 
 
 def weights() -> tuple[Tensor, Tensor, Tensor]:
@@ -46,12 +49,12 @@ def one_by_one(x: Tensor, logits: Tensor, active: int, weight_format: str) -> Te
     shares = shares / shares.sum(dim=-1, keepdim=True)
     packed = [[pack(weight[None], weight_format) for weight in kind] for kind in weights()]
     out = torch.zeros_like(x)
-    for token, (experts, factors) in enumerate(zip(chosen.tolist(), shares, strict=True)):
-        for expert, factor in zip(experts, factors, strict=True):
+    for token, (selected, factors) in enumerate(zip(chosen.tolist(), shares, strict=True)):
+        for expert, factor in zip(selected, factors, strict=True):
             gate, up, down = (kind[expert] for kind in packed)
             row = x[token : token + 1]
-            inner = torch.cat((CPU.packed_linear(row, gate), CPU.packed_linear(row, up)), dim=-1)
-            out[token] += factor * CPU.packed_linear(CPU.activation(inner, "silu"), down)[0]
+            inner = torch.cat((CPU[packed_linear](row, gate), CPU[packed_linear](row, up)), dim=-1)
+            out[token] += factor * CPU[packed_linear](CPU[activation](inner, "silu"), down)[0]
     return out
 
 
@@ -59,11 +62,11 @@ def one_by_one(x: Tensor, logits: Tensor, active: int, weight_format: str) -> Te
 def test_it_is_the_weighted_sum_of_the_experts_of_each_token(weight_format: str) -> None:
     x, logits = inputs(37)
     matrices = ExpertMatrices(*(pack(weight, weight_format) for weight in weights()))
-    out = CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices)
+    out = CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices)
     torch.testing.assert_close(out, one_by_one(x, logits, 2, weight_format), atol=1e-5, rtol=1e-5)
     for token in (0, 20, 36):
         alone = x[token : token + 1], logits[token : token + 1]
-        assert torch.equal(CPU.experts(*alone, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices)[0], out[token])
+        assert torch.equal(CPU[experts](*alone, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices)[0], out[token])
 
 
 @pytest.mark.parametrize("normalised", [True, False])
@@ -73,7 +76,7 @@ def test_the_reference_computes_the_same(dtype: torch.dtype, normalised: bool) -
     kinds = [weight.flatten(0, 1).to(dtype) for weight in weights()]
     router = Router(EXPERTS, 3, normalised, 0, EXPERTS)
     ours, theirs = (
-        kernels.experts(x, logits, router, "gelu", ExpertMatrices(*(kernels.pack_linear(kind) for kind in kinds)))
+        kernels[experts](x, logits, router, "gelu", ExpertMatrices(*(kernels[pack_linear](kind) for kind in kinds)))
         for kernels in (CPU, select("reference", "cpu"))
     )
     tolerance = 1e-5 if dtype is torch.float32 else 3e-2
@@ -87,19 +90,19 @@ def test_biases_and_a_clamped_gate_are_those_of_the_definition(dtype: torch.dtyp
     of_gate, of_up, of_down = (bias.double() for bias in biases(dtype).values())
     expected = torch.zeros(x.shape, dtype=torch.float64)
     shares, chosen = logits.double().topk(3)
-    for token, experts in enumerate(chosen.tolist()):
-        for share, expert in zip(shares[token].softmax(0), experts, strict=True):
+    for token, selected in enumerate(chosen.tolist()):
+        for share, expert in zip(shares[token].softmax(0), selected, strict=True):
             gates = (gate[expert] @ x[token].double() + of_gate[expert]).clamp(max=0.9)
             ups = (up[expert] @ x[token].double() + of_up[expert]).clamp(-0.9, 0.9)
             inner = (ups + 1) * gates * torch.sigmoid(1.702 * gates)
             expected[token] += share * (down[expert] @ inner + of_down[expert])
     router, tolerance = Router(EXPERTS, 3, True, 0, EXPERTS), 1e-5 if dtype is torch.float32 else 5e-2
     for kernels in (CPU, select("reference", "cpu")):
-        packed = (kernels.pack_linear(weight.flatten(0, 1).to(dtype)) for weight in weights())
+        packed = (kernels[pack_linear](weight.flatten(0, 1).to(dtype)) for weight in weights())
         matrices = ExpertMatrices(*packed, **biases(dtype))
-        out = kernels.experts(x, logits, router, ClampedSwiglu(0.9, 1.702), matrices)
+        out = kernels[experts](x, logits, router, ClampedSwiglu(0.9, 1.702), matrices)
         torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
-        alone = kernels.experts(x[7:8], logits[7:8], router, ClampedSwiglu(0.9, 1.702), matrices)
+        alone = kernels[experts](x[7:8], logits[7:8], router, ClampedSwiglu(0.9, 1.702), matrices)
         assert kernels is not CPU or torch.equal(alone[0], out[7])
 
 
@@ -118,22 +121,22 @@ def test_slices_of_experts_add_up_where_one_rank_has_the_last_bias() -> None:
             up_bias=biases()["up_bias"][:, own].contiguous(),
             down_bias=biases()["down_bias"] if rank == 0 else None,
         )
-        total += CPU.experts(x, logits, router, kind, matrices)
-    torch.testing.assert_close(total, CPU.experts(x, logits, router, kind, whole), atol=2e-5, rtol=2e-5)
+        total += CPU[experts](x, logits, router, kind, matrices)
+    torch.testing.assert_close(total, CPU[experts](x, logits, router, kind, whole), atol=2e-5, rtol=2e-5)
 
 
 def test_ranks_with_some_of_the_experts_add_up() -> None:
     x, logits = inputs(11)
     whole = Router(EXPERTS, 3, True, 0, EXPERTS)
     everything = ExpertMatrices(*(pack(each, "q8_0") for each in weights()), **biases())
-    expected = CPU.experts(x, logits, whole, "silu", everything)
+    expected = CPU[experts](x, logits, whole, "silu", everything)
     total = torch.zeros_like(x)
     for first, count in ((0, 2), (2, 3)):
         own = ExpertMatrices(
             *(pack(each[first : first + count], "q8_0") for each in weights()),
             **{name: bias[first : first + count] for name, bias in biases().items()},
         )
-        total += CPU.experts(x, logits, replace(whole, first=first, count=count), "silu", own)
+        total += CPU[experts](x, logits, replace(whole, first=first, count=count), "silu", own)
     torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -143,9 +146,9 @@ def test_it_is_captured() -> None:
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
     graph = Graph()
     with graph.capture():
-        out = CPU.experts(x, logits, router, "silu", matrices)
+        out = CPU[experts](x, logits, router, "silu", matrices)
     graph.replay(9, 9)
-    assert torch.equal(out[:9], CPU.experts(x[:9], logits[:9], router, "silu", matrices))
+    assert torch.equal(out[:9], CPU[experts](x[:9], logits[:9], router, "silu", matrices))
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -153,17 +156,17 @@ def test_what_does_not_fit_is_refused() -> None:
     gate, up, down = (pack(weight, "float32") for weight in weights())
     good = ExpertMatrices(gate, up, down)
     with pytest.raises(ValueError, match="6 of 5 experts"):
-        CPU.experts(x, logits, Router(EXPERTS, 6, True, 0, EXPERTS), "silu", good)
+        CPU[experts](x, logits, Router(EXPERTS, 6, True, 0, EXPERTS), "silu", good)
     with pytest.raises(ValueError, match=r"320 outputs are not those of 3 experts, each a multiple of 32"):
-        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, 3), "silu", good)
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, 3), "silu", good)
     with pytest.raises(ValueError, match="an expert's matrix"):
-        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, down=up))
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, down=up))
     with pytest.raises(ValueError, match=r"a bias of experts is of shape \[5, 3\]: it must be of \[5, 64\]"):
-        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, gate_bias=torch.ones(5, 3)))
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, gate_bias=torch.ones(5, 3)))
     with pytest.raises(ValueError, match="a bias of the gate or of up alone"):
-        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, up_bias=torch.ones(5, 64)))
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, up_bias=torch.ones(5, 64)))
     odd = replace(good, down_bias=torch.ones(5, 256, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="bias is Bfloat16"):
-        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", odd)
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", odd)
     with pytest.raises(ValueError, match='no activation "relu"'):
-        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "relu", good)
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "relu", good)

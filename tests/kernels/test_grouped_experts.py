@@ -17,9 +17,10 @@ from pyllm_kernels import (
     Router,
     batch_invariant,
     dtype_name,
-    reference,
     select,
 )
+from pyllm_kernels.ops.experts import experts
+from pyllm_kernels.ops.packed_linear import kept_format, pack_linear, pack_rows
 from torch import Tensor
 
 from tests.kernels.quantised_weights import DTYPES, rows_of
@@ -47,9 +48,9 @@ def triton(device: torch.device) -> Kernels:
 def pack(kernels: Kernels, kind: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> PackedLinear:
     outputs, features = shape
     if kind == "float":
-        return kernels.pack_linear((torch.randn(outputs, features) * features**-0.5).to(dtype).to(device))
+        return kernels[pack_linear]((torch.randn(outputs, features) * features**-0.5).to(dtype).to(device))
     rows: MatrixRows = rows_of(kind, outputs, features)
-    packed = kernels.pack_rows([rows], kernels.kept_format(rows) or dtype_name(dtype), dtype).to(device)
+    packed = kernels[pack_rows]([rows], kernels[kept_format](rows) or dtype_name(dtype), dtype).to(device)
     assert packed.factors
     return packed
 
@@ -106,9 +107,9 @@ def test_it_is_the_reference(kind: str, dtype: torch.dtype, tokens: int, triton:
     x, logits = inputs(tokens, dtype, device)
     matrices = matrices_of(triton, (kind, kind, kind), dtype, device)
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
-    output = triton.experts(x, logits, router, "silu", matrices)
+    output = triton[experts](x, logits, router, "silu", matrices)
     check(
-        output, reference.experts(x, logits, router, "silu", matrices), max(TOLERANCE[dtype], 0.02 * (kind == "int8"))
+        output, experts.reference(x, logits, router, "silu", matrices), max(TOLERANCE[dtype], 0.02 * (kind == "int8"))
     )
 
 
@@ -122,8 +123,8 @@ def test_rules_and_activations(active: int, normalised: bool, kind: str, triton:
     matrices = matrices_of(triton, ("q4_0", "float", "fp8 64"), torch.float32, device)
     router = Router(EXPERTS, active, normalised, 0, EXPERTS)
     check(
-        triton.experts(x, logits, router, kind, matrices),
-        reference.experts(x, logits, router, kind, matrices),
+        triton[experts](x, logits, router, kind, matrices),
+        experts.reference(x, logits, router, kind, matrices),
         TOLERANCE[torch.float32],
     )
 
@@ -136,8 +137,8 @@ def test_biases_and_a_clamped_gate(
     x, logits = inputs(tokens, dtype, device)
     matrices = with_biases(matrices_of(triton, (kind, kind, kind), dtype, device))
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
-    output = triton.experts(x, logits, router, CLAMPED, matrices)
-    expected = reference.experts(x, logits, router, CLAMPED, matrices)
+    output = triton[experts](x, logits, router, CLAMPED, matrices)
+    expected = experts.reference(x, logits, router, CLAMPED, matrices)
     check(output, expected, max(TOLERANCE[dtype], 0.02 * (kind == "int8")))
 
 
@@ -150,8 +151,8 @@ def test_some_of_the_biases(
     x, logits = inputs(9, torch.float32, device)
     matrices = with_biases(matrices_of(triton, ("float", "q4_1", "float"), torch.float32, device), names)
     router = Router(EXPERTS, 3, True, 0, EXPERTS)
-    output = triton.experts(8 * x, logits, router, activation, matrices)
-    check(output, reference.experts(8 * x, logits, router, activation, matrices), TOLERANCE[torch.float32])
+    output = triton[experts](8 * x, logits, router, activation, matrices)
+    check(output, experts.reference(8 * x, logits, router, activation, matrices), TOLERANCE[torch.float32])
 
 
 @NUMPY_WARNS
@@ -162,7 +163,7 @@ def test_a_clamp_keeps_what_is_not_a_number(triton: Kernels, device: torch.devic
     for name in ("gate_bias", "up_bias"):
         zeros = {bias: torch.zeros(EXPERTS, SIZE, device=device) for bias in ("gate_bias", "up_bias")}
         zeros[name][2] = torch.nan
-        assert triton.experts(x, logits, router, CLAMPED, replace(matrices, **zeros)).isnan().all()
+        assert triton[experts](x, logits, router, CLAMPED, replace(matrices, **zeros)).isnan().all()
 
 
 @pytest.mark.parametrize(("favourites", "dtype"), [((3, 1), torch.float32), ((0, 4), torch.float16)], ids=str)
@@ -174,8 +175,8 @@ def test_all_tokens_to_two_experts(
     logits[:, list(favourites)] += 100
     matrices = matrices_of(triton, ("float", "float", "float"), dtype, device)
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
-    output = triton.experts(x, logits, router, "silu", matrices)
-    check(output, reference.experts(x, logits, router, "silu", matrices), TOLERANCE[dtype])
+    output = triton[experts](x, logits, router, "silu", matrices)
+    check(output, experts.reference(x, logits, router, "silu", matrices), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(
@@ -192,10 +193,10 @@ def test_ranks_with_some_of_the_experts_add_up(
     total = torch.zeros_like(x)
     for first, count in ((0, 1), (1, 3), (4, 1)):
         own, rank = part_of(whole, first, count), replace(router, first=first, count=count)
-        part = triton.experts(x, logits, rank, activation, own)
-        check(part + 1, reference.experts(x, logits, rank, activation, own) + 1, 0.02 if kind == "int8" else 1e-5)
+        part = triton[experts](x, logits, rank, activation, own)
+        check(part + 1, experts.reference(x, logits, rank, activation, own) + 1, 0.02 if kind == "int8" else 1e-5)
         total += part
-    check(total, triton.experts(x, logits, router, activation, whole), 1e-5)
+    check(total, triton[experts](x, logits, router, activation, whole), 1e-5)
 
 
 @NUMPY_WARNS
@@ -203,17 +204,17 @@ def test_a_token_whose_experts_are_elsewhere_gets_nothing(triton: Kernels, devic
     x, logits = inputs(6, torch.float32, device)
     logits[2:4, :2] += 100
     own = part_of(with_biases(matrices_of(triton, ("float", "float", "float"), torch.float32, device)), 2, 3)
-    output = triton.experts(x, logits, Router(EXPERTS, 2, True, 2, 3), "silu", own)
+    output = triton[experts](x, logits, Router(EXPERTS, 2, True, 2, 3), "silu", own)
     assert not output[2:4].any()
     x[2:4] = torch.nan
     logits[2:4, 0] = torch.nan
-    assert torch.equal(triton.experts(x, logits, Router(EXPERTS, 2, True, 2, 3), "silu", own)[:2], output[:2])
+    assert torch.equal(triton[experts](x, logits, Router(EXPERTS, 2, True, 2, 3), "silu", own)[:2], output[:2])
 
 
 def test_no_tokens(triton: Kernels, device: torch.device) -> None:
     x, logits = inputs(0, torch.float16, device)
     matrices = matrices_of(triton, ("float", "float", "float"), torch.float16, device)
-    assert triton.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices).shape == (0, HIDDEN)
+    assert triton[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices).shape == (0, HIDDEN)
 
 
 @NUMPY_WARNS
@@ -243,8 +244,8 @@ def test_batch_invariant_tokens_are_bitwise_the_same_alone(
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
 
     def compute(some: slice) -> Tensor:
-        experts = batch_invariant(triton).experts
-        return experts(x[some].contiguous(), logits[some].contiguous(), router, activation, matrices)
+        compute_experts = batch_invariant(triton)[experts]
+        return compute_experts(x[some].contiguous(), logits[some].contiguous(), router, activation, matrices)
 
     together = compute(slice(None))
     for some in (slice(3, 20), slice(tokens - 1, tokens)):
@@ -270,8 +271,8 @@ def test_few_tokens_are_bitwise_the_same_among_many(
     matrices = matrices_of(triton, (kind, kind, kind), dtype, device)
     matrices = with_biases(matrices) if biased else matrices
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
-    together = triton.experts(x, logits, router, activation, matrices)
-    assert torch.equal(triton.experts(x[:9], logits[:9], router, activation, matrices), together[:9])
+    together = triton[experts](x, logits, router, activation, matrices)
+    assert torch.equal(triton[experts](x[:9], logits[:9], router, activation, matrices), together[:9])
 
 
 @pytest.mark.gpu
@@ -285,15 +286,15 @@ def test_a_cuda_graph_holds_it(
     matrices = matrices_of(triton, (kind, kind, kind), torch.float16, device)
     matrices = with_biases(matrices) if biased else matrices
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
-    triton.experts(x, logits, router, activation, matrices)
+    triton[experts](x, logits, router, activation, matrices)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = triton.experts(x, logits, router, activation, matrices)
+        output = triton[experts](x, logits, router, activation, matrices)
     for shift in (1, 100):
         x.add_(0.1)
         logits[:, shift % EXPERTS] += shift
         graph.replay()
-        assert torch.equal(output, triton.experts(x, logits, router, activation, matrices))
+        assert torch.equal(output, triton[experts](x, logits, router, activation, matrices))
 
 
 def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> None:
@@ -301,10 +302,10 @@ def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> 
     good = matrices_of(triton, ("float", "q4_0", "float"), torch.float32, device)
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
     half = matrices_of(triton, ("float", "float", "float"), torch.float16, device)
-    thin = triton.pack_linear(torch.zeros(EXPERTS * 16, HIDDEN, device=device))
+    thin = triton[pack_linear](torch.zeros(EXPERTS * 16, HIDDEN, device=device))
     many = torch.empty(2**22, 32, device="meta"), torch.empty(2**22, 1024, device="meta")
-    aside = triton.pack_linear(torch.zeros(EXPERTS * SIZE, 2 * HIDDEN, device=device)[:, :HIDDEN])
-    rust = select("cpu", "cpu").pack_linear(torch.zeros(EXPERTS * SIZE, HIDDEN))
+    aside = triton[pack_linear](torch.zeros(EXPERTS * SIZE, 2 * HIDDEN, device=device)[:, :HIDDEN])
+    rust = select("cpu", "cpu")[pack_linear](torch.zeros(EXPERTS * SIZE, HIDDEN))
     biases = torch.zeros(EXPERTS, HIDDEN, device=device)
     for arguments, message in (
         ((x, logits, replace(router, active=6), "silu", good), "6 of 5 experts"),
@@ -335,4 +336,4 @@ def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> 
         ((x[:, ::2], logits, router, "silu", good), r"with strides \(96, 2\): give contiguous"),
     ):
         with pytest.raises(ValueError, match=message):
-            triton.experts(*arguments)
+            triton[experts](*arguments)

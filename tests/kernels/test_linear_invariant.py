@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pyllm_kernels import Kernels, batch_invariant, select
+from pyllm_kernels.ops.packed_linear import pack_linear, packed_linear
 
 
 @pytest.fixture
@@ -19,17 +20,17 @@ def test_multiplies(
     weight = torch.randn(outer, inner, dtype=dtype, device=device)
     expected = x.double() @ weight.double().T
     tolerance = 1e-4 if dtype is torch.float32 else 3e-2
-    output = triton.packed_linear(x, triton.pack_linear(weight))
+    output = triton[packed_linear](x, triton[pack_linear](weight))
     assert output.dtype is dtype
     torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 def test_a_row_is_bitwise_the_same_alone(triton: Kernels, device: torch.device) -> None:
     x = torch.randn(131, 96, device=device)
-    packed = triton.pack_linear(torch.randn(70, 96, device=device))
-    together = triton.packed_linear(x, packed)
+    packed = triton[pack_linear](torch.randn(70, 96, device=device))
+    together = triton[packed_linear](x, packed)
     for rows in (slice(0, 1), slice(17, 18), slice(64, 131), slice(130, 131)):
-        assert torch.equal(triton.packed_linear(x[rows].contiguous(), packed), together[rows])
+        assert torch.equal(triton[packed_linear](x[rows].contiguous(), packed), together[rows])
 
 
 def test_other_backends_are_left_alone(device: torch.device) -> None:

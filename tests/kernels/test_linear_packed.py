@@ -6,6 +6,7 @@ import pytest
 import torch
 from pyllm_kernels import MatrixRows, NotFiniteError, PackedLinear, batch_invariant, dtype_name, select
 from pyllm_kernels.cards import Card
+from pyllm_kernels.ops.packed_linear import kept_format, pack_rows, packed_linear, packed_rows
 
 from tests.kernels.quantised_weights import FEATURES, random_blocks, rows_of
 
@@ -14,7 +15,7 @@ KINDS = ["q4_0", "q4_1", "q8_0", "q5_0", "iq4_nl", "int8", "fp8 128", "fp8 64", 
 
 def packed(backend: str, parts: list[MatrixRows], dtype: torch.dtype) -> PackedLinear:
     kernels = select(backend, "cpu")
-    return kernels.pack_rows(parts, kernels.kept_format(parts[0]) or dtype_name(dtype), dtype)
+    return kernels[pack_rows](parts, kernels[kept_format](parts[0]) or dtype_name(dtype), dtype)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def packed(backend: str, parts: list[MatrixRows], dtype: torch.dtype) -> PackedL
 )
 def test_what_is_kept_is_the_files(kind: str, kept: str) -> None:
     rows = rows_of(kind, 5)
-    assert select("triton", "cpu").kept_format(rows) == kept
+    assert select("triton", "cpu")[kept_format](rows) == kept
     found = packed("triton", [rows], torch.float32)
     assert (found.format, found.out_features) == (kept, 5)
     assert found.nbytes <= 5 * FEATURES * 1.1
@@ -42,16 +43,16 @@ def test_products_and_rows_are_those_of_the_numbers(kind: str, dtype: torch.dtyp
     x = torch.randn(3, FEATURES).to(dtype)
     expected = x.double() @ numbers.double().T
     tolerance = 0.05 if kind == "int8" else 1e-5 if dtype is torch.float32 else 0.02
-    product = kernels.packed_linear(x, found)
+    product = kernels[packed_linear](x, found)
     assert product.dtype == dtype
     assert (product.double() - expected).norm() <= tolerance * expected.norm()
     out = torch.zeros(3, 60, dtype=dtype)[:, 5:52]
-    assert torch.equal(kernels.packed_linear(x, found, out), product)
+    assert torch.equal(kernels[packed_linear](x, found, out), product)
     if found.factors:
-        invariant = batch_invariant(kernels).packed_linear(x, found)
+        invariant = batch_invariant(kernels)[packed_linear](x, found)
         assert (invariant.double() - expected).norm() <= tolerance * expected.norm()
     chosen = torch.tensor([46, 0, 7], dtype=torch.int32)
-    torch.testing.assert_close(kernels.packed_rows(found, chosen), numbers[chosen].to(dtype), rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(kernels[packed_rows](found, chosen), numbers[chosen].to(dtype), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -61,9 +62,9 @@ def test_8_bits_lose_nothing(kind: str, dtype: torch.dtype) -> None:
     rows = random_blocks(kind, 9)
     found, kernels = packed("triton", [rows], dtype), select("triton", "cpu")
     floats = rows.numbers().to(dtype)
-    assert torch.equal(kernels.packed_rows(found, torch.arange(9, dtype=torch.int32)), floats)
+    assert torch.equal(kernels[packed_rows](found, torch.arange(9, dtype=torch.int32)), floats)
     if dtype is not torch.bfloat16:  # whose `tl.dot` the interpreter gets wrong
-        assert torch.equal(kernels.packed_linear(torch.eye(FEATURES, dtype=dtype), found), floats.T)
+        assert torch.equal(kernels[packed_linear](torch.eye(FEATURES, dtype=dtype), found), floats.T)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -99,7 +100,7 @@ def test_numbers_that_are_not_finite_are_named(kind: str) -> None:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_cpu_keeps_blocks_and_int8(backend: str) -> None:
     kernels = select(backend, "cpu")
-    assert [kernels.kept_format(rows_of(kind, 2)) for kind in KINDS] == [*KINDS[:6], "", "", ""]
+    assert [kernels[kept_format](rows_of(kind, 2)) for kind in KINDS] == [*KINDS[:6], "", "", ""]
 
 
 def test_stored_bytes_are_those_of_the_rows() -> None:

@@ -5,6 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from pyllm_kernels import Kernels, select
+from pyllm_kernels.ops.linear_fp8 import linear_fp8
+from pyllm_kernels.ops.linear_w4a16 import linear_w4a16
+from pyllm_kernels.ops.linear_w8a8 import linear_w8a8
+from pyllm_kernels.ops.linear_w8a16 import linear_w8a16
 from torch import Tensor
 
 from tests.kernels.quantised_weights import DTYPES, random_fp8, random_grouped_w8, random_w4, random_w8
@@ -24,11 +28,11 @@ def linears(kernels: Kernels, outer: int, device: torch.device) -> dict[str, Lin
     grouped_w8 = random_grouped_w8(outer, 192, 32, device)
     whole, blocks = random_fp8(outer, 192, (1, 1), device), random_fp8(outer, 192, (-(-outer // 128), 2), device)
     return {
-        "w4a16": lambda x, out=None: kernels.linear_w4a16(x, *w4, out),
-        "w8a16": lambda x, out=None: kernels.linear_w8a16(x, *grouped_w8, out),
-        "w8a8": lambda x, out=None: kernels.linear_w8a8(x, *w8, out),
-        "fp8": lambda x, out=None: kernels.linear_fp8(x, *whole, out),
-        "fp8 in blocks": lambda x, out=None: kernels.linear_fp8(x, *blocks, out),
+        "w4a16": lambda x, out=None: kernels[linear_w4a16](x, *w4, out),
+        "w8a16": lambda x, out=None: kernels[linear_w8a16](x, *grouped_w8, out),
+        "w8a8": lambda x, out=None: kernels[linear_w8a8](x, *w8, out),
+        "fp8": lambda x, out=None: kernels[linear_fp8](x, *whole, out),
+        "fp8 in blocks": lambda x, out=None: kernels[linear_fp8](x, *blocks, out),
     }
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from pyllm_kernels import Kernels, reference
+from pyllm_kernels import Kernels
+from pyllm_kernels.ops.linear_w4a16 import linear_w4a16
 
 from tests.kernels.quantised_weights import DTYPES, TOKENS, TOLERANCE, check, random_w4
 
@@ -18,7 +19,7 @@ def test_w4a16(
 ) -> None:
     x = torch.randn(tokens, inner, device=device).to(dtype)
     integers, scales, minimums = random_w4(outer, inner, group_size, device)
-    output = kernels.linear_w4a16(x, integers, scales, minimums)
+    output = kernels[linear_w4a16](x, integers, scales, minimums)
     weight = torch.empty(outer, inner, dtype=torch.float64, device=device)
     for feature in range(inner):
         block, place = divmod(feature, 32)
@@ -27,7 +28,7 @@ def test_w4a16(
         integer = packed >> 4 if place >= 16 else packed & 15
         weight[:, feature] = scales[:, group].double() * integer + minimums[:, group].double()
     check(output, x, weight.to(dtype).double())
-    twin = reference.linear_w4a16(x, integers, scales, minimums)
+    twin = linear_w4a16.reference(x, integers, scales, minimums)
     torch.testing.assert_close(output, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
@@ -35,10 +36,10 @@ def test_weights_that_do_not_fit(kernels: Kernels, device: torch.device) -> None
     x = torch.zeros(2, 192, device=device)
     integers, scales, minimums = random_w4(33, 192, 32, device)
     with pytest.raises(ValueError, match=r"integers is torch.int8 .* it takes a contiguous matrix of torch.uint8"):
-        kernels.linear_w4a16(x, integers.view(torch.int8), scales, minimums)
+        kernels[linear_w4a16](x, integers.view(torch.int8), scales, minimums)
     with pytest.raises(ValueError, match=r"scales is torch.float32 .* of torch.float16"):
-        kernels.linear_w4a16(x, integers, scales.float(), minimums)
+        kernels[linear_w4a16](x, integers, scales.float(), minimums)
     with pytest.raises(ValueError, match="a group has a multiple of 32 features"):
-        kernels.linear_w4a16(x, integers, *torch.zeros(2, 33, 12, dtype=torch.float16, device=device))
+        kernels[linear_w4a16](x, integers, *torch.zeros(2, 33, 12, dtype=torch.float16, device=device))
     with pytest.raises(ValueError, match=r"minimums are \[33, 3\] and scales \[33, 6\]"):
-        kernels.linear_w4a16(x, integers, scales, minimums[:, :3].contiguous())
+        kernels[linear_w4a16](x, integers, scales, minimums[:, :3].contiguous())

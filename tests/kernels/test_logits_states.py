@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyllm_kernels import LogitsEdits, LogitsStates, cpu, reference
+from pyllm_kernels import LogitsEdits, LogitsStates
+from pyllm_kernels.ops.edit_logits import edit_logits
 
 from tests.kernels.logits_cases import floats, ints
 from tests.tiers import cases
@@ -39,8 +40,8 @@ def edited(states: LogitsStates, slot: int, logits: torch.Tensor, drafts: list[i
     drafts = drafts or []
     edits = LogitsEdits.from_columns(states.edits(ints(slot), ints(0, len(drafts)), ints(*drafts)))
     row = torch.zeros(1, dtype=torch.int32)
-    expected = reference.edit_logits(logits[None], row, edits)
-    assert torch.equal(cpu.edit_logits(logits[None], row, edits), expected)
+    expected = edit_logits.reference(logits[None], row, edits)
+    assert torch.equal(edit_logits(logits[None], row, edits), expected)
     return expected[0]
 
 

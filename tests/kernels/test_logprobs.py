@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyllm_kernels import cpu, logprobs, reference
+from pyllm_kernels.ops.logprobs import logprobs
 
 from tests.tiers import cases
 
@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 Told = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Logprobs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], Told]
-IMPLEMENTATIONS: dict[str, Logprobs] = {"reference": reference.logprobs, "cpu": cpu.logprobs}
+IMPLEMENTATIONS: dict[str, Logprobs] = {"reference": logprobs.reference, "cpu": logprobs}
 
 
 def int32(*values: int) -> torch.Tensor:
@@ -92,17 +92,17 @@ def test_no_samples_and_no_likeliest() -> None:
 def test_the_device_picks_the_version() -> None:
     logits, rows, chosen = torch.randn(4, 300), int32(3, 0), int32(7, 8)
     told = logprobs(logits.to(DEVICE), rows.to(DEVICE), chosen.to(DEVICE), 5)
-    for actual, expected in zip(told, reference.logprobs(logits, rows, chosen, 5), strict=True):
+    for actual, expected in zip(told, logprobs.reference(logits, rows, chosen, 5), strict=True):
         torch.testing.assert_close(actual.cpu(), expected)
 
 
 def test_what_a_pointer_cannot_say_is_checked() -> None:
     logits = torch.randn(2, 40)
     with pytest.raises(ValueError, match=r"chosen is of shape \[2\]: it must be of \[1\]"):
-        cpu.logprobs(logits, int32(0), int32(0, 1), 1)
+        logprobs(logits, int32(0), int32(0, 1), 1)
     with pytest.raises(ValueError, match="the 41 likeliest of 40 tokens: ask for that many at most"):
-        cpu.logprobs(logits, int32(0), int32(0), 41)
+        logprobs(logits, int32(0), int32(0), 41)
     with pytest.raises(IndexError, match="token of sample 0 is -1: it must be from 0 to 39"):
-        cpu.logprobs(logits, int32(0), int32(-1), 1)
+        logprobs(logits, int32(0), int32(-1), 1)
     with pytest.raises(IndexError, match="row of sample 0 is 2: it must be from 0 to 1"):
-        cpu.logprobs(logits, int32(2), int32(0), 1)
+        logprobs(logits, int32(2), int32(0), 1)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pyllm_kernels import Kernels
+from pyllm_kernels.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from torch import Tensor
 
 EPSILON = 1e-5
@@ -12,13 +13,13 @@ CENTRED = pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"]
 
 
 def norm(kernels: Kernels, x: Tensor, weight: Tensor, *, centred: bool) -> Tensor:
-    return (kernels.layer_norm if centred else kernels.rms_norm)(x, weight, EPSILON)
+    return (kernels[layer_norm] if centred else kernels[rms_norm])(x, weight, EPSILON)
 
 
 def add_norm(
     kernels: Kernels, x: Tensor, residual: Tensor, weight: Tensor, factor: float, *, centred: bool
 ) -> tuple[Tensor, Tensor]:
-    return (kernels.add_layer_norm if centred else kernels.add_rms_norm)(x, residual, weight, EPSILON, factor)
+    return (kernels[add_layer_norm] if centred else kernels[add_rms_norm])(x, residual, weight, EPSILON, factor)
 
 
 def expected(x: Tensor, weight: Tensor, *, centred: bool) -> Tensor:

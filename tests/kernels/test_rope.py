@@ -5,6 +5,7 @@ import cmath
 import pytest
 import torch
 from pyllm_kernels import Kernels, KVScales, QKNorm
+from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 from torch import Tensor
 
 from tests.kernels.paged import Shape
@@ -68,7 +69,7 @@ def test_rotates_in_place_and_writes_the_cache(
         (2, NUM_BLOCKS, block_size, kv_heads, head_dim), SENTINEL, dtype=dtype, device=device
     )
 
-    kernels.rope_and_kv_write(
+    kernels[rope_and_kv_write](
         query, key, value, positions, cos_sin_table(head_dim).to(device), cells.to(device), key_cache, value_cache
     )
 
@@ -111,7 +112,7 @@ def test_only_the_first_dimensions_rotate_and_queries_are_scaled(
 
     table = cos_sin_table(rotary_size).to(device)
     tensors = query, key, value, positions, table, cells, key_cache, value_cache
-    kernels.rope_and_kv_write(*tensors, norm, KVScales(), query_scales)
+    kernels[rope_and_kv_write](*tensors, norm, KVScales(), query_scales)
 
     tolerance = {"atol": 2 * TOLERANCE[dtype], "rtol": 2 * TOLERANCE[dtype]}
     torch.testing.assert_close(query.double().cpu(), expected[0], **tolerance)
@@ -127,7 +128,7 @@ def test_position_zero_changes_nothing(kernels: Kernels, device: torch.device) -
     zeros = torch.zeros(2, dtype=torch.int32, device=device)
     nowhere = torch.full((2,), -1, dtype=torch.int32, device=device)
     key_cache, value_cache = torch.full((2, NUM_BLOCKS, 16, 2, 64), SENTINEL, device=device)
-    kernels.rope_and_kv_write(query, key, value, zeros, cos_sin_table(64).to(device), nowhere, key_cache, value_cache)
+    kernels[rope_and_kv_write](query, key, value, zeros, cos_sin_table(64).to(device), nowhere, key_cache, value_cache)
     assert torch.equal(query, before)
     assert (key_cache == SENTINEL).all()
     assert (value_cache == SENTINEL).all()
@@ -150,7 +151,7 @@ def test_a_norm_of_each_head_comes_before_the_rotation(
 
     table = cos_sin_table(80).to(device)
     tensors = query, key, value, positions, table, cells, key_cache, value_cache
-    kernels.rope_and_kv_write(*tensors, norm)
+    kernels[rope_and_kv_write](*tensors, norm)
 
     tolerance = {"atol": 2 * TOLERANCE[dtype], "rtol": 2 * TOLERANCE[dtype]}
     torch.testing.assert_close(query.double().cpu(), expected[0], **tolerance)
@@ -175,7 +176,7 @@ def test_an_fp8_cache_keeps_scaled_numbers_and_saturates(kernels: Kernels, devic
     exact[1, 2, 0, 0], exact[1, 2, 1, 5] = 448.0, -448.0
 
     table = cos_sin_table(64).to(device)
-    kernels.rope_and_kv_write(query, key, value, zeros, table, cells, key_cache, value_cache, None, scales)
+    kernels[rope_and_kv_write](query, key, value, zeros, table, cells, key_cache, value_cache, None, scales)
 
     for row, cell in ((0, 17), (2, 3)):
         assert torch.equal(key_cache.flatten(0, 1)[cell].float(), exact[0, row])

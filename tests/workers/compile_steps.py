@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import triton
 from pyllm_kernels import AttentionShape, Kernels, select
+from pyllm_kernels.ops.blocks import copy_blocks
 
 from benchmarks.gpu.offline_driver import OfflineDriver
 from benchmarks.gpu.offline_launches import MODULES
@@ -139,7 +140,7 @@ def main(folder: str) -> None:
             sample_by_kernel(some, parameters, batch.device.uniforms, batch.device.logits_rows * 0)
         copies = torch.zeros((len(rows), 2), dtype=torch.int32)
         for keys, values in kv_cache.memory:
-            kernels.copy_blocks(keys, values, copies)
+            kernels[copy_blocks](keys, values, copies)
         stream.swap(swaps, torch.from_numpy(swaps))
     step, frame = planner.step(Row(0, [7]), Row(2, [7] * lengths[2]), Row(1, [7]))
     batch = plans.load(step.counts, frame)

@@ -142,8 +142,7 @@ class FakeCapture:
 
     def launching(self, kernels: Kernels) -> Kernels:
         """Kernels each of which is one launch."""
-        ops = {field.name: getattr(kernels, field.name) for field in fields(kernels)}
-        return replace(kernels, **{name: self.launched(op) for name, op in ops.items() if callable(op)})
+        return kernels.wrapped(lambda name, op: self.launched(op))
 
     def launched(self, op: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*arguments: Any, **keywords: Any) -> Any:

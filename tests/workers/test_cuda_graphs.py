@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, select
+from pyllm_kernels.ops.paged_attention import paged_attention
 from torch import Tensor
 
 from pyllm.wire.messages import Step
@@ -378,7 +379,7 @@ def test_replayed_steps_give_the_tokens_and_the_cache_of_computed_ones(
 
 def planning_backend(device: torch.device) -> AttentionBackend:
     """Attention that reads what was planned on the host, from memory that stays where it is."""
-    attend = select("reference", device).paged_attention
+    attend = select("reference", device)[paged_attention]
 
     def prepare(batch: AttentionBatch, group: AttentionGroup) -> AttentionMetadata:
         metadata = batch.metadata(group)

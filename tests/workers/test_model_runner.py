@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 from pyllm_kernels import AttentionMetadata, select
+from pyllm_kernels.ops.paged_attention import paged_attention
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -80,7 +81,7 @@ def test_a_budget_that_was_raised_needs_no_graph(model: str, expected: list[list
 
 def torch_backend(device: torch.device) -> AttentionBackend:
     """Another package's attention, which a CUDA graph could hold."""
-    return AttentionBackend(AttentionBatch.metadata, select("reference", device).paged_attention, in_graphs=True)
+    return AttentionBackend(AttentionBatch.metadata, select("reference", device)[paged_attention], in_graphs=True)
 
 
 def test_a_cpus_graph_holds_no_attention_but_rusts(

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyllm_kernels import AttentionMetadata, AttentionShape
 from pyllm_kernels.cards import card_of
+from pyllm_kernels.ops.paged_attention import plan_attention
 from torch import Tensor
 
 from pyllm.workers.cuda_graphs import Bucket
@@ -48,7 +49,7 @@ class Buffers:
             captured=captured,
         )
         kernels = pyllm_kernels.select("triton", CPU)
-        return kernels.plan_attention(rows.metadata(self.group), SHAPE, captured)
+        return kernels[plan_attention](rows.metadata(self.group), SHAPE, captured)
 
 
 def used(tasks: Tensor | None) -> list[tuple[int, int]]:

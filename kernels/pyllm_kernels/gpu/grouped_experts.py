@@ -35,9 +35,10 @@ from pyllm_kernels.gpu.linear_w4a16 import w4a16_block_k, w4a16_sums
 from pyllm_kernels.gpu.linear_w8a8 import has_integer_dot, quantise_rows, w8a8_sums, w8a8_tile
 from pyllm_kernels.gpu.linear_w8a16 import w8a16_block_k, w8a16_sums
 from pyllm_kernels.integers import ceil_div
-from pyllm_kernels.matrix_rows import FLOAT_DTYPES, dtype_name
+from pyllm_kernels.matrix_rows import FLOAT_DTYPES
 from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size, w8a16_group_size
 from pyllm_kernels.reference import ACTIVATIONS
+from pyllm_kernels.tensors import dtype_name
 
 _COLUMNS_AT_ONCE = 1024
 _FEATURES_UNIT = 32

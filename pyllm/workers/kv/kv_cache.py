@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pyllm_kernels import Kernels
+from pyllm_kernels.ops.blocks import swap_blocks
 from torch import Tensor
 
 from pyllm.errors import ConfigError, ProtocolError
@@ -161,7 +162,7 @@ class HostPool:
 
     def _copy(self, swaps: IntArray, on_device: Tensor) -> None:
         if self._stream is None:
-            self._kernels.swap_blocks(self._cache.memory, self.memory, on_device)
+            self._kernels[swap_blocks](self._cache.memory, self.memory, on_device)
         else:
             self._stream.swap(swaps, on_device)
 

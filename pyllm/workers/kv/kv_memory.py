@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from pyllm_kernels import Kernels
+from pyllm_kernels.ops.blocks import copy_blocks
 
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
@@ -113,7 +114,7 @@ class KVMemory:
         if len(batch.host.block_copies):
             copies = batch.device.block_copies.view(-1, 2)
             for keys, values in cache.memory:
-                self._kernels.copy_blocks(keys, values, copies)
+                self._kernels[copy_blocks](keys, values, copies)
 
     def statistics(self) -> dict[str, int]:
         """Bytes of the KV cache and of the host pool."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from pyllm_kernels import Kernels
+from pyllm_kernels.ops.blocks import gather_blocks, scatter_blocks
 from torch import Tensor
 
 from pyllm.workers.step.batch import IntArray
@@ -76,7 +77,7 @@ class SwapStream:
     def _gather(self, blocks: Tensor) -> None:
         main = self._main()
         main.wait_event(self._stored)
-        self._kernels.gather_blocks(self._cache, self._outgoing[: len(blocks)], blocks)
+        self._kernels[gather_blocks](self._cache, self._outgoing[: len(blocks)], blocks)
         self._gathered.record(main)
 
     def _store(self, host_blocks: IntArray) -> None:
@@ -96,7 +97,7 @@ class SwapStream:
     def _scatter(self, blocks: Tensor) -> None:
         main = self._main()
         main.wait_event(self._loaded)
-        self._kernels.scatter_blocks(self._cache, self._incoming[: len(blocks)], blocks)
+        self._kernels[scatter_blocks](self._cache, self._incoming[: len(blocks)], blocks)
         self._scattered.record(main)
 
     def _rounds(self, start: int, end: int) -> list[slice]:

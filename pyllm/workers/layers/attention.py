@@ -1,6 +1,8 @@
 """Causal attention over the paged KV cache: rotation, write, read. Knows neither projections nor the use of hooks."""
 
 from pyllm_kernels import UNSCALED, AttentionLayer, KVScales, QKNorm
+from pyllm_kernels.ops.paged_attention import paged_attention
+from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 from torch import Tensor
 
 from pyllm.families.spec import AttentionSpec
@@ -37,7 +39,7 @@ class PagedAttention:
         cached = context.kv_cache.layers[self._layer]
         group, keys, values = cached
         tables = context.position_tables
-        context.kernels.rope_and_kv_write(
+        context.kernels[rope_and_kv_write](
             query,
             key,
             value,
@@ -53,7 +55,7 @@ class PagedAttention:
         metadata, selector = context.attention[group], context.selector
         if selector is not None:
             metadata = selector.attention_begin(self._layer, query, metadata, self._kernel)
-        output = context.kernels.paged_attention(query, keys, values, metadata, self._kernel)
+        output = context.kernels[paged_attention](query, keys, values, metadata, self._kernel)
         if selector is not None:
             selector.attention_finished(self._layer, output)
         if self._scales.value != 1:

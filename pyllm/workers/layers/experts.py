@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pyllm_kernels import ClampedSwiglu, ExpertMatrices, PackedLinear, Router
+from pyllm_kernels.ops.experts import experts
 from torch import Tensor
 
 from pyllm.errors import ConfigError
@@ -62,7 +63,7 @@ class Experts:
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, hidden_size]
         kernels = self._placement.kernels
-        result = kernels.experts(x, self.router(x), self._router, self._activation, self.matrices)
+        result = kernels[experts](x, self.router(x), self._router, self._activation, self.matrices)
         return self._placement.group.sum(result)
 
     def _read_biases(self, reader: WeightReader, name: str, size: int, rows: slice = WHOLE) -> Tensor:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 from pyllm_kernels import PackedLinear, graph
+from pyllm_kernels.ops.elementwise import add_bias
+from pyllm_kernels.ops.packed_linear import packed_linear
 from torch import Tensor
 
 from pyllm.workers.layers.packing import MatrixPart, pack
@@ -48,15 +50,15 @@ class ColumnParallelLinear:
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features] -> [tokens, sum(sizes)]
         kernels, packed = self._placement.kernels, self.packed
-        products = kernels.packed_linear(x, packed[0]) if len(packed) == 1 else self._multiply_each(x)
-        return products if self._bias is None else kernels.add_bias(products, self._bias)
+        products = kernels[packed_linear](x, packed[0]) if len(packed) == 1 else self._multiply_each(x)
+        return products if self._bias is None else kernels[add_bias](products, self._bias)
 
     def _multiply_each(self, x: Tensor) -> Tensor:
         kernels = self._placement.kernels
         products = graph.empty((len(x), sum(self.sizes)), x.dtype, x.device)
         parts = torch.split(products, [packed.out_features for packed in self.packed], dim=-1)
         for packed, part in zip(self.packed, parts, strict=True):
-            kernels.packed_linear(x, packed, part)
+            kernels[packed_linear](x, packed, part)
         return products
 
 
@@ -80,5 +82,5 @@ class RowParallelLinear:
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features / ranks] -> [tokens, out_features]
         kernels = self._placement.kernels
-        total = self._placement.group.sum(kernels.packed_linear(x, self.packed))
-        return total if self._bias is None else kernels.add_bias(total, self._bias)
+        total = self._placement.group.sum(kernels[packed_linear](x, self.packed))
+        return total if self._bias is None else kernels[add_bias](total, self._bias)

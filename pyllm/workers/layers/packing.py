@@ -18,6 +18,7 @@ from pyllm_kernels import (
     empty_bytes,
     zero_rows,
 )
+from pyllm_kernels.ops.packed_linear import kept_format, pack_linear, pack_rows
 from torch import Tensor
 
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -50,7 +51,7 @@ def pack(
         ConfigError: the file lacks a part, or cannot be cut like this, or has a number that is not finite.
     """
     if placement.device.type != "cpu" and not _keeps_quantised(placement):
-        return (placement.kernels.pack_linear(_read_floats(reader, placement, parts, num_padding_rows)),)
+        return (placement.kernels[pack_linear](_read_floats(reader, placement, parts, num_padding_rows)),)
     cache, name = placement.cache, repr((parts, num_padding_rows))
     if cache is not None and (packed := cache.find(name)) is not None:
         return packed
@@ -76,14 +77,14 @@ def _read_rows(reader: WeightReader, placement: WeightPlacement, part: MatrixPar
     if not _keeps_quantised(placement):
         return reader.rows(*part)
     rows = reader.rows(*part, keep_quantised=True)
-    if rows.format in GGUF_BLOCKS and not placement.kernels.kept_format(rows):
+    if rows.format in GGUF_BLOCKS and not placement.kernels[kept_format](rows):
         return reader.rows(*part)  # They become floats here: from the exact numbers, not from the nearest format.
     return rows
 
 
 def _packed_as(rows: MatrixRows, placement: WeightPlacement) -> tuple[str, str]:
     """The format to pack rows in, and a key that must be equal for rows in one matrix."""
-    if _keeps_quantised(placement) and (kept := placement.kernels.kept_format(rows)):
+    if _keeps_quantised(placement) and (kept := placement.kernels[kept_format](rows)):
         scale_features = 0 if rows.scales is None or rows.is_int8 else rows.scales.features
         return kept, f"{rows.format} {scale_features}"
     if placement.quantization == "int8":
@@ -99,7 +100,7 @@ def _pack_run(
         rows.append(zero_rows(rows[-1], num_padding_rows))
     try:
         room = empty_bytes if placement.cache is None else placement.cache.room
-        return placement.kernels.pack_rows(rows, weight_format, placement.dtype, room)
+        return placement.kernels[pack_rows](rows, weight_format, placement.dtype, room)
     except NotFiniteError as error:
         ends = accumulate(len(rows) for _, rows in run)
         check_finite(next(part.name for (part, _), end in zip(run, ends, strict=True) if error.row < end), False)

@@ -4,6 +4,7 @@ A tied head and embedding share one packed matrix. Knows neither the text of tok
 """
 
 from pyllm_kernels import PackedLinear
+from pyllm_kernels.ops.packed_linear import packed_linear, packed_rows
 from torch import Tensor
 
 from pyllm.workers.layers.packing import MatrixPart, pack
@@ -31,9 +32,9 @@ class VocabularyParallelEmbedding:
     def __call__(self, tokens: Tensor) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
         kernels, group = self._placement.kernels, self._placement.group
         if group.size == 1:
-            return kernels.packed_rows(self.packed, tokens)
+            return kernels[packed_rows](self.packed, tokens)
         elsewhere = (tokens < self._share.start) | (tokens >= self._share.stop)
-        vectors = kernels.packed_rows(self.packed, (tokens - self._share.start).masked_fill(elsewhere, 0))
+        vectors = kernels[packed_rows](self.packed, (tokens - self._share.start).masked_fill(elsewhere, 0))
         return group.sum(vectors.masked_fill_(elsewhere.unsqueeze(-1), 0))
 
 
@@ -45,6 +46,6 @@ class VocabularyParallelHead:
         self._rows = rows
 
     def __call__(self, x: Tensor) -> Tensor | None:  # [rows, hidden_size] -> [rows, vocab_size], of x's dtype
-        share = self._placement.kernels.packed_linear(x, self._rows.packed)
+        share = self._placement.kernels[packed_linear](x, self._rows.packed)
         logits = self._placement.group.concatenate(share)
         return None if logits is None else logits[:, : self._rows.vocab_size]

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from pyllm_kernels import LogitsEdits, edit_logits, logprobs
+from pyllm_kernels import LogitsEdits
+from pyllm_kernels.ops.edit_logits import edit_logits
+from pyllm_kernels.ops.logprobs import logprobs
 from torch import Tensor
 
 from pyllm.wire.messages import Sampled

@@ -18,6 +18,7 @@ from pyllm_kernels import (
     KeySummaries,
     SparseRows,
 )
+from pyllm_kernels.ops.block_selection import score_blocks, select_blocks
 from torch import Tensor
 
 from pyllm.workers.kv.kv_cache import KVCache
@@ -84,12 +85,12 @@ class TopKSelector:
         if keys is None:
             return metadata
         rows = SparseRows(metadata, self._is_sparse[: len(metadata.slots)], self._budget)
-        shares = self._kernels.score_blocks(query, keys, rows, attention.scale, self._summaries[layer])
+        shares = self._kernels[score_blocks](query, keys, rows, attention.scale, self._summaries[layer])
         if len(self._selecting):
             # Each rank has scored its own heads only.
             partial_shares = shares[self._selecting, : self._most_candidates]
             shares[self._selecting, : self._most_candidates] = self._group.sum(partial_shares)
-        return self._kernels.select_blocks(shares, keys, rows)
+        return self._kernels[select_blocks](shares, keys, rows)
 
     def attention_finished(self, layer: int, output: Tensor) -> None:
         """Do nothing."""

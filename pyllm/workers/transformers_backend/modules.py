@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 
 import torch
+from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.norm import rms_norm
 from torch import Tensor, nn
 
 from pyllm.families.spec import LinearSpec, ModelSpec
@@ -138,7 +140,7 @@ class RMSNorm(nn.Module):
             found: Tensor = self._original(x)
             return found
         rows = _rows(x, x.dtype)
-        return self._placement.kernels.rms_norm(rows, self.weight, self._epsilon).view(x.shape)
+        return self._placement.kernels[rms_norm](rows, self.weight, self._epsilon).view(x.shape)
 
 
 def replace_norms(model: nn.Module, placement: WeightPlacement) -> None:
@@ -170,7 +172,7 @@ class GatedFeedForward:
         """The input of `down`."""
         products = self._gate_up(x)
         rows = products.view(-1, products.shape[-1])
-        return self._placement.kernels.activation(rows, self._kind).view(*x.shape[:-1], -1)
+        return self._placement.kernels[activation](rows, self._kind).view(*x.shape[:-1], -1)
 
 
 def fuse_feed_forwards(model: nn.Module, placement: WeightPlacement) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, select
+from pyllm_kernels.ops.paged_attention import paged_attention
 from torch import Tensor
 
 from benchmarks.gpu import all_reduce, checks, compile_kernels, figures, graphs, llama, served, swaps, worker_steps
@@ -76,9 +77,9 @@ def test_the_loss_of_a_tenth_of_a_long_context_is_found() -> None:
     ) -> Tensor:
         lengths = metadata.sequence_lengths
         metadata = replace(metadata, sequence_lengths=lengths - 2000 * (lengths > 20_000).int())
-        return select("reference", CPU).paged_attention(query, key_cache, value_cache, metadata, layer)
+        return select("reference", CPU)[paged_attention](query, key_cache, value_cache, metadata, layer)
 
-    kernels = replace(select("reference", CPU), paged_attention=forgetful)
+    kernels = select("reference", CPU).replaced(paged_attention, forgetful)
     setting = checks.Setting(kernels, select("reference", CPU), CPU, torch.bfloat16, small=False)
     (result,) = checks.judge(setting, {"attention": checks.checks(setting, False)["attention"]})
     assert not result.ok

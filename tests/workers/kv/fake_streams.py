@@ -6,7 +6,7 @@ allocate memory or wait for the device.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -94,8 +94,7 @@ class FakeStreams:
 
     def launching(self, kernels: Kernels) -> Kernels:
         """Kernels that the current stream takes as work."""
-        ops = {field.name: getattr(kernels, field.name) for field in fields(kernels)}
-        return replace(kernels, **{name: self._launched(name, op) for name, op in ops.items() if callable(op)})
+        return kernels.wrapped(self._launched)
 
     def queueing(self) -> AbstractContextManager[object]:
         """Have the current stream take torch's copies, too."""

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyllm_kernels import Kernels, select
+from pyllm_kernels.ops.blocks import swap_blocks
 from torch import Tensor
 
 from pyllm.workers.kv.swap_stream import SwapStream, staged_blocks, staging_bytes
@@ -73,7 +74,7 @@ def one_after_another(steps: list[Step]) -> list[Tensor]:
     """What every forward pass has read, and what is left in the cache and on the host."""
     (cache, host_blocks), seen = memories(), list[Tensor]()
     for number, step in enumerate(steps):
-        REFERENCE.swap_blocks(cache, host_blocks, torch.from_numpy(step.swaps()))
+        REFERENCE[swap_blocks](cache, host_blocks, torch.from_numpy(step.swaps()))
         forward(cache, step.written, number, seen)
     return [*seen, cache, host_blocks]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from pyllm_kernels import FLOAT_DTYPES, GGUF_BLOCKS, SCALED_DTYPES, MatrixRows, Scales, select
+from pyllm_kernels.ops.packed_linear import packed_linear
 from torch import Tensor
 
 from pyllm.errors import ConfigError
@@ -75,7 +76,7 @@ def test_parts_lie_in_one_matrix_where_they_are_packed_alike(
     packed = pack(reader, placement, parts, num_padding_rows=4)
     assert list(dict.fromkeys(part.format for part in packed)) == formats
     assert [part.out_features for part in packed] == sizes
-    products = torch.cat([placement.kernels.packed_linear(torch.ones(1, IN_FEATURES), part)[0] for part in packed])
+    products = torch.cat([placement.kernels[packed_linear](torch.ones(1, IN_FEATURES), part)[0] for part in packed])
     ones = torch.tensor([kind in FLOAT_DTYPES for kind in kinds])
     expected = torch.cat([ones.repeat_interleave(torch.tensor([10, 20, 30])), torch.zeros(4, dtype=torch.bool)])
     torch.testing.assert_close(products, expected * float(IN_FEATURES))
@@ -103,7 +104,7 @@ def test_what_a_device_has_no_kernel_for_becomes_floats_of_the_exact_numbers() -
     nothing = replace(PLACEMENT.kernels, kept_format=lambda rows: "")
     placement = replace(PLACEMENT, quantization="gptq", kernels=nothing)
     (packed,) = pack(Rounded({}), placement, [MatrixPart("m", (10, IN_FEATURES))])
-    product = placement.kernels.packed_linear(torch.ones(1, IN_FEATURES), packed)
+    product = placement.kernels[packed_linear](torch.ones(1, IN_FEATURES), packed)
     torch.testing.assert_close(product, torch.full((1, 10), float(IN_FEATURES)))
 
 

@@ -9,7 +9,8 @@ import msgspec
 import pyllm_kernels
 import pytest
 import torch
-from pyllm_kernels import MatrixRows, PackedLinear, pack_rows
+from pyllm_kernels import MatrixRows, PackedLinear
+from pyllm_kernels.ops.packed_linear import pack_rows, packed_linear
 
 from pyllm.config.option_reading import engine_config
 from pyllm.launch.resolve import resolve_config
@@ -59,7 +60,7 @@ def test_matrices_are_found_again_bit_by_bit(tmp_path: Path) -> None:
     for ours, theirs in zip(matrices, found, strict=True):
         assert (ours.format, ours.dtype, ours.data.dtype) == (theirs.format, theirs.dtype, theirs.data.dtype)
         assert torch.equal(ours.data.view(torch.uint8), theirs.data.view(torch.uint8))
-        products = [pyllm_kernels.packed_linear(x.to(packed.dtype), packed) for packed in (ours, theirs)]
+        products = [packed_linear(x.to(packed.dtype), packed) for packed in (ours, theirs)]
         assert torch.equal(*products)
     again.finish().join()
     assert kept(tmp_path) == [KEY]

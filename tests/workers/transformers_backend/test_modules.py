@@ -1,6 +1,7 @@
 import pytest
 import torch
-from pyllm_kernels import pack_linear, select
+from pyllm_kernels import select
+from pyllm_kernels.ops.packed_linear import pack_linear
 from torch import Tensor, nn
 from transformers import GemmaConfig, LlamaConfig
 from transformers.models.gemma.modeling_gemma import GemmaMLP

@@ -1,0 +1,94 @@
+"""An op: one function with a version for each backend. Knows no particular op."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BackendError(ValueError):
+    """A backend that does not exist, cannot run on the device, or lacks an op."""
+
+
+@dataclass(frozen=True, eq=False)
+class Op(Generic[P, R]):
+    """An op, which its CPU version declares: `ops/` has them all.
+
+    - `reference`: its specification, on the host.
+    - `triton`: the module of its version for GPUs, a function of the same name; it is imported on demand.
+
+    A call runs the version for the tensors' device; `Kernels` has the versions of one backend.
+    """
+
+    cpu: Callable[P, R]
+    reference: Callable[P, R]
+    triton: str
+
+    @property
+    def name(self) -> str:
+        return self.cpu.__name__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the op: the Triton version for tensors on a GPU, else the CPU version."""
+        is_on_gpu = any(getattr(argument, "is_cuda", False) for argument in args)
+        return (self.version("triton") if is_on_gpu else self.cpu)(*args, **kwargs)
+
+    def version(self, backend: str) -> Callable[P, R]:
+        """The op's function of a backend: "cpu", "reference" or "triton"."""
+        if backend == "cpu":
+            return self.cpu
+        if backend == "reference":
+            return self.reference
+        if not self.triton:
+            raise BackendError(f"{self.name} has no version in Triton: use the cpu backend or the reference")
+        version: Callable[P, R] = getattr(importlib.import_module(self.triton), self.name)
+        return version
+
+
+def op(*, reference: Callable[P, R], triton: str = "") -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make the CPU version of an op, which this decorates, the op itself."""
+    return lambda cpu: _documented(Op(cpu, reference, triton))
+
+
+def _documented(made: Op[P, R]) -> Op[P, R]:
+    object.__setattr__(made, "__doc__", made.cpu.__doc__)
+    return made
+
+
+class Kernels:
+    """The ops of a backend: `kernels[rms_norm](x, weight, epsilon)`. Those in `replaced` have other versions here."""
+
+    def __init__(self, backend: str, replaced: dict[Op[Any, Any], Callable[..., Any]] | None = None) -> None:
+        self.backend = backend
+        self._versions = dict(replaced or {})
+
+    def __getitem__(self, op: Op[P, R]) -> Callable[P, R]:
+        """The op's version. Raises `BackendError` if the backend has none."""
+        version: Callable[P, R] | None = self._versions.get(op)
+        if version is None:
+            version = self._versions[op] = op.version(self.backend)
+        return version
+
+    def replaced(self, op: Op[..., R], version: Callable[..., R]) -> "Kernels":
+        """These ops with another version of one of them."""
+        return Kernels(self.backend, self._versions | {op: version})
+
+    def wrapped(self, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> "Kernels":
+        """These ops, each version passed through `wrap` with the op's name when it is first asked for."""
+        return _Wrapped(self, wrap)
+
+
+class _Wrapped(Kernels):
+    def __init__(self, kernels: Kernels, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+        super().__init__(kernels.backend)
+        self._kernels = kernels
+        self._wrap = wrap
+
+    def __getitem__(self, op: Op[P, R]) -> Callable[P, R]:
+        if op not in self._versions:
+            self._versions[op] = self._wrap(op.name, self._kernels[op])
+        version: Callable[P, R] = self._versions[op]
+        return version

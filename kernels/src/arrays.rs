@@ -1,0 +1,185 @@
+//! Arrays of Python as arguments of ops: their dtype, shape, strides and address, read and checked by name.
+//!
+//! Takes numpy's arrays, with the dtypes of `ml_dtypes`, and torch's tensors in the host's memory. Knows no op.
+
+use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+use pyo3::types::PyString;
+
+use crate::dtype::DType;
+use crate::op::{Indices, Matrix};
+
+/// An array in memory; it keeps its Python object alive.
+#[derive(Debug)]
+pub(crate) struct Array {
+    object: Py<PyAny>,
+    /// The name of its elements, such as "float32".
+    dtype: String,
+    address: usize,
+    shape: Vec<usize>,
+    /// In elements.
+    strides: Vec<isize>,
+}
+
+impl<'py> FromPyObject<'_, 'py> for Array {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.cast::<PyUntypedArray>() {
+            Ok(array) => of_numpy(&array),
+            Err(_) => of_torch(&object),
+        }
+    }
+}
+
+fn of_numpy(array: &Bound<'_, PyUntypedArray>) -> PyResult<Array> {
+    let descr = array.dtype();
+    let itemsize = descr.itemsize();
+    let dtype = match (descr.kind(), itemsize) {
+        (b'f', 4) => "float32".to_owned(),
+        (b'i', 4) => "int32".to_owned(),
+        _ => descr.str()?.to_cow()?.into_owned(),
+    };
+    let strides = array.strides().iter().map(|&stride| stride / itemsize.max(1).cast_signed()).collect();
+    // SAFETY: the pointer of a living array, whose data does not move.
+    let address = unsafe { (*array.as_array_ptr()).data }.expose_provenance();
+    Ok(Array { object: array.clone().into_any().unbind(), dtype, address, shape: array.shape().to_vec(), strides })
+}
+
+fn of_torch(object: &Bound<'_, PyAny>) -> PyResult<Array> {
+    let read = || -> PyResult<Array> {
+        let dtype = object.getattr("dtype")?.str()?;
+        Ok(Array {
+            object: object.clone().unbind(),
+            dtype: dtype.to_cow()?.trim_start_matches("torch.").to_owned(),
+            address: object.call_method0("data_ptr")?.extract()?,
+            shape: object.getattr("shape")?.extract()?,
+            strides: object.call_method0("stride")?.extract()?,
+        })
+    };
+    let Ok(is_cpu) = object.getattr("is_cpu") else {
+        return Err(PyTypeError::new_err(format!("{} is no array", object.get_type().name()?)));
+    };
+    if !is_cpu.is_truthy()? {
+        return Err(PyValueError::new_err(format!("a tensor on {}: give one on the CPU", object.getattr("device")?)));
+    }
+    read()
+}
+
+impl Array {
+    /// Itself, for the graph that keeps the memory alive.
+    pub(crate) fn object(&self) -> &Py<PyAny> {
+        &self.object
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The number of rows of its first dimension.
+    pub(crate) fn len(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    pub(crate) fn dtype_name(&self) -> &str {
+        &self.dtype
+    }
+
+    /// The type of its elements, if kernels compute with it.
+    pub(crate) fn dtype(&self, name: &str) -> PyResult<DType> {
+        match self.dtype.as_str() {
+            "float32" => Ok(DType::Float32),
+            "bfloat16" => Ok(DType::Bfloat16),
+            other => Err(PyValueError::new_err(format!("{name} is {other}: give float32 or bfloat16"))),
+        }
+    }
+
+    /// Its shape as a number of dimensions that the op expects.
+    pub(crate) fn dimensions<const N: usize>(&self, name: &str) -> PyResult<[usize; N]> {
+        self.shape
+            .as_slice()
+            .try_into()
+            .map_err(|_| PyValueError::new_err(format!("{name} is of shape {:?}: give {N} dimensions", self.shape)))
+    }
+
+    /// A matrix [rows, columns] whose rows are contiguous and do not overlap.
+    pub(crate) fn matrix(&self, name: &str, shape: [usize; 2]) -> PyResult<Matrix> {
+        self.check_shape(name, &shape)?;
+        self.rows(name)
+    }
+
+    /// [rows, ...] whose rows are contiguous and do not overlap.
+    pub(crate) fn rows(&self, name: &str) -> PyResult<Matrix> {
+        let dtype = self.dtype(name)?;
+        let width = self.shape.iter().skip(1).product::<usize>();
+        let stride = self.strides.first().copied().unwrap_or(0);
+        let is_apart = self.len() <= 1 || usize::try_from(stride).is_ok_and(|stride| stride >= width);
+        if !is_apart || !is_contiguous(&self.shape[1..], &self.strides[1..]) {
+            return Err(self.wrong_strides(name, "give contiguous rows that do not overlap"));
+        }
+        let stride = if self.len() <= 1 { width } else { stride.unsigned_abs() };
+        Ok(Matrix { dtype, address: self.address, stride })
+    }
+
+    /// A contiguous vector [length] as a matrix of one row.
+    pub(crate) fn vector(&self, name: &str, length: usize) -> PyResult<Matrix> {
+        self.check_shape(name, &[length])?;
+        self.check_contiguous(name)?;
+        Ok(Matrix { dtype: self.dtype(name)?, address: self.address, stride: length })
+    }
+
+    /// Contiguous int32 of a shape.
+    pub(crate) fn indices(&self, name: &str, shape: &[usize]) -> PyResult<Indices> {
+        Ok(Indices(self.elements(name, "int32", shape)?))
+    }
+
+    /// The address of contiguous elements of a dtype and shape.
+    pub(crate) fn elements(&self, name: &str, dtype: &str, shape: &[usize]) -> PyResult<usize> {
+        self.check_shape(name, shape)?;
+        if self.dtype != dtype {
+            return Err(PyValueError::new_err(format!("{name} is {}: give {dtype}", self.dtype)));
+        }
+        self.check_contiguous(name)?;
+        Ok(self.address)
+    }
+
+    pub(crate) fn check_shape(&self, name: &str, shape: &[usize]) -> PyResult<()> {
+        if self.shape != shape {
+            return Err(PyValueError::new_err(format!(
+                "{name} is of shape {:?}: it must be of {shape:?}",
+                self.shape
+            )));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_contiguous(&self, name: &str) -> PyResult<()> {
+        if is_contiguous(&self.shape, &self.strides) {
+            return Ok(());
+        }
+        Err(self.wrong_strides(name, "give a contiguous array"))
+    }
+
+    fn wrong_strides(&self, name: &str, remedy: &str) -> PyErr {
+        PyValueError::new_err(format!(
+            "{name} is of shape {:?} with strides {:?}: {remedy}",
+            self.shape, self.strides
+        ))
+    }
+}
+
+fn is_contiguous(shape: &[usize], strides: &[isize]) -> bool {
+    let mut expected = 1;
+    let mut contiguous = true;
+    for (&size, &stride) in shape.iter().zip(strides).rev() {
+        contiguous &= size == 1 || stride.cast_unsigned() == expected;
+        expected *= size;
+    }
+    contiguous || shape.contains(&0)
+}
