@@ -19,41 +19,13 @@ _Rows = tuple[str, int, int]
 _Parameters = tuple[int, int, int, int, int]
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    if not _are_ours(x, weight):
-        return graph.not_captured(reference.rms_norm)(x, weight, epsilon)
-    return _norm(x, weight, epsilon, centred=False)
-
-
-def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    if not _are_ours(x, weight):
-        return graph.not_captured(reference.layer_norm)(x, weight, epsilon)
-    return _norm(x, weight, epsilon, centred=True)
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    if not _are_ours(x, weight):
-        return graph.not_captured(reference.add_rms_norm)(x, residual, weight, epsilon, factor)
-    return _add_norm(x, residual, weight, epsilon, factor, centred=False)
-
-
-def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    if not _are_ours(x, weight):
-        return graph.not_captured(reference.add_layer_norm)(x, residual, weight, epsilon, factor)
-    return _add_norm(x, residual, weight, epsilon, factor, centred=True)
-
-
 def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
     if not _are_ours(x):
         return graph.not_captured(reference.add)(x, residual, factor)
     tokens, hidden = x.shape
     _check_shape("residual", residual, (tokens, hidden))
     _check_dtype("residual", residual, x.dtype)
-    out = graph.empty((tokens, hidden), x.dtype)
+    out = graph.empty((tokens, hidden), x)
     _cpu.add((tokens, hidden), _rows("x", x), _rows("residual", residual), factor, _rows("out", out))
     graph.keep(x, residual)
     return out
@@ -85,7 +57,7 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     if gated and width % 2:
         raise ValueError(f"x is {width} wide: it must be a gate and as much to multiply it with")
     size = width // 2 if gated else width
-    out = graph.empty((tokens, size), x.dtype)
+    out = graph.empty((tokens, size), x)
     _cpu.activation(kind, gated, (tokens, size), _rows("x", x), _rows("out", out))
     graph.keep(x)
     return out
@@ -99,7 +71,7 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu
     tokens, hidden = x.shape
     _check_shape("logits", logits, (tokens, router.num_experts))
     _check_dtype("logits", logits, x.dtype)
-    out = graph.empty((tokens, hidden), x.dtype)
+    out = graph.empty((tokens, hidden), x)
     biases = (matrices.gate_bias, matrices.up_bias, matrices.down_bias)
     parts = [
         (layout, matrix.data.data_ptr(), None if bias is None else _bias(bias, router, layout))
@@ -173,7 +145,7 @@ def paged_attention(
     if not _are_ours(query, key_cache):
         return graph.not_captured(paged_reference.paged_attention)(query, key_cache, value_cache, metadata, layer)
     tokens, heads, head_dim = query.shape
-    out = graph.empty((tokens, heads, head_dim), query.dtype)
+    out = graph.empty((tokens, heads, head_dim), query)
     _cpu.paged_attention(
         (tokens, heads),
         _rows_of_heads("query", query),
@@ -198,7 +170,7 @@ def score_blocks(query: Tensor, key_cache: Tensor, rows: SparseRows, scale: floa
     _check_shape("known", summaries.known, (num_blocks,))
     _check_dtype("known", summaries.known, torch.uint8)
     _check_contiguous("known", summaries.known)
-    shares = graph.empty((len(is_sparse), rows.metadata.block_tables.shape[1]), torch.float32)
+    shares = graph.empty((len(is_sparse), rows.metadata.block_tables.shape[1]), query, "float32")
     _cpu.score_blocks(
         (tokens, heads),
         _rows_of_heads("query", query),
@@ -222,8 +194,8 @@ def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> Attent
     _check_shape("shares", shares, (num_rows, max_blocks))
     _check_dtype("shares", shares, torch.float32)
     _check_contiguous("shares", shares)
-    tables = graph.empty((num_rows, max_blocks), torch.int32)
-    slots, lengths = graph.empty((num_rows,), torch.int32), graph.empty((num_rows,), torch.int32)
+    tables = graph.empty((num_rows, max_blocks), shares, "int32")
+    slots, lengths = graph.empty((num_rows,), shares, "int32"), graph.empty((num_rows,), shares, "int32")
     _cpu.select_blocks(
         metadata.num_tokens,
         shares.data_ptr(),
@@ -294,7 +266,7 @@ def _sample(logits: Tensor, samples: int, rows: Tensor | None, parameters: _Para
         raise ValueError(f"logits are {logits.dtype}: give float32 or bfloat16")
     if rows is not None:
         _check_indices("rows", rows, (samples,))
-    out = graph.empty((samples,), torch.int32)
+    out = graph.empty((samples,), logits, "int32")
     _cpu.sample(
         samples,
         (num_rows, vocabulary),
@@ -330,7 +302,7 @@ def edit_logits(
         _check_contiguous(name, tensor)
     bias, repetition, subtracted = numbers
     if out is None:
-        out = graph.empty((samples, vocabulary), torch.float32)
+        out = graph.empty((samples, vocabulary), logits, "float32")
     _check_shape("out", out, (samples, vocabulary))
     _check_dtype("out", out, torch.float32)
     _check_contiguous("out", out)
@@ -361,9 +333,9 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tupl
     (samples,) = rows.shape
     _check_indices("rows", rows, (samples,))
     _check_indices("chosen", chosen, (samples,))
-    ids = graph.empty((samples, 1 + num_top), torch.int32)
-    values = graph.empty((samples, 1 + num_top), torch.float32)
-    ranks = graph.empty((samples,), torch.int32)
+    ids = graph.empty((samples, 1 + num_top), logits, "int32")
+    values = graph.empty((samples, 1 + num_top), logits, "float32")
+    ranks = graph.empty((samples,), logits, "int32")
     _cpu.logprobs(
         samples,
         (logits.shape[0], logits.shape[1]),
@@ -387,30 +359,6 @@ def _masks(samples: int, mask_rows: Tensor, masks: Tensor) -> tuple[int, int, tu
 
 def _are_ours(*tensors: Tensor) -> bool:
     return all(tensor.dtype in _DTYPES for tensor in tensors)
-
-
-def _norm(x: Tensor, weight: Tensor, epsilon: float, centred: bool) -> Tensor:
-    tokens, hidden = x.shape
-    out = graph.empty((tokens, hidden), x.dtype)
-    _check_shape("weight", weight, (hidden,))
-    _cpu.norm((tokens, hidden), _rows("x", x), _row("weight", weight), epsilon, centred, _rows("out", out))
-    graph.keep(x, weight)
-    return out
-
-
-def _add_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, *, centred: bool
-) -> tuple[Tensor, Tensor]:
-    tokens, hidden = x.shape
-    _check_shape("residual", residual, (tokens, hidden))
-    _check_dtype("residual", residual, x.dtype)
-    _check_shape("weight", weight, (hidden,))
-    out, total = graph.empty((tokens, hidden), x.dtype), graph.empty((tokens, hidden), x.dtype)
-    rows = _rows("x", x), _row("weight", weight)
-    stream = factor, _rows("residual", residual), _rows("total", total)
-    _cpu.norm((tokens, hidden), *rows, epsilon, centred, _rows("out", out), stream)
-    graph.keep(x, residual, weight)
-    return out, total
 
 
 def _rows(name: str, tensor: Tensor) -> _Rows:

@@ -110,7 +110,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
         )
     _check_on_cpu("x", x)
     if out is None:
-        out = graph.empty((tokens, out_features), x.dtype)
+        out = graph.empty((tokens, out_features), x)
     elif out.shape != (tokens, out_features) or out.dtype is not x.dtype or not out.is_cpu or _stride(out) is None:
         raise ValueError(
             f"out is {out.dtype} {list(out.shape)} on {out.device} with strides {out.stride()}: give {x.dtype} "
@@ -131,7 +131,7 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if rows.dtype is not torch.int32:
         raise ValueError(f"rows are {rows.dtype}: give int32")
     _check_on_cpu("rows", rows)
-    out = graph.empty((num_rows, packed.layout.in_features), packed.dtype)
+    out = graph.empty((num_rows, packed.layout.in_features), rows, dtype_name(packed.dtype))
     packed.layout.unpack_rows(packed.data.data_ptr(), rows.data_ptr(), num_rows, out.data_ptr())
     graph.keep(packed.data, rows)
     return out

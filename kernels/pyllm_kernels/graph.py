@@ -3,21 +3,22 @@
 Does not know the computation of an op. Outside of a capture the functions here do what torch does.
 """
 
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyllm_kernels import _cpu
-
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
+from pyllm_kernels.op import Op
+from pyllm_kernels.tensors import Tensor, address, dtype_name, is_array, numpy_dtype
+from pyllm_kernels.torch_bridge import as_tensor
 
 
 class CaptureError(ValueError):
@@ -77,21 +78,27 @@ class Graph:
         """The bytes of memory of the outputs."""
         return self._graph.num_bytes
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        num_bytes = dtype.itemsize
-        for size in shape:
-            num_bytes *= size
-        # The memory is lent as long as the tensor or a view of it lives.
-        return torch.frombuffer(self._graph.lend(num_bytes), dtype=dtype).view(shape)
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        # The memory is lent as long as the array or a view of it lives.
+        memory = np.frombuffer(self._graph.lend(math.prod(shape) * dtype.itemsize), np.uint8)
+        return memory.view(dtype).reshape(shape).view(_Output)
 
     def _keep(self, tensors: tuple[Tensor, ...]) -> None:
-        self._kept += (tensor for tensor in tensors if not self._graph.owns(tensor.data_ptr()))
+        self._kept += (tensor for tensor in tensors if not self._graph.owns(address(tensor)))
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """An empty tensor for the output of an op, in the memory of the graph that this thread captures, if any."""
-    graph = _thread.graph
-    return torch.empty(shape, dtype=dtype, device=device) if graph is None else graph._empty(shape, dtype)
+def empty(shape: tuple[int, ...], like: Tensor, dtype: str = "") -> Tensor:
+    """An empty tensor for the output of an op: by default of the dtype of `like`, on its device.
+
+    It is in the memory of the graph that this thread captures, if any.
+    """
+    graph, dtype = _thread.graph, dtype or dtype_name(like.dtype)
+    if graph is None and not is_array(like):
+        return like.new_empty(shape, dtype=getattr(torch, dtype))
+    if graph is None:
+        return np.empty(shape, numpy_dtype(dtype))
+    memory = graph._empty(shape, numpy_dtype(dtype))
+    return memory if is_array(like) else as_tensor(memory.view(np.ndarray))
 
 
 def keep(*tensors: Tensor) -> None:
@@ -100,18 +107,29 @@ def keep(*tensors: Tensor) -> None:
         _thread.graph._keep(tensors)
 
 
-def not_captured(op: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Wrap an op that torch computes, so that it raises a `CaptureError` during a capture."""
+def not_captured(op: Any) -> Any:
+    """The reference of an op for dtypes that Rust has no kernel for.
 
-    @wraps(op)
-    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+    Raises:
+        CaptureError: this thread captures a graph, which holds Rust's ops alone.
+    """
+    if _thread.graph is not None:
+        name = op.name if isinstance(op, Op) else op.__name__
+        raise CaptureError(f"{name} has no kernel for these dtypes: only Rust's ops are captured")
+    return op.version("reference") if isinstance(op, Op) else op  # Functions of torch are not ported yet.
+
+
+class _Output(npt.NDArray[Any]):
+    """Memory of a graph, which numpy cannot compute with during a capture."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if _thread.graph is not None:
-            raise CaptureError(
-                f"{op.__name__} is torch's here, as Rust has none for these dtypes: only Rust's ops are captured"
-            )
-        return op(*args, **kwargs)
-
-    return run
+            raise CaptureError(f"{ufunc} would compute once, at the capture: only Rust's ops are captured")
+        arrays = [array.view(np.ndarray) if isinstance(array, _Output) else array for array in inputs]
+        if "out" in kwargs:
+            outs = kwargs["out"]
+            kwargs["out"] = tuple(out.view(np.ndarray) if isinstance(out, _Output) else out for out in outs)
+        return getattr(ufunc, method)(*arrays, **kwargs)
 
 
 class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as above

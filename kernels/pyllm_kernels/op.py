@@ -1,6 +1,7 @@
 """An op: one function with a version for each backend. Knows no particular op."""
 
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -41,11 +42,21 @@ class Op(Generic[P, R]):
         if backend == "cpu":
             return self.cpu
         if backend == "reference":
-            return self.reference
+            return _on_any_device(self.reference)
         if not self.triton:
             raise BackendError(f"{self.name} has no version in Triton: use the cpu backend or the reference")
         version: Callable[P, R] = getattr(importlib.import_module(self.triton), self.name)
         return version
+
+
+def _on_any_device(reference: Callable[P, R]) -> Callable[P, R]:
+    """A reference that also takes tensors of torch, which a process that has not imported torch cannot have."""
+    is_torchs = reference.__module__ in {"pyllm_kernels.reference", "pyllm_kernels.paged_reference"}  # not ported yet
+    if "torch" not in sys.modules or is_torchs:
+        return reference
+    from pyllm_kernels.torch_bridge import on_host
+
+    return on_host(reference)
 
 
 def op(*, reference: Callable[P, R], triton: str = "") -> Callable[[Callable[P, R]], Op[P, R]]:

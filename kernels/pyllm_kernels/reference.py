@@ -112,27 +112,6 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return (wide * inverse_rms * weight.float()).to(x.dtype)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    total = add(x, residual, factor)
-    return rms_norm(total, weight, epsilon), total
-
-
-def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    wide = x.float()
-    centred = wide - wide.mean(-1, keepdim=True)
-    inverse_deviation = torch.rsqrt(centred.square().mean(-1, keepdim=True) + epsilon)  # [tokens, 1]
-    return (centred * inverse_deviation * weight.float()).to(x.dtype)
-
-
-def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    total = add(x, residual, factor)
-    return layer_norm(total, weight, epsilon), total
-
-
 def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
     return (x.float() * factor + residual.float()).to(x.dtype)
 

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 _DTYPES = {
     name: np.dtype(scalar)
@@ -20,6 +21,30 @@ _DTYPES = {
 
 Tensor: TypeAlias = Any
 """An array of numpy or a tensor of torch: callers of ops use its shape, dtype, slices and views by `reshape` alone."""
+
+
+def is_array(tensor: Any) -> bool:
+    """Whether a tensor is numpy's."""
+    return isinstance(tensor, np.ndarray)
+
+
+def address(tensor: Tensor) -> int:
+    """The address of a tensor's first element."""
+    if not is_array(tensor):
+        return int(tensor.data_ptr())
+    location: int = tensor.__array_interface__["data"][0]
+    return location
+
+
+def is_float(*tensors: Tensor) -> bool:
+    """Whether Rust's kernels compute with all of the tensors: with float32 and bfloat16."""
+    return all(dtype_name(tensor.dtype) in {"float32", "bfloat16"} for tensor in tensors)
+
+
+def widened(array: Tensor) -> npt.NDArray[np.float32]:
+    """An array's numbers as float32."""
+    numbers: npt.NDArray[np.float32] = array.astype(np.float32)
+    return numbers
 
 
 def dtype_name(dtype: Any) -> str:

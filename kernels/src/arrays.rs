@@ -5,8 +5,6 @@
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedStr;
-use pyo3::types::PyString;
 
 use crate::dtype::DType;
 use crate::op::{Indices, Matrix};
@@ -112,6 +110,14 @@ impl Array {
     pub(crate) fn matrix(&self, name: &str, shape: [usize; 2]) -> PyResult<Matrix> {
         self.check_shape(name, &shape)?;
         self.rows(name)
+    }
+
+    /// The matrix of that dtype, see `matrix`.
+    pub(crate) fn matrix_of(&self, name: &str, dtype: DType, shape: [usize; 2]) -> PyResult<Matrix> {
+        if self.dtype(name)? != dtype {
+            return Err(PyValueError::new_err(format!("{name} is {}: give {}", self.dtype, dtype.name())));
+        }
+        self.matrix(name, shape)
     }
 
     /// [rows, ...] whose rows are contiguous and do not overlap.

@@ -8,19 +8,17 @@ use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::graph;
 use crate::isa::Isa;
 use crate::memory::arena::Arena;
 use crate::op::Extent;
 use crate::op::times::{self, Unwatched};
-use crate::ops::{end_recording, end_timing, graph_error, record_in, time_in, timed};
+use crate::ops::{Recorder, end_recording, end_timing, graph_error, record_in, time_in, timed};
 use crate::pool::pool;
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
 #[derive(Default)]
 pub(crate) struct Graph {
-    graph: Arc<Mutex<graph::Graph>>,
-    arena: Arc<Arena>,
+    recorder: Recorder,
 }
 
 #[pymethods]
@@ -31,25 +29,25 @@ impl Graph {
     }
 
     fn begin_capture(&self) -> PyResult<()> {
-        record_in(&self.graph)
+        record_in(&self.recorder)
     }
 
     fn end_capture(&self) -> PyResult<()> {
-        end_recording(&self.graph)
+        end_recording(&self.recorder)
     }
 
     fn lend(&self, num_bytes: usize) -> PyResult<Lease> {
         if num_bytes == 0 || num_bytes > isize::MAX as usize {
             return Err(PyValueError::new_err(format!("a piece of {num_bytes} bytes: ask for at least 1")));
         }
-        let Some((index, address)) = self.arena.lend(num_bytes) else {
+        let Some((index, address)) = self.recorder.arena.lend(num_bytes) else {
             return Err(PyMemoryError::new_err(format!("no memory for an output of {num_bytes} bytes")));
         };
-        Ok(Lease { arena: Arc::clone(&self.arena), index, address, num_bytes })
+        Ok(Lease { arena: Arc::clone(&self.recorder.arena), index, address, num_bytes })
     }
 
     fn owns(&self, address: usize) -> bool {
-        self.arena.owns(address)
+        self.recorder.arena.owns(address)
     }
 
     /// # Safety
@@ -58,7 +56,7 @@ impl Graph {
     unsafe fn replay(&self, py: Python<'_>, num_tokens: usize, num_rows: usize) -> PyResult<()> {
         let extent = Extent { tokens: num_tokens, rows: num_rows };
         let done = py.detach(|| {
-            let graph = self.graph.lock().unwrap_or_else(PoisonError::into_inner);
+            let graph = self.recorder.graph.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: as the caller promises.
             match timed() {
                 None => unsafe { graph.replay(extent, Isa::best(), &mut pool(), &mut Unwatched) },
@@ -73,12 +71,12 @@ impl Graph {
 
     #[getter]
     fn num_ops(&self) -> usize {
-        self.graph.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.recorder.graph.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     #[getter]
     fn num_bytes(&self) -> usize {
-        self.arena.num_bytes()
+        self.recorder.arena.num_bytes()
     }
 }
 

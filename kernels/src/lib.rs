@@ -123,7 +123,7 @@ impl Linear {
         let (packed, indices) = (with_exposed_provenance(packed), with_exposed_provenance(rows));
         let lookup = Lookup { linear: self.0, packed, indices, out: with_exposed_provenance_mut(out) };
         // SAFETY: the stub requires valid pointers, and that nothing else touches their memory while it is used.
-        unsafe { execute(py, PackedRows { tokens: num_rows, lookup }) }
+        unsafe { execute(py, PackedRows { tokens: num_rows, lookup }, &[]) }
     }
 
     /// # Safety
@@ -152,7 +152,7 @@ impl Linear {
             out_stride: out_stride * self.0.dtype.bytes(),
         };
         // SAFETY: the stub requires valid pointers, and that nothing else touches their memory while it is used.
-        unsafe { execute(py, PackedLinear { tokens: num_rows, product }) }
+        unsafe { execute(py, PackedLinear { tokens: num_rows, product }, &[]) }
     }
 }
 
@@ -278,9 +278,11 @@ mod _cpu {
     use super::logits::states::LogitsStates;
     #[pymodule_export]
     use super::ops::{
-        activation, add, add_bias, copy_blocks, edit_logits, experts, logprobs, norm, paged_attention,
+        activation, add, add_bias, copy_blocks, edit_logits, experts, logprobs, paged_attention,
         rope_and_kv_write, sample, scale_and_cap, score_blocks, select_blocks,
     };
+    #[pymodule_export]
+    use super::rows::norm::{add_norm, norm};
     #[pymodule_export]
     use super::{
         Linear, copy_rows, forget_threads, instruction_set, num_threads, read_rows, set_num_threads, stay_awake,

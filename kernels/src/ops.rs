@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
+use crate::arrays::Array;
 use crate::attention::{
     Batch, Budget, KeySummaries, NO_WINDOW, PagedAttention, ScoreBlocks, SelectBlocks, Selection, SparseRows,
     SummaryKind,
@@ -21,18 +22,36 @@ use crate::kv_layer::KvLayer;
 use crate::logits::edit_logits::{EditLogits, Edits, Masks};
 use crate::logits::logprobs::Logprobs;
 use crate::logits::sampling::{Parameters, Sampling};
+use crate::memory::arena::Arena;
 use crate::op::times::{OpName, OpTimes, Watch};
 use crate::op::{Indices, Matrix, Op};
 use crate::pool::pool;
 use crate::rope::{HeadNorm, RopeAndKvWrite};
 use crate::rows::activation::{Activation, Kind};
 use crate::rows::elementwise::{Change, Elementwise};
-use crate::rows::norm::{Norm, Stream};
+
+/// The graph that a thread records its ops in, with the arrays that they use.
+#[derive(Clone, Default)]
+pub(crate) struct Recorder {
+    pub(crate) graph: Arc<Mutex<Graph>>,
+    /// The memory of outputs, which is lent again once no array refers to it.
+    pub(crate) arena: Arc<Arena>,
+    kept: Arc<Mutex<Vec<Py<PyAny>>>>,
+}
+
+impl Recorder {
+    /// Keeps arrays outside of the arena alive as long as the graph.
+    fn keep(&self, py: Python<'_>, arrays: &[&Array]) {
+        let outside = arrays.iter().filter(|array| !self.arena.owns(array.address()));
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend(outside.map(|array| array.object().clone_ref(py)));
+    }
+}
 
 /// The state of a thread whose ops do not just run.
 #[derive(Clone)]
 enum Watcher {
-    Capture(Arc<Mutex<Graph>>),
+    Capture(Recorder),
     Time(Arc<Mutex<OpTimes>>),
 }
 
@@ -41,13 +60,14 @@ thread_local! {
 }
 
 /// Starts to record this thread's ops in the graph.
-pub(crate) fn record_in(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
-    watch(Watcher::Capture(Arc::clone(graph)))
+pub(crate) fn record_in(recorder: &Recorder) -> PyResult<()> {
+    watch(Watcher::Capture(recorder.clone()))
 }
 
 /// Ends the recording of this thread's ops, which run again.
-pub(crate) fn end_recording(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
-    let is_here = |watcher: &Watcher| matches!(watcher, Watcher::Capture(recorded) if Arc::ptr_eq(recorded, graph));
+pub(crate) fn end_recording(recorder: &Recorder) -> PyResult<()> {
+    let is_here =
+        |watcher: &Watcher| matches!(watcher, Watcher::Capture(own) if Arc::ptr_eq(&own.graph, &recorder.graph));
     if end_watch(is_here) {
         return Ok(());
     }
@@ -94,12 +114,12 @@ fn end_watch(is_here: impl Fn(&Watcher) -> bool) -> bool {
     WATCHER.with_borrow_mut(|watcher| watcher.take_if(|watcher| is_here(watcher)).is_some())
 }
 
-/// Run an op at its capacity, or record it if this thread captures a graph.
+/// Run an op at its capacity, or record it, and keep its arrays, if this thread captures a graph.
 ///
 /// # Safety
 ///
 /// See `Op::run`, now and whenever the graph is replayed.
-pub(crate) unsafe fn execute(py: Python<'_>, op: impl Op + 'static) -> PyResult<()> {
+pub(crate) unsafe fn execute(py: Python<'_>, op: impl Op + 'static, arrays: &[&Array]) -> PyResult<()> {
     // SAFETY: as the caller promises.
     let run = || unsafe { op.run(op.capacity(), Isa::best(), &mut pool()) };
     let done = match WATCHER.with_borrow(Clone::clone) {
@@ -107,8 +127,9 @@ pub(crate) unsafe fn execute(py: Python<'_>, op: impl Op + 'static) -> PyResult<
         Some(Watcher::Time(times)) => {
             py.detach(|| times.lock().unwrap_or_else(PoisonError::into_inner).run(|| OpName::of(op.name()), run))
         }
-        Some(Watcher::Capture(graph)) => {
-            let mut graph = graph.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Watcher::Capture(recorder)) => {
+            recorder.keep(py, arrays);
+            let mut graph = recorder.graph.lock().unwrap_or_else(PoisonError::into_inner);
             return graph.record(Box::new(op)).map_err(|error| graph_error(&error));
         }
     };
@@ -120,33 +141,6 @@ pub(crate) fn graph_error(error: &GraphError) -> PyErr {
         GraphError::Index(error) => PyIndexError::new_err(error.to_string()),
         GraphError::Tokens { .. } | GraphError::Capacity { .. } => PyValueError::new_err(error.to_string()),
     }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-#[pyo3(signature = (shape, x, weight, epsilon, centred, out, stream=None))]
-#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
-pub(crate) unsafe fn norm(
-    py: Python<'_>,
-    shape: (usize, usize),
-    x: Matrix,
-    weight: Matrix,
-    epsilon: f32,
-    centred: bool,
-    out: Matrix,
-    stream: Option<(f32, Matrix, Matrix)>,
-) -> PyResult<()> {
-    let stream = stream.map(|(factor, residual, sum)| Stream { factor, residual, sum });
-    let (tokens, hidden) = shape;
-    check_alike("out", out, x, (tokens, hidden))?;
-    if let Some(Stream { residual, sum, .. }) = stream {
-        check_alike("residual", residual, x, (tokens, hidden))?;
-        check_alike("total", sum, x, (tokens, hidden))?;
-    }
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, Norm { tokens, hidden, epsilon, centred, x, weight, out, stream }) }
 }
 
 /// # Safety
@@ -165,7 +159,7 @@ pub(crate) unsafe fn activation(
     let (tokens, width) = shape;
     check_alike("out", out, x, (tokens, width))?;
     // SAFETY: as the caller promises.
-    unsafe { execute(py, Activation { kind, gated, tokens, width, x, out }) }
+    unsafe { execute(py, Activation { kind, gated, tokens, width, x, out }, &[]) }
 }
 
 /// # Safety
@@ -221,7 +215,7 @@ pub(crate) unsafe fn experts(
     let router = Router { num_experts, active, normalised, first, count };
     let op = Experts { tokens, x, logits, router, kind, gate, up, down, out };
     // SAFETY: as the caller promises.
-    unsafe { execute(py, op) }
+    unsafe { execute(py, op, &[]) }
 }
 
 /// # Safety
@@ -273,7 +267,7 @@ unsafe fn change(py: Python<'_>, change: Change, shape: (usize, usize), x: Matri
     let (tokens, width) = shape;
     check_alike("out", out, x, shape)?;
     // SAFETY: as the caller promises.
-    unsafe { execute(py, Elementwise { change, tokens, width, x, out }) }
+    unsafe { execute(py, Elementwise { change, tokens, width, x, out }, &[]) }
 }
 
 /// # Safety
@@ -319,7 +313,7 @@ pub(crate) unsafe fn rope_and_kv_write(
         cache,
     };
     // SAFETY: as the caller promises.
-    unsafe { execute(py, op) }
+    unsafe { execute(py, op, &[]) }
 }
 
 /// # Safety
@@ -343,7 +337,7 @@ pub(crate) unsafe fn paged_attention(
     check_heads(heads, cache.kv_heads)?;
     check_alike("out", out, query, (tokens, heads * cache.head_dim))?;
     // SAFETY: as the caller promises.
-    unsafe { execute(py, PagedAttention { tokens, heads, scale, window, soft_cap, sinks, query, out, cache, batch }) }
+    unsafe { execute(py, PagedAttention { tokens, heads, scale, window, soft_cap, sinks, query, out, cache, batch }, &[]) }
 }
 
 /// # Safety
@@ -373,7 +367,7 @@ pub(crate) unsafe fn score_blocks(
     let rows = SparseRows { tokens, cache, batch, is_sparse: Indices(is_sparse), budget: read_budget(budget)? };
     let summaries = KeySummaries { kind, address, known };
     // SAFETY: as the caller promises.
-    unsafe { execute(py, ScoreBlocks { rows, heads, scale, query, summaries, shares }) }
+    unsafe { execute(py, ScoreBlocks { rows, heads, scale, query, summaries, shares }, &[]) }
 }
 
 /// # Safety
@@ -395,7 +389,7 @@ pub(crate) unsafe fn select_blocks(
     let rows = SparseRows { tokens, cache, batch, is_sparse: Indices(is_sparse), budget: read_budget(budget)? };
     let out = Selection { block_tables, slots, sequence_lengths };
     // SAFETY: as the caller promises.
-    unsafe { execute(py, SelectBlocks { rows, shares, out }) }
+    unsafe { execute(py, SelectBlocks { rows, shares, out }, &[]) }
 }
 
 fn read_budget((num_sink_blocks, top_k, num_recent_blocks): (usize, usize, usize)) -> PyResult<Budget> {
@@ -411,7 +405,7 @@ fn read_budget((num_sink_blocks, top_k, num_recent_blocks): (usize, usize, usize
 #[pyfunction]
 pub(crate) unsafe fn copy_blocks(py: Python<'_>, cache: KvLayer, copies: usize, num_copies: usize) -> PyResult<()> {
     // SAFETY: as the caller promises.
-    unsafe { execute(py, CopyBlocks { cache, copies: Indices(copies), num_copies }) }
+    unsafe { execute(py, CopyBlocks { cache, copies: Indices(copies), num_copies }, &[]) }
 }
 
 /// # Safety
@@ -442,7 +436,7 @@ pub(crate) unsafe fn sample(
     });
     let rows = rows.map(Indices);
     // SAFETY: as the caller promises.
-    unsafe { execute(py, Sampling { samples: num_samples, logits, num_rows, vocabulary, rows, parameters, out }) }
+    unsafe { execute(py, Sampling { samples: num_samples, logits, num_rows, vocabulary, rows, parameters, out }, &[]) }
 }
 
 /// # Safety
@@ -463,7 +457,7 @@ pub(crate) unsafe fn edit_logits(
     let (num_rows, vocabulary) = shape;
     let rows = Indices(rows);
     // SAFETY: as the caller promises.
-    unsafe { execute(py, EditLogits { samples: num_samples, logits, num_rows, vocabulary, rows, edits, masks, out }) }
+    unsafe { execute(py, EditLogits { samples: num_samples, logits, num_rows, vocabulary, rows, edits, masks, out }, &[]) }
 }
 
 /// # Safety
@@ -490,7 +484,7 @@ pub(crate) unsafe fn logprobs(
     let (rows, chosen) = (Indices(rows), Indices(chosen));
     let op = Logprobs { samples: num_samples, logits, num_rows, vocabulary, rows, chosen, num_top, ids, values, ranks };
     // SAFETY: as the caller promises.
-    unsafe { execute(py, op) }
+    unsafe { execute(py, op, &[]) }
 }
 
 /// A name; or the limit and the factor of a clamped gate.

@@ -1,20 +1,36 @@
 """Norms, alone and fused with the residual addition."""
 
-from pyllm_kernels import cpu, reference
+import numpy as np
+import numpy.typing as npt
+
+from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.tensors import Tensor, is_float, widened
+
+_Floats = npt.NDArray[np.float32]
 
 
-@op(reference=reference.rms_norm, triton="pyllm_kernels.gpu.norm")
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return _scaled(widened(x), weight, epsilon).astype(x.dtype)
+
+
+@op(reference=_rms_norm, triton="pyllm_kernels.gpu.norm")
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """`x / sqrt(mean(x²) + epsilon) * weight` over the last dimension, in float32 (arXiv 1910.07467).
 
     x [tokens, hidden] and weight [hidden], float32, float16 or bfloat16 -> [tokens, hidden] of x's dtype.
     """
-    return cpu.rms_norm(x, weight, epsilon)
+    return _norm(x, weight, epsilon, centred=False)
 
 
-@op(reference=reference.add_rms_norm, triton="pyllm_kernels.gpu.norm")
+def _add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    total = _sum(x, residual, factor)
+    return _rms_norm(total, weight, epsilon), total
+
+
+@op(reference=_add_rms_norm, triton="pyllm_kernels.gpu.norm")
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -23,21 +39,61 @@ def add_rms_norm(
     x, residual [tokens, hidden] of one dtype; the sum is rounded to that dtype before it is normalised, so that the
     norm is that of the stream for the next layer. Both inputs stay unchanged.
     """
-    return cpu.add_rms_norm(x, residual, weight, epsilon, factor)
+    return _add_norm(x, residual, weight, epsilon, factor, centred=False)
 
 
-@op(reference=reference.layer_norm, triton="pyllm_kernels.gpu.norm")
+def _layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = widened(x)
+    return _scaled(wide - wide.mean(-1, keepdims=True), weight, epsilon).astype(x.dtype)
+
+
+@op(reference=_layer_norm, triton="pyllm_kernels.gpu.norm")
 def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """`(x - mean) / sqrt(variance + epsilon) * weight` over the last dimension, in float32 (arXiv 1607.06450).
 
     Shapes and dtypes as for `rms_norm`. There is no bias.
     """
-    return cpu.layer_norm(x, weight, epsilon)
+    return _norm(x, weight, epsilon, centred=True)
 
 
-@op(reference=reference.add_layer_norm, triton="pyllm_kernels.gpu.norm")
+def _add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    total = _sum(x, residual, factor)
+    return _layer_norm(total, weight, epsilon), total
+
+
+@op(reference=_add_layer_norm, triton="pyllm_kernels.gpu.norm")
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Like `add_rms_norm`, with `layer_norm`."""
-    return cpu.add_layer_norm(x, residual, weight, epsilon, factor)
+    return _add_norm(x, residual, weight, epsilon, factor, centred=True)
+
+
+def _norm(x: Tensor, weight: Tensor, epsilon: float, *, centred: bool) -> Tensor:
+    if not is_float(x, weight):
+        return graph.not_captured(layer_norm if centred else rms_norm)(x, weight, epsilon)
+    out = graph.empty(x.shape, x)
+    _cpu.norm(x, weight, epsilon, centred, out)
+    return out
+
+
+def _add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, *, centred: bool
+) -> tuple[Tensor, Tensor]:
+    if not is_float(x, weight):
+        version = graph.not_captured(add_layer_norm if centred else add_rms_norm)
+        return version(x, residual, weight, epsilon, factor)
+    out, total = graph.empty(x.shape, x), graph.empty(x.shape, x)
+    _cpu.add_norm(x, residual, factor, weight, epsilon, centred, out, total)
+    return out, total
+
+
+def _scaled(numbers: _Floats, weight: Tensor, epsilon: float) -> _Floats:
+    inverse_rms = 1 / np.sqrt(np.square(numbers).mean(-1, keepdims=True) + np.float32(epsilon))  # [tokens, 1]
+    return numbers * inverse_rms * widened(weight)
+
+
+def _sum(x: Tensor, residual: Tensor, factor: float) -> Tensor:
+    return (widened(x) * np.float32(factor) + widened(residual)).astype(x.dtype)

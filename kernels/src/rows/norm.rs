@@ -4,9 +4,13 @@
 
 use std::marker::PhantomData;
 
+use pyo3::prelude::*;
+
+use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
+use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -35,6 +39,49 @@ pub(crate) struct Stream {
     pub(crate) factor: f32,
     pub(crate) residual: Matrix,
     pub(crate) sum: Matrix,
+}
+
+/// RMSNorm of x, or with `centred` a layer norm.
+#[pyfunction]
+pub(crate) fn norm(
+    py: Python<'_>,
+    x: Array,
+    weight: Array,
+    epsilon: f32,
+    centred: bool,
+    out: Array,
+) -> PyResult<()> {
+    let op = read_norm(&x, &weight, epsilon, centred, &out)?;
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &[&x, &weight, &out]) }
+}
+
+/// `factor * x + residual` in `sum`, and its norm in `out`.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "an op has what its function in Python says")]
+pub(crate) fn add_norm(
+    py: Python<'_>,
+    x: Array,
+    residual: Array,
+    factor: f32,
+    weight: Array,
+    epsilon: f32,
+    centred: bool,
+    out: Array,
+    sum: Array,
+) -> PyResult<()> {
+    let op = read_norm(&x, &weight, epsilon, centred, &out)?;
+    let stream = |name, array: &Array| array.matrix_of(name, op.x.dtype, [op.tokens, op.hidden]);
+    let stream = Stream { factor, residual: stream("residual", &residual)?, sum: stream("sum", &sum)? };
+    // SAFETY: as above.
+    unsafe { execute(py, Norm { stream: Some(stream), ..op }, &[&x, &residual, &weight, &out, &sum]) }
+}
+
+fn read_norm(x: &Array, weight: &Array, epsilon: f32, centred: bool, out: &Array) -> PyResult<Norm> {
+    let shape @ [tokens, hidden] = x.dimensions("x")?;
+    let weight = weight.vector("weight", hidden)?;
+    let (x, out) = (x.matrix("x", shape)?, out.matrix_of("out", x.dtype("x")?, shape)?);
+    Ok(Norm { tokens, hidden, epsilon, centred, x, weight, out, stream: None })
 }
 
 impl Op for Norm {

@@ -55,7 +55,7 @@ class ColumnParallelLinear:
 
     def _multiply_each(self, x: Tensor) -> Tensor:
         kernels = self._placement.kernels
-        products = graph.empty((len(x), sum(self.sizes)), x.dtype, x.device)
+        products = graph.empty((len(x), sum(self.sizes)), x)
         parts = torch.split(products, [packed.out_features for packed in self.packed], dim=-1)
         for packed, part in zip(self.packed, parts, strict=True):
             kernels[packed_linear](x, packed, part)
