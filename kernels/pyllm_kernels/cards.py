@@ -2,8 +2,10 @@
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Major * 10 + minor. Triton compiles for nothing older than Turing.
 OLDEST_CAPABILITY = 75
@@ -15,7 +17,7 @@ class CardError(ValueError):
     """A card that cannot run the kernels in these precisions."""
 
 
-def check_card(name: str, capability: tuple[int, int], dtype: torch.dtype, kv_cache_dtype: torch.dtype) -> None:
+def check_card(name: str, capability: tuple[int, int], dtype: str, kv_cache_dtype: str) -> None:
     """Refuse a card that cannot run the kernels; the error suggests other settings.
 
     Raises:
@@ -26,12 +28,12 @@ def check_card(name: str, capability: tuple[int, int], dtype: torch.dtype, kv_ca
         raise CardError(
             f"{name} has compute capability {version}, and Triton compiles for 7.5 (Turing) and later: use device cpu"
         )
-    if number < _OLDEST_BFLOAT16 and torch.bfloat16 in (dtype, kv_cache_dtype):
+    if number < _OLDEST_BFLOAT16 and "bfloat16" in (dtype, kv_cache_dtype):
         raise CardError(
             f"{name} has compute capability {version}, and bfloat16 arithmetic begins with 8.0 (Ampere): "
             "use dtype float16"
         )
-    if number < _OLDEST_FLOAT8 and kv_cache_dtype is torch.float8_e4m3fn:
+    if number < _OLDEST_FLOAT8 and kv_cache_dtype == "float8_e4m3fn":
         raise CardError(
             f"{name} has compute capability {version}, and conversions of fp8 (e4m3) begin with 8.9 (Ada): "
             "use kv_cache_dtype auto"
@@ -50,9 +52,11 @@ INTERPRETED = Card(90, 4)
 
 
 @functools.cache
-def card_of(device: torch.device) -> Card:
+def card_of(device: "torch.device") -> Card:
     """The card of a CUDA device; `INTERPRETED` for any other device."""
     if device.type != "cuda":
         return INTERPRETED
+    import torch
+
     properties = torch.cuda.get_device_properties(device)
     return Card(properties.major * 10 + properties.minor, properties.multi_processor_count)

@@ -1,0 +1,85 @@
+"""The host as a device: its tensors are arrays of numpy, and copies to and from the host are no copies."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import pyllm_kernels
+from pyllm_kernels.tensors import numpy_dtype
+
+from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
+from pyllm.workers.devices.device import Array, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """An array that is on the host already."""
+
+    array: Array
+
+    def is_done(self) -> bool:
+        """Return True."""
+        return True
+
+    def wait(self) -> Array:
+        """The array."""
+        return self.array
+
+
+class HostDevice:
+    """See `Device`."""
+
+    type = "cpu"
+
+    @property
+    def name(self) -> str:
+        """The instruction set of the kernels."""
+        return pyllm_kernels.instruction_set()
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Array:
+        """See `Device.empty`."""
+        return np.empty(tuple(shape), numpy_dtype(dtype))
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Array:
+        """See `Device.zeros`."""
+        return np.zeros(tuple(shape), numpy_dtype(dtype))
+
+    def from_host(self, array: Array) -> Array:
+        """The array itself."""
+        return array
+
+    def host_copy(self, tensor: Array) -> Arrived:
+        """The array itself."""
+        return Arrived(tensor)
+
+    def host_room(self, size: int, room: Array | None) -> Array:
+        """A part of `room`, or memory of twice the size."""
+        if room is None or size > len(room):
+            room = np.empty(max(size, 0 if room is None else 2 * len(room)), np.uint8)
+        return room[:size]
+
+    def take(self, tensor: Array, rows: Rows) -> Array:
+        """See `Device.take`."""
+        taken: Array = tensor[rows]
+        return taken
+
+    def assign(self, to: Array, targets: Rows, source: Array, origins: Rows) -> None:
+        """See `Device.assign`."""
+        to[targets] = source[origins]
+
+    def concatenate(self, parts: Sequence[Array], axis: int) -> Array:
+        """See `Device.concatenate`."""
+        return np.concatenate(parts, axis)
+
+    def computing(self) -> AbstractContextManager[object]:
+        """No context."""
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """Do nothing: every call waits."""
+
+    def free_bytes(self, utilization: float, compute: Callable[[], object]) -> int:
+        """The least KV cache, as the host's memory is not this rank's alone."""
+        del utilization, compute
+        return MIN_CPU_KV_CACHE_BYTES

@@ -1,0 +1,136 @@
+"""A device of torch: a GPU, or for tests and models of transformers the CPU."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from pyllm_kernels.torch_bridge import as_array, as_tensor
+from torch import Tensor
+
+from pyllm.workers.devices.device import Array, Device, Rows
+
+
+class DeviceCopy:
+    """See `HostCopy`: from a GPU to pinned memory."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._done: torch.cuda.Event | None = None
+        self._tensor = tensor
+        if tensor.is_cuda:
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor.copy_(tensor, non_blocking=True)
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives events no types.
+            self._done.record()
+
+    def is_done(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]  # As above.
+
+    def wait(self) -> Array:
+        """The tensor in host memory."""
+        if self._done is not None:
+            self._done.synchronize()
+        return as_array(self._tensor)
+
+
+class TorchDevice:
+    """See `Device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def type(self) -> str:
+        """See `Device.type`."""
+        return self.device.type
+
+    @property
+    def name(self) -> str:
+        """The name of the GPU."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """See `Device.empty`."""
+        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """See `Device.zeros`."""
+        kind = torch_dtype(dtype)
+        # Not every version of torch fills fp8.
+        size = (*shape[:-1], shape[-1] * kind.itemsize)
+        return torch.zeros(size, dtype=torch.uint8, device=self.device).view(kind)
+
+    def from_host(self, array: Array) -> Tensor:
+        """Copy an array to the device; to a GPU through pinned memory, which torch keeps until the copy is done."""
+        tensor = as_tensor(np.ascontiguousarray(array))
+        if self.device.type != "cuda":
+            return tensor
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self.device, non_blocking=True)
+
+    def host_copy(self, tensor: Tensor) -> DeviceCopy:
+        """See `Device.host_copy`."""
+        return DeviceCopy(tensor)
+
+    def host_room(self, size: int, room: Array | None) -> Array:
+        """New memory, pinned for a GPU: torch caches it, and does not reuse it while a copy from it is in progress."""
+        del room
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy()
+
+    def take(self, tensor: Tensor, rows: Rows) -> Tensor:
+        """See `Device.take`."""
+        return tensor.index_select(0, self.from_host(rows))
+
+    def assign(self, to: Tensor, targets: Rows, source: Tensor, origins: Rows) -> None:
+        """See `Device.assign`."""
+        both = self.from_host(np.stack((targets, origins)).astype(np.int64))
+        to[both[0]] = source[both[1]]
+
+    def concatenate(self, parts: Sequence[Tensor], axis: int) -> Tensor:
+        """See `Device.concatenate`."""
+        return torch.cat(list(parts), dim=axis)
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Without gradients."""
+        return torch.inference_mode()
+
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def free_bytes(self, utilization: float, compute: Callable[[], object]) -> int:
+        """See `Device.free_bytes`: beside the peak of `compute`."""
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        compute()
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.device)
+        return int(total * utilization) - (total - free) - peak
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of this name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def capability_of(device: Device) -> tuple[int, int]:
+    """The compute capability of a GPU: major, minor."""
+    assert isinstance(device, TorchDevice), f"a GPU, not {device.type}"
+    return torch.cuda.get_device_capability(device.device)
+
+
+def sum_in_float32() -> None:
+    """Make torch accumulate matrix products in float32 on every device; by default cuBLAS may accumulate in the dtype.
+
+    Split sums stay allowed: their parts are float32, too.
+    """
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = False
+    matmul.allow_fp16_reduced_precision_reduction = False
+    matmul.allow_fp16_accumulation = False
+    torch.set_float32_matmul_precision("highest")  # TF32 off
