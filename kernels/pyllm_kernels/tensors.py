@@ -3,6 +3,9 @@
 Imports neither torch nor a kernel. A dtype is known by its name, such as "bfloat16".
 """
 
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -36,6 +39,23 @@ def address(tensor: Tensor) -> int:
     return location
 
 
+def copied(tensor: Tensor) -> Tensor:
+    """A copy of a tensor."""
+    return tensor.copy() if is_array(tensor) else tensor.clone()
+
+
+def split(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Views of the parts of the second dimension, of these sizes."""
+    ends = list(accumulate(sizes))
+    return [tensor[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def view_as(tensor: Tensor, dtype: str) -> Tensor:
+    """The bytes of a tensor as elements of another dtype."""
+    kind = numpy_dtype(dtype) if is_array(tensor) else _dtype_beside(tensor, dtype)
+    return tensor.view(kind)
+
+
 def is_float(*tensors: Tensor) -> bool:
     """Whether Rust's kernels compute with all of the tensors: with float32 and bfloat16."""
     return all(dtype_name(tensor.dtype) in {"float32", "bfloat16"} for tensor in tensors)
@@ -50,6 +70,11 @@ def widened(array: Tensor) -> npt.NDArray[np.float32]:
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype of numpy or torch: "bfloat16" for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")
+
+
+def _dtype_beside(tensor: Tensor, name: str) -> Any:
+    """The dtype of this name in the library of a tensor that is no array."""
+    return getattr(sys.modules[type(tensor).__module__.partition(".")[0]], name)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -1,6 +1,6 @@
 """Attention backends: built-in ones, and those of other packages in the entry-point group `pyllm.attention_backends`.
 
-Imports torch only to load a backend, so that the launcher can refuse a wrong name. Does not know layers.
+Loads a backend only to use it, so that the launcher can refuse a wrong name. Does not know layers.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,10 +15,10 @@ from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, ModelSpec
 
 if TYPE_CHECKING:
-    import torch
     from pyllm_kernels import AttentionLayer, AttentionMetadata, Kernels
-    from torch import Tensor
+    from pyllm_kernels.tensors import Tensor
 
+    from pyllm.workers.devices.device import Device
     from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup
 
 GROUP = "pyllm.attention_backends"
@@ -43,7 +43,9 @@ def is_plain(spec: AttentionSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
-    """The result of an entry point's factory, which takes a device. `pyllm_kernels.ops` documents the ops.
+    """The result of an entry point's factory, which takes a device as torch names it ("cpu", "cuda:1").
+
+    `pyllm_kernels.ops` documents the ops.
 
     - `supports` returns whether the backend computes a layer; by default, it computes plain attention only.
     - `prepare` runs on the host before each step and each replay, once per group of layers, and returns the metadata
@@ -69,7 +71,7 @@ def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = Non
 
 
 def load_attention_backend(
-    name: str, device: "torch.device", kernel_backend: str, offered: Iterable[EntryPoint] | None = None
+    name: str, device: "Device", kernel_backend: str, offered: Iterable[EntryPoint] | None = None
 ) -> AttentionBackend:
     """The backend with this name, for a device.
 
@@ -81,11 +83,11 @@ def load_attention_backend(
         from pyllm_kernels import BackendError, select
 
         try:
-            return attention_of(select(kernel_backend if name == "auto" else BUILT_IN[name], device))
+            return attention_of(select(kernel_backend if name == "auto" else BUILT_IN[name], str(device)))
         except BackendError as error:
             raise ConfigError(f"attention_backend {name}: {error}") from error
     try:
-        backend = entry.load()(device)
+        backend = entry.load()(str(device))
     except Exception as error:
         raise ConfigError(f"attention backend {name!r} ({entry.value}) cannot be made: {error}") from error
     if not isinstance(backend, AttentionBackend):

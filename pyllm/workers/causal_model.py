@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-import torch
 from pyllm_kernels import PackedLinear
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
+from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.loaders.weights import WeightReader
 
@@ -39,6 +39,6 @@ class CausalModel(Protocol):
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on the sampling rank; None on the others."""
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def joined(parts: Sequence[Tensor], device: Device) -> Tensor:
     """The tensors of a model's output as one: a single tensor unchanged, several as [parts, tokens, hidden_size]."""
-    return parts[0] if len(parts) == 1 else torch.stack(list(parts))
+    return parts[0] if len(parts) == 1 else device.concatenate([part[None] for part in parts], 0)

@@ -6,11 +6,12 @@ Knows neither the ops nor slots. GPUs use CUDA graphs instead.
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
+import numpy as np
 from pyllm_kernels import AttentionMetadata, Graph
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.causal_model import CausalModel, joined
+from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.batch import Batch
@@ -34,15 +35,17 @@ class StepGraph:
         max_tokens: int,
         max_rows: int,
         num_groups: int,
+        device: Device,
     ) -> None:
-        self._tokens, self._positions = torch.zeros((2, max_tokens), dtype=torch.int32)
-        self._slot_mapping = torch.zeros((num_groups, max_tokens), dtype=torch.int32)
-        self._slots, self._sequence_lengths = torch.zeros((2, max_rows), dtype=torch.int32)
-        self._query_starts = torch.zeros(max_rows + 1, dtype=torch.int32)
+        self._device = device
+        self._tokens, self._positions = np.zeros((2, max_tokens), np.int32)
+        self._slot_mapping = np.zeros((num_groups, max_tokens), np.int32)
+        self._slots, self._sequence_lengths = np.zeros((2, max_rows), np.int32)
+        self._query_starts = np.zeros(max_rows + 1, np.int32)
         self._prepare = prepare
         self._rows = AttentionBatch(
-            host_query_starts=self._query_starts.numpy(),
-            host_sequence_lengths=self._sequence_lengths.numpy(),
+            host_query_starts=self._query_starts,
+            host_sequence_lengths=self._sequence_lengths,
             query_starts=self._query_starts,
             sequence_lengths=self._sequence_lengths,
             slots=self._slots,
@@ -55,7 +58,7 @@ class StepGraph:
         with self._layers.capture():
             self._parts = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
         hidden = self._parts[0]
-        self._wanted = torch.zeros((max_rows, hidden.shape[1]), dtype=hidden.dtype)
+        self._wanted = np.zeros((max_rows, hidden.shape[1]), hidden.dtype)
         with self._head.capture():
             self._logits = model.logits(self._wanted)
 
@@ -69,18 +72,18 @@ class StepGraph:
         rows_of = host if split is None else split
         starts, lengths, slots = rows_of.query_starts, rows_of.sequence_lengths, rows_of.slots
         for buffer, values in (
-            (self._tokens, tokens.numpy()),
+            (self._tokens, tokens),
             (self._positions, host.positions),
             *zip(self._slot_mapping, host.slot_mapping.reshape(len(self._slot_mapping), -1), strict=True),
             (self._slots, slots),
             (self._query_starts, starts),
             (self._sequence_lengths, lengths),
         ):
-            buffer.numpy()[: len(values)] = values
+            buffer[: len(values)] = values
         rows = replace(self._rows, host_query_starts=starts, host_sequence_lengths=lengths)
         self._prepare(rows, self._metadata)
         self._layers.replay(batch.num_tokens, len(slots))
-        return joined([part[: batch.num_tokens] for part in self._parts])
+        return joined([part[: batch.num_tokens] for part in self._parts], self._device)
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Logits of some rows of hidden states, [rows, vocab_size], which the next call overwrites.
@@ -88,6 +91,7 @@ class StepGraph:
         Only for a model with a head.
         """
         assert self._logits is not None, "a stage before the last one has no head"
-        wanted = torch.index_select(hidden, 0, rows, out=self._wanted[: len(rows)])
+        wanted = self._wanted[: len(rows)]
+        np.take(hidden, rows, axis=0, out=wanted, mode="clip")
         self._head.replay(len(wanted), len(wanted))
         return self._logits[: len(wanted)]

@@ -14,6 +14,7 @@ import torch
 from pyllm_kernels import AttentionMetadata
 from torch import Tensor
 
+from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.batch import Array, Batch, Sections
@@ -88,7 +89,7 @@ class CapturedSteps:
         prepare: Callable[[AttentionBatch, Metadata | None], Metadata],
         forward: Callable[[StepInputs[Tensor], Metadata], Tensor],
         buckets: Sequence[Bucket],
-        device: torch.device,
+        device: Device,
         *,
         max_sequence_length: int,
         num_groups: int = 1,
@@ -98,7 +99,7 @@ class CapturedSteps:
         self._max_sequence_length = max_sequence_length
         self._num_groups = num_groups
         size = max(_num_ints(bucket, num_groups) for bucket in buckets)
-        self._memory = torch.zeros(size, dtype=torch.int32, device=device)
+        self._memory: Tensor = device.zeros((size,), "int32")
         self._graphs: dict[Bucket, _Graph] = {}
         self._captured: list[Bucket] = []  # decode steps first, then from small to large
 
@@ -157,7 +158,7 @@ class CaptureBudget:
         capture: Capture,
         clock: Callable[[], float],
         group: RankGroup,
-        device: torch.device,
+        device: Device,
         planned_bytes: int = 0,
     ) -> None:
         self._capture = capture
@@ -180,7 +181,8 @@ class CaptureBudget:
         is_left = seconds < MAX_CAPTURE_SECONDS and num_bytes <= self._max_bytes
         if self._group.size == 1:
             return is_left
-        return bool(self._group.broadcast(torch.tensor([int(is_left)], device=self._device)).item())
+        decision = self._device.from_host(np.array([int(is_left)]))
+        return bool(self._group.broadcast(decision)[0])
 
 
 class CudaCapture:

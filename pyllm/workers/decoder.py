@@ -5,11 +5,10 @@ Knows no family and no file; `WeightReader` fills the parameters, under the name
 
 from collections.abc import Iterator
 
-import torch
 from pyllm_kernels import PackedLinear, QKNorm
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.elementwise import add, scale_and_cap
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, copied, numpy_dtype, split
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
 from pyllm.families.stage_layout import PipelineStage
@@ -30,7 +29,7 @@ class Attention:
 
     def __init__(self, spec: AttentionSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._head_size = spec.head_size
-        self._group = placement.group
+        self._group, self._device = placement.group, placement.device
         self._shares = (
             placement.share_of_heads(spec.heads, spec.head_size),
             placement.share_of_heads(spec.kv_heads, spec.head_size),
@@ -54,7 +53,7 @@ class Attention:
         self.sinks = None
         if spec.sinks:
             num_heads = self._own_heads.stop - self._own_heads.start
-            self.sinks = torch.empty(num_heads, dtype=torch.float32, device=placement.device)
+            self.sinks = placement.device.empty((num_heads,), "float32")
         self.attention = PagedAttention(layer, spec, head_norm, sinks=self.sinks)
         self.output = RowParallelLinear(spec.query_size, hidden_size, placement, spec.output_bias)
 
@@ -70,12 +69,12 @@ class Attention:
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         products = self.qkv(x)
         if self._normalises_all:
-            parts = self._normalise_all(*products.split_with_sizes(self.qkv.sizes, -1))
-            query, key, value = (part.view(len(x), -1, self._head_size) for part in parts)
+            parts = self._normalise_all(*split(products, self.qkv.sizes))
+            query, key, value = (part.reshape(len(x), -1, self._head_size) for part in parts)
         else:
-            heads = products.view(x.shape[0], -1, self._head_size)
-            query, key, value = heads.split_with_sizes(self._num_heads, 1)
-        return self.output(self.attention(query, key, value, context).flatten(1))
+            query, key, value = split(products.reshape(len(x), -1, self._head_size), self._num_heads)
+        attended = self.attention(query, key, value, context)
+        return self.output(attended.reshape(len(x), -1))
 
     def _normalise_all(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query = self._normalise(query, self.query_norm, self._shares[0], 1)
@@ -86,7 +85,8 @@ class Attention:
         assert norm is not None
         if self._group.size == 1:
             return norm(part)
-        return norm(torch.cat(self._group.gather(part)[::ranks_a_head], dim=-1))[:, share].contiguous()
+        whole = self._device.concatenate(self._group.gather(part)[::ranks_a_head], -1)
+        return copied(norm(whole)[:, share])
 
 
 class FeedForward:
@@ -174,7 +174,7 @@ class Decoder:
         self._stage = stage = PipelineStage(range(len(spec.layers))) if stage is None else stage
         self._kernels = placement.kernels
         # Rounded to the embedding's dtype: Gemma was trained with this rounding.
-        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=placement.dtype).item()
+        self._embedding_scale = float(numpy_dtype(placement.dtype).type(spec.embedding_scale))
         self.embedding = VocabularyParallelEmbedding(*rows, placement) if stage.is_first else None
         self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
         assert spec.norm is not None, "the model is one of transformers"

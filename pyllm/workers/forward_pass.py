@@ -6,16 +6,16 @@ Knows neither loading nor sampling.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pyllm_kernels import AttentionMetadata, CaptureError, Kernels
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.causal_model import CausalModel, joined
 from pyllm.workers.cpu_graph import StepGraph
-from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CapturedSteps, StepInputs, decode_buckets, mixed_buckets
+from pyllm.workers.devices.device import Device
 from pyllm.workers.kv.kv_cache import KVCache
 from pyllm.workers.layers.forward_context import AttentionHook, ForwardContext
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
@@ -24,6 +24,9 @@ from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.step_rows import StepRows, split_rows
+
+if TYPE_CHECKING:
+    from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CapturedSteps, StepInputs
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class ForwardPass:
         prepare_attention: Callable[[AttentionBatch, AttentionGroup], AttentionMetadata],
         groups: tuple[AttentionGroup, ...],
         limits: Limits,
+        device: Device,
         incoming: Tensor | None = None,
         selector: KVSelector | None = None,
     ) -> None:
@@ -75,7 +79,7 @@ class ForwardPass:
         self._kv_cache = kv_cache
         self._slots = slots
         self._position_tables = position_tables
-        self._device = position_tables.unrotated.device
+        self._device = device
         self._prepare_attention = prepare_attention
         self._groups = groups
         self._limits = limits
@@ -87,11 +91,13 @@ class ForwardPass:
         """Call `hook` in every layer of every later step. Hooks are Python, so these steps run without graphs."""
         self._hooks += (hook,)
 
-    def capture_steps(self, capture: Capture, budget: CaptureBudget) -> None:
+    def capture_steps(self, capture: "Capture", budget: "CaptureBudget") -> None:
         """Capture the pass for decode steps of some sizes, then for mixed ones, for steps to replay.
 
         Sizes go from large to small, as long as the budget allows.
         """
+        from pyllm.workers.cuda_graphs import CapturedSteps, decode_buckets, mixed_buckets
+
         limits = self._limits
         decodes = decode_buckets(limits.max_num_seqs)
         mixed = mixed_buckets(limits.max_num_batched_tokens, limits.max_num_seqs)
@@ -146,6 +152,7 @@ class ForwardPass:
                 max_tokens=limits.max_num_batched_tokens,
                 max_rows=max_rows,
                 num_groups=len(self._groups),
+                device=self._device,
             )
         except CaptureError as error:
             logger.warning("steps run without a graph, which costs some time for each op: %s", error)
@@ -191,9 +198,9 @@ class ForwardPass:
                 slots=self._ints(split.slots),
             )
         attention = self._prepare(rows)
-        slot_mapping = sections.slot_mapping.view(len(self._groups), -1)
+        slot_mapping = sections.slot_mapping.reshape(len(self._groups), -1)
         context = self._context(attention, sections.positions, slot_mapping)
-        return joined(self._model(tokens, replace(context, selector=self._selector)))
+        return joined(self._model(tokens, replace(context, selector=self._selector)), self._device)
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
         """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first.
@@ -259,7 +266,7 @@ class ForwardPass:
         All prompts read the first block of the cache, and write nothing.
         """
         rows = replace(self._rows(lengths, lengths, [0] * len(lengths)), max_sequence_length=max_sequence_length)
-        tables = [torch.zeros_like(group.block_tables) for group in self._groups]
+        tables = [self._device.zeros(group.block_tables.shape, "int32") for group in self._groups]
         nowhere = np.full((len(self._groups), rows.num_tokens), -1, np.int32)
         hidden = self._compute(rows, tables, np.zeros(rows.num_tokens, np.int32), nowhere)
         return self.head(hidden[: self._limits.max_num_seqs])
@@ -284,7 +291,7 @@ class ForwardPass:
         lengths = zip(np.diff(rows.host_query_starts), rows.host_sequence_lengths, strict=True)
         positions = self._ints(np.concatenate([np.arange(end - length, end) for length, end in lengths]))
         context = self._context(attention, positions, self._ints(slot_mapping))
-        return joined(self._model(self._ints(tokens), context))
+        return joined(self._model(self._ints(tokens), context), self._device)
 
     def _prepare(self, batch: AttentionBatch, captured: Metadata | None = None) -> Metadata:
         """The attention metadata of each group; `captured` is the metadata from the capture of the graph, to refill."""
@@ -293,10 +300,11 @@ class ForwardPass:
         pairs = zip(self._groups, captured, strict=True)
         return tuple(self._prepare_attention(replace(batch, captured=before), group) for group, before in pairs)
 
-    def _forward_captured(self, inputs: StepInputs[Tensor], attention: Metadata) -> Tensor:
+    def _forward_captured(self, inputs: "StepInputs[Tensor]", attention: Metadata) -> Tensor:
         """The pass that graphs capture."""
-        tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.token_slots], inputs.tokens)
-        return joined(self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping)))
+        tokens = self._slots.last_tokens[inputs.token_slots].where(inputs.tokens < 0, inputs.tokens)
+        hidden = self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping))
+        return joined(hidden, self._device)
 
     def _context(self, attention: Metadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
         return ForwardContext(
@@ -315,4 +323,4 @@ class ForwardPass:
         return None if self._incoming is None else self._incoming[:, :num_tokens]
 
     def _ints(self, values: npt.ArrayLike) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(self._device)
+        return self._device.from_host(np.ascontiguousarray(values, np.int32))

@@ -5,14 +5,15 @@ Knows no process and no socket (`workers/worker_process.py`), and of scheduling 
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
-import torch
-from pyllm_kernels import AttentionShape, instruction_set
+from pyllm_kernels import AttentionShape
 from pyllm_kernels.ops.paged_attention import paged_attention
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.checkpoint.cache import weights_digest
 from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
@@ -21,17 +22,16 @@ from pyllm.config.rank_coordinates import coordinates_of, num_ranks
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
-from pyllm.kv_transfer import ConnectorContext, make_worker_connector
+from pyllm.kv_transfer import ConnectorContext, KVBlocks, make_worker_connector
 from pyllm.supervision.process_memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.profiles import RankProfile
 from pyllm.workers.attention_backends import check_layers, load_attention_backend
 from pyllm.workers.causal_model import CausalModel
-from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CudaCapture
 from pyllm.workers.decoder import Decoder
-from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
+from pyllm.workers.devices.configured import DTYPES, configured_kernels, fits_graphs, worker_device
 from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
-from pyllm.workers.kv.kv_blocks import CpuBlocks, GpuBlocks
+from pyllm.workers.kv.kv_blocks import CpuBlocks
 from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.kv.kv_memory import KVMemory
 from pyllm.workers.kv.rank_transfers import RankTransfers
@@ -44,9 +44,7 @@ from pyllm.workers.loaders.packed_cache import open_packed_cache
 from pyllm.workers.loaders.progress import ProgressReader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.rank_profile import Pending, StepProfiler
-from pyllm.workers.sampling.sampler import sample_on_device
 from pyllm.workers.sampling.token_sampler import Draw
-from pyllm.workers.sampling_graphs import DeviceSampler
 from pyllm.workers.sparse_attention.kv_selectors import SelectorInputs, load_kv_selector
 from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
@@ -56,6 +54,24 @@ from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.step_rows import written_blocks
 from pyllm.workers.step_sampler import StepSampler
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
+
+if TYPE_CHECKING:
+    from pyllm.workers.cuda_graphs import Capture
+    from pyllm.workers.sampling_graphs import DeviceSampler
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _computing(method: "Callable[Concatenate[ModelRunner, P], R]") -> "Callable[Concatenate[ModelRunner, P], R]":
+    """Run a method of the runner in the context of the device's computation."""
+
+    def run(self: "ModelRunner", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.computing():
+            return method(self, *args, **kwargs)
+
+    update_wrapper(run, method)
+    return run
 
 
 class ModelRunner:
@@ -94,7 +110,7 @@ class ModelRunner:
         self._kernels = kernels.replaced(paged_attention, attention.attend)
         self._prepare_attention = attention.prepare
         is_eager = engine.device.enforce_eager or self._spec.transformers is not None
-        self._may_capture = fits_graphs(device.type, kernels, attention) and not is_eager
+        self._may_capture = fits_graphs(device, kernels, attention) and not is_eager
         self._placement = WeightPlacement(
             group,
             DTYPES[engine.model.dtype],
@@ -138,7 +154,11 @@ class ModelRunner:
         self._profiler: StepProfiler | None = None
         self._profile_origin = 0
 
-    @torch.inference_mode()
+    def computing(self) -> AbstractContextManager[object]:
+        """The context of the device's computation."""
+        return self._placement.device.computing()
+
+    @_computing
     def load(self, advance: Callable[[float], None] = lambda progress: None) -> None:
         """Read this rank's share of the weights, and check that the host has room for the swap space.
 
@@ -185,7 +205,7 @@ class ModelRunner:
             running.answer()  # The next plan overwrites this one.
         return running
 
-    @torch.inference_mode()
+    @_computing
     def execute(self, step: int, batch: Batch, transfers: bytes = b"") -> Draw:
         """Run one step: update slots and cache, run the model, sample, and start to copy the tokens to the host.
 
@@ -239,7 +259,7 @@ class ModelRunner:
             raise ProtocolError(f"a worker has no method {method!r}, only {', '.join(sorted(self._methods))}")
         return self._methods[method](*args)
 
-    @torch.inference_mode()
+    @_computing
     def num_blocks(self) -> int:
         """The number of KV blocks that fit on this rank: in the configured bytes, or beside a full step on a GPU."""
         room = self._engine.cache.kv_cache_memory_bytes
@@ -247,7 +267,7 @@ class ModelRunner:
             room = self._free_device_bytes() if self._placement.device.type == "cuda" else MIN_CPU_KV_CACHE_BYTES
         return max(0, room) // self._memory.shape.block_bytes
 
-    @torch.inference_mode()
+    @_computing
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocate the KV cache and the host pool, with the same numbers on every rank; time swaps, capture graphs."""
         self._memory.allocate(num_blocks, num_host_blocks)  # Before graphs, which take a share of the memory left.
@@ -256,6 +276,8 @@ class ModelRunner:
             self._may_capture = self._may_capture and self._selector.in_graphs
         self._forward = self._forward_pass(self._memory.cache, self._selector)
         if self._placement.device.type == "cuda":
+            from pyllm.workers.cuda_graphs import CudaCapture
+
             launch_every_kernel(self._forward, self._kernels, self._memory.cache)
             if self._may_capture:
                 self.capture(CudaCapture())
@@ -288,11 +310,18 @@ class ModelRunner:
             cache=engine.cache,
             weights=weights,
         )
-        blocks = GpuBlocks(cache) if self._placement.device.type == "cuda" else CpuBlocks(cache)
+        blocks = self._kv_blocks(cache)
         blocks_written = None if self._selector is None else self._selector.blocks_written
         self._transfers = RankTransfers(make_worker_connector(config, context), blocks, blocks_written)
         if (hook := self._transfers.hook) is not None:
             self.add_attention_hook(hook)
+
+    def _kv_blocks(self, cache: KVCache) -> KVBlocks:
+        if self._placement.device.type != "cuda":
+            return CpuBlocks(cache)
+        from pyllm.workers.kv.gpu_blocks import GpuBlocks
+
+        return GpuBlocks(cache)
 
     def transfer(self, metadata: bytes) -> bytes:
         """Run the KV connector's part of a step without rows; return its `TransferResults` as MessagePack."""
@@ -308,21 +337,26 @@ class ModelRunner:
             self._transfers.close()
             self._transfers = None
 
-    @torch.inference_mode()
-    def capture(self, capture: Capture, sample: DeviceSampler = sample_on_device) -> None:
+    @_computing
+    def capture(self, capture: "Capture", sample: "DeviceSampler | None" = None) -> None:
         """Capture the forward pass and sampling for some sizes of steps, to replay; call it after `allocate`."""
+        from pyllm.workers.cuda_graphs import CaptureBudget
+        from pyllm.workers.sampling.sampler import sample_on_device
+
         placement, forward = self._placement, self._ready()
         where = placement.group, placement.device
         budget = CaptureBudget(capture, self._clock, *where, planned_bytes=self._planned_graph_bytes())
         if self._stage.is_last:
-            self._sampler.capture(forward.head, sample, capture, budget)  # First, as logits take the most memory.
+            self._sampler.capture(
+                forward.head, sample or sample_on_device, capture, budget
+            )  # First, as logits take the most memory.
         forward.capture_steps(capture, budget)
 
     def swap_seconds(self) -> float:
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
         return self._memory.swap_seconds
 
-    @torch.inference_mode()
+    @_computing
     def token_seconds(self) -> float:
         """Measured upper bound per token in seconds; 0 where it does not generalise."""
         return self._ready().time_tokens(self._clock) if self._kernels.backend == "cpu" else 0.0
@@ -337,9 +371,7 @@ class ModelRunner:
 
     def instruction_set(self) -> str:
         """The instruction set or GPU of this machine; results depend on it, beside weights and dtype."""
-        if self._placement.device.type == "cuda":
-            return torch.cuda.get_device_name(self._placement.device)
-        return f"{torch.backends.cpu.get_cpu_capability()} {instruction_set()}"
+        return self._placement.device.name
 
     def start_profile(self, num_steps: int, origin: int, ranks: Sequence[int]) -> None:
         """Record the next `num_steps` steps if this rank is one of `ranks`.
@@ -360,7 +392,7 @@ class ModelRunner:
         profiler, self._profiler = self._profiler, None
         return profiler.finish(self._rank, self._profile_origin, with_trace=with_trace)
 
-    @torch.inference_mode()
+    @_computing
     def run_largest_step(self) -> None:
         """Compute and sample the step that needs the most memory."""
         forward = self._forward_pass(self._memory.temporary_cache(1))
@@ -368,7 +400,7 @@ class ModelRunner:
 
     def _is_rust_only(self) -> bool:
         """Whether a graph can hold a step on this CPU: no exchange between ranks and no float16."""
-        return self._placement.group.size == 1 and torch.float16 not in {
+        return self._placement.group.size == 1 and "float16" not in {
             self._placement.dtype,
             self._memory.shape.dtype,
         }
@@ -434,6 +466,7 @@ class ModelRunner:
             prepare_attention=self._prepare_attention,
             groups=tuple(groups),
             limits=Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, self._max_model_len),
+            device=self._placement.device,
             incoming=self._link.incoming,
             selector=selector,
         )
@@ -445,15 +478,8 @@ class ModelRunner:
 
     def _free_device_bytes(self) -> int:
         """The rest of `gpu_memory_utilization` after memory in use, the peak of a step, swaps and sampling graphs."""
-        device = self._placement.device
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        self.run_largest_step()
-        torch.cuda.synchronize(device)
-        peak = torch.cuda.max_memory_allocated(device) - before
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        room = int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
+        utilization = self._engine.cache.gpu_memory_utilization
+        room = self._placement.device.free_bytes(utilization, self.run_largest_step)
         room -= self._memory.staging_bytes()
         if self._may_capture:
             room -= self._planned_graph_bytes()

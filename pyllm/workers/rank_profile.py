@@ -1,22 +1,23 @@
-"""A profile of a rank's next steps: torch's ops and GPU kernels from torch's profiler, ops of Rust from `OpTimes`.
+"""A profile of a rank's next steps: ops of Rust from `OpTimes`, torch's ops and GPU kernels from `TorchRecorder`.
 
 Knows no model and no socket. Use it on the thread that runs the steps, as both recorders see only that thread.
 """
 
-import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-import torch
 from pyllm_kernels import OpTimes
-from torch._C._autograd import DeviceType
-from torch.autograd.profiler import profile as torch_profile
 
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.plan_layout import PLAN_SECTIONS
 from pyllm.wire.profiles import MAX_TRACE_EVENTS, OpKind, OpTime, RankProfile, RankTimes
+from pyllm.workers.devices.device import Device
 from pyllm.workers.trace_events import Span, StepSpan, Track, chrome_events, self_times
+
+if TYPE_CHECKING:
+    from pyllm.workers.torch_recorder import TorchRecorder
 
 _NAMES = [name for name, _ in PLAN_SECTIONS]
 _TOKENS, _ROWS = _NAMES.index("tokens"), _NAMES.index("slots")
@@ -38,20 +39,14 @@ class StepProfiler:
     While `takes_steps` is true, begin each step with `run`. `finish` returns the profile.
     """
 
-    def __init__(self, num_steps: int, device: torch.device, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, num_steps: int, device: Device, clock: Callable[[], int] = time.time_ns) -> None:
         self.takes_steps = True
         self._num_left = num_steps
         self._num_running = 0
         self._clock = clock
         self._steps: list[StepSpan] = []
-        # Kineto writes a line for each profile to stderr, and an error if there is no GPU.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        # Not `torch.profiler.profile`: its first use imports torch's compiler, which takes seconds.
-        self._torch = torch_profile(
-            use_device="cuda" if device.type == "cuda" else None, use_kineto=True, acc_events=False
-        )
         self._rust = OpTimes(MAX_TRACE_EVENTS)
-        self._torch.__enter__()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._torch = _torch_recorder(device)
         self._rust.begin()
         self._is_recording = True
 
@@ -82,7 +77,8 @@ class StepProfiler:
         if self._is_recording:
             self._is_recording = self.takes_steps = False
             self._rust.end()
-            self._torch.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as above
+            if self._torch is not None:
+                self._torch.stop()
 
     def finish(self, rank: int, origin: int, *, with_trace: bool) -> RankProfile:
         """Stop recording and return the totals; the times of a trace begin at `origin`, nanoseconds of Unix time."""
@@ -116,26 +112,18 @@ class StepProfiler:
         return RankProfile(times, events)
 
     def _tracks(self) -> list[Track]:
-        results = self._torch.kineto_results
-        if not self._steps or results is None:
+        if not self._steps or self._torch is None:
             return []
-        return tracks_of(results.events(), self._steps[0].start, self._steps[-1].end)
+        return self._torch.tracks(self._steps[0].start, self._steps[-1].end)
 
 
-def tracks_of(events: Iterable[Any], first: int, last: int) -> list[Track]:
-    """Kineto's events from `first` to `last`, nanoseconds of Unix time: each host thread, each stream of a GPU."""
-    tracks: dict[Any, Track] = {}
-    for event in events:
-        start, duration = event.start_ns(), event.duration_ns()
-        # An annotation may contain ops of Rust, whose time would count twice.
-        if start < first or start + duration > last or event.is_user_annotation() or event.is_hidden_event():
-            continue
-        if event.device_type() == DeviceType.CPU:
-            track = Track("torch", f"torch ops, thread {event.start_thread_id()}", [])
-        else:
-            track = Track("gpu", f"GPU {event.device_index()}, stream {event.device_resource_id()}", [])
-        tracks.setdefault(track.label, track).spans.append(Span(event.name(), start, duration))
-    return sorted(tracks.values(), key=lambda track: track.kind, reverse=True)  # torch before gpu
+def _torch_recorder(device: Device) -> "TorchRecorder | None":
+    """Records torch's ops in a process that has imported torch: for GPUs, and for models of transformers."""
+    if "torch" not in sys.modules:
+        return None
+    from pyllm.workers.torch_recorder import TorchRecorder
+
+    return TorchRecorder(device.type == "cuda")
 
 
 class _RecordedStep:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyllm.workers.cuda_graphs import Capture, CaptureBudget, decode_buckets
+from pyllm.workers.devices.torch_device import torch_dtype
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.sampling.sampler import SamplingRows
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
@@ -45,7 +46,7 @@ class SamplingGraphs:
         *,
         max_num_seqs: int,
         hidden_size: int,
-        dtype: torch.dtype,
+        dtype: str,
         group: RankGroup,
     ) -> None:
         self._group = group
@@ -55,7 +56,7 @@ class SamplingGraphs:
         self._sampler = sampler
         self._sizes = [bucket.rows for bucket in decode_buckets(max_num_seqs)]
         most, device = self._sizes[-1], slots.last_tokens.device
-        self._hidden = torch.zeros((most, hidden_size), dtype=dtype, device=device)
+        self._hidden = torch.zeros((most, hidden_size), dtype=torch_dtype(dtype), device=device)
         self._memory = torch.empty(_LINES * most, dtype=torch.int32, device=device)
         self._rows = torch.arange(most, dtype=torch.int32, device=device)
         self._graphs: dict[int, tuple[Tensor, Callable[[], None]]] = {}
@@ -121,9 +122,9 @@ class SamplingGraphs:
         lines[1:, num_positions:] = 0
 
 
-def graph_bytes(max_num_seqs: int, hidden_size: int, vocab_size: int, dtype: torch.dtype, group: RankGroup) -> int:
+def graph_bytes(max_num_seqs: int, hidden_size: int, vocab_size: int, dtype: str, group: RankGroup) -> int:
     """The memory of the graphs on a rank: the logits of the largest size, in the pool, and the buffers."""
     most, share = decode_buckets(max_num_seqs)[-1].rows, -(-vocab_size // group.size)
     # With several ranks, rank 0 gathers the shares and joins them.
     num_logits = share if group.size == 1 or group.rank else share * (1 + 2 * group.size)
-    return most * ((hidden_size + num_logits) * dtype.itemsize + 4 * (_LINES + 1))
+    return most * ((hidden_size + num_logits) * torch_dtype(dtype).itemsize + 4 * (_LINES + 1))

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 def prepare() -> Callable[[Connection, int | None], NoReturn]:
     """Import all modules of a worker without starting a thread; return the main function of its forks."""
-    _import_everything()
+    _import_torch()
     import torch
 
     # torch has no types for this function.
@@ -96,14 +96,20 @@ def _work(config: WorkerConfig, parent: ParentLink, host_memory: int | None) -> 
     return 0
 
 
-def _import_everything() -> None:
-    """Import the slow modules, which are the same for each configuration."""
+def _needs_torch(config: WorkerConfig) -> bool:
+    """Whether torch computes: on a GPU, or the layers of a transformers model."""
+    return config.engine.device.device == "cuda" or config.checkpoint.spec.transformers is not None
+
+
+def _import_torch() -> None:
+    """Import torch and the modules that use it, which takes seconds."""
     # Waiting OpenMP threads spin for some tens of microseconds and then sleep. On shared cores, a thread that spins
     # longer blocks the thread it waits for: a step takes ten times as long. OpenMP reads this when torch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     gc.disable()  # Imports leave almost no garbage, and collections would take a tenth of their time.
+    import pyllm.workers.devices.torch_device
     import pyllm.workers.model_runner  # noqa: F401 - for `load`
 
     gc.freeze()
@@ -125,18 +131,20 @@ def load(
         ConfigError: the configuration does not fit the model or device, or the files have changed.
     """
     check_unchanged(config.checkpoint)
-    if "torch" not in sys.modules:  # A fork server has imported it.
+    if _needs_torch(config) and "torch" not in sys.modules:  # A fork server has imported it.
         enter("importing torch")
-        _import_everything()
-    from pyllm.workers.devices import sum_in_float32, worker_device
+        _import_torch()
+    from pyllm.workers.devices.configured import worker_device
     from pyllm.workers.layers.rank_group import RankGroup
     from pyllm.workers.layers.weight_placement import set_threads
     from pyllm.workers.model_runner import ModelRunner
 
     engine = config.engine
-    transformers = config.checkpoint.spec.transformers
-    set_threads(engine, torch_computes=transformers is not None and transformers.torch_computes)
-    sum_in_float32()
+    set_threads(engine)
+    if _needs_torch(config):
+        from pyllm.workers.devices.torch_device import prepare_torch
+
+        prepare_torch(engine.device.num_threads, config.checkpoint.spec.transformers)
     enter("joining ranks")
     group = RankGroup.join(
         config.rank,

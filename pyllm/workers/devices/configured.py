@@ -16,15 +16,20 @@ DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "f
 
 
 def worker_device(config: WorkerConfig) -> Device:
-    """The device of a rank: the CPU, the configured GPU, or by default GPUs in the order of cores and their ranks."""
-    if config.engine.device.device != "cuda":
+    """The device of a rank: the CPU, the configured GPU, or by default GPUs in the order of cores and their ranks.
+
+    Models of transformers compute with tensors of torch on a CPU, too.
+    """
+    kind = config.engine.device.device
+    if kind != "cuda" and config.checkpoint.spec.transformers is None:
         return HostDevice()
     import torch
 
     from pyllm.workers.devices.torch_device import TorchDevice
 
     number = config.core_index * num_ranks(config.engine.parallel) + config.rank
-    return TorchDevice(torch.device("cuda", number if config.gpu is None else config.gpu))
+    gpu = number if config.gpu is None else config.gpu
+    return TorchDevice(torch.device("cuda", gpu) if kind == "cuda" else torch.device(kind))
 
 
 def fits_graphs(device: Device, kernels: Kernels, attention: AttentionBackend) -> bool:

@@ -32,6 +32,9 @@ class Device(Protocol):
     def type(self) -> str:
         """As "cpu" or "cuda"."""
 
+    def __str__(self) -> str:
+        """As torch names it: "cpu", "cuda:1"."""
+
     @property
     def name(self) -> str:
         """The instruction set or the GPU; results depend on it, beside weights and dtype."""
@@ -49,7 +52,13 @@ class Device(Protocol):
         """Begin to copy a tensor to the host; on a CPU the result is the tensor itself."""
 
     def host_room(self, size: int, room: Array | None) -> Array:
-        """uint8 [size] of the host to fill for `from_host`: a part of `room`, if its last use is over, or new memory."""
+        """uint8 [size] of the host, to fill for `from_host`: a part of `room` if that is free, or new memory."""
+
+    def fill(self, to: Tensor, array: Array) -> None:
+        """Copy an array of the host into a tensor, rounded to its dtype."""
+
+    def host_array(self, tensor: Tensor) -> Array:
+        """The memory of a tensor on a CPU as an array."""
 
     def take(self, tensor: Tensor, rows: Rows) -> Tensor:
         """A copy of some rows."""

@@ -32,6 +32,9 @@ class HostDevice:
 
     type = "cpu"
 
+    def __str__(self) -> str:
+        return self.type
+
     @property
     def name(self) -> str:
         """The instruction set of the kernels."""
@@ -58,6 +61,14 @@ class HostDevice:
         if room is None or size > len(room):
             room = np.empty(max(size, 0 if room is None else 2 * len(room)), np.uint8)
         return room[:size]
+
+    def fill(self, to: Array, array: Array) -> None:
+        """See `Device.fill`."""
+        to[...] = array
+
+    def host_array(self, tensor: Array) -> Array:
+        """The array itself."""
+        return tensor
 
     def take(self, tensor: Array, rows: Rows) -> Array:
         """See `Device.take`."""

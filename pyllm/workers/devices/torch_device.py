@@ -1,4 +1,4 @@
-"""A device of torch: a GPU, or for tests and models of transformers the CPU."""
+"""A device of torch: a GPU, or the CPU for models of transformers."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -8,6 +8,7 @@ import torch
 from pyllm_kernels.torch_bridge import as_array, as_tensor
 from torch import Tensor
 
+from pyllm.families.spec import TransformersSpec
 from pyllm.workers.devices.device import Array, Device, Rows
 
 
@@ -39,6 +40,9 @@ class TorchDevice:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+
+    def __str__(self) -> str:
+        return str(self.device)
 
     @property
     def type(self) -> str:
@@ -77,6 +81,14 @@ class TorchDevice:
         """New memory, pinned for a GPU: torch caches it, and does not reuse it while a copy from it is in progress."""
         del room
         return torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy()
+
+    def fill(self, to: Tensor, array: Array) -> None:
+        """See `Device.fill`."""
+        to.copy_(as_tensor(np.ascontiguousarray(array)))
+
+    def host_array(self, tensor: Tensor) -> Array:
+        """See `Device.host_array`."""
+        return as_array(tensor)
 
     def take(self, tensor: Tensor, rows: Rows) -> Tensor:
         """See `Device.take`."""
@@ -124,11 +136,14 @@ def capability_of(device: Device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device.device)
 
 
-def sum_in_float32() -> None:
+def prepare_torch(num_threads: int | None, transformers: TransformersSpec | None) -> None:
     """Make torch accumulate matrix products in float32 on every device; by default cuBLAS may accumulate in the dtype.
 
-    Split sums stay allowed: their parts are float32, too.
+    Split sums stay allowed: their parts are float32, too. torch gets threads only if it computes much, such as the
+    experts of a transformers model: its threads spin for a while after each op and slow down the kernels.
     """
+    computes = transformers is not None and transformers.torch_computes
+    torch.set_num_threads(num_threads if computes and num_threads is not None else 1)
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = False
     matmul.allow_fp16_reduced_precision_reduction = False

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import xxhash
-from torch import Tensor
+from pyllm_kernels.tensors import numpy_dtype
 
 from pyllm.wire.plan_layout import NO_GROUP, SWAP_NAME_SIZE
 
@@ -54,11 +53,9 @@ class HostTier:
     ended. So whenever the process is killed, a valid entry has a complete copy.
     """
 
-    def __init__(
-        self, descriptor: int, identity: bytes, num_blocks: int, shape: Sequence[int], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, descriptor: int, identity: bytes, num_blocks: int, shape: Sequence[int], dtype: str) -> None:
         self.num_blocks = num_blocks
-        block_bytes = math.prod(shape) * dtype.itemsize
+        block_bytes = math.prod(shape) * numpy_dtype(dtype).itemsize
         index_end = _HEADER_SIZE + num_blocks * _ENTRY.itemsize
         start = -(-index_end // mmap.PAGESIZE) * mmap.PAGESIZE
         size = start + num_blocks * block_bytes
@@ -70,7 +67,7 @@ class HostTier:
         self._seconds = np.frombuffer(memory, "<f8", 1, len(header))
         self._entries = np.frombuffer(memory, _ENTRY, num_blocks, _HEADER_SIZE)
         self._bytes = np.frombuffer(memory, np.uint8, offset=start).reshape(num_blocks, block_bytes)
-        self.blocks: Tensor = torch.frombuffer(memory, dtype=dtype, offset=start).view(num_blocks, *shape)
+        self.blocks = self._bytes.view(numpy_dtype(dtype)).reshape(num_blocks, *shape)
         if not is_known:  # The magic is written last: without it the memory is empty.
             self._seconds[0] = -1.0
             memory[len(_MAGIC) : len(header)] = header[len(_MAGIC) :]

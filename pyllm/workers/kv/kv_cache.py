@@ -11,24 +11,25 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pyllm_kernels import Kernels
 from pyllm_kernels.ops.blocks import swap_blocks
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, numpy_dtype
 
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import KVGroup, layers_of_group
 from pyllm.families.spec import ModelSpec
 from pyllm.machine.memory import Memory, host_memory
 from pyllm.wire.plan_layout import SWAP_NAME_SIZE
+from pyllm.workers.devices.device import Device
 from pyllm.workers.kv.host_tier import HostTier
-from pyllm.workers.kv.swap_stream import SwapStream, staged_blocks
 from pyllm.workers.step.batch import IntArray
-from pyllm.workers.step.staging import to_device
+
+if TYPE_CHECKING:
+    from pyllm.workers.kv.swap_stream import SwapStream
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +44,10 @@ class KVCacheShape:
     block_size: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype
+    dtype: str
 
     @classmethod
-    def of(
-        cls, spec: ModelSpec, block_size: int, ranks: int, dtype: torch.dtype, groups: Sequence[KVGroup] = ()
-    ) -> Self:
+    def of(cls, spec: ModelSpec, block_size: int, ranks: int, dtype: str, groups: Sequence[KVGroup] = ()) -> Self:
         """The shape on each of `ranks` equal ranks; without `groups`, all layers are one group.
 
         The `groups` of a pipeline stage have only its layers.
@@ -60,7 +59,9 @@ class KVCacheShape:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, keys and values of all layers of a group together."""
-        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return (
+            2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * numpy_dtype(self.dtype).itemsize
+        )
 
 
 class CachedLayer(NamedTuple):
@@ -80,10 +81,10 @@ class KVCache:
     The memory starts as zeros, because padded reads of blocks that were never written must find finite numbers.
     """
 
-    def __init__(
-        self, shape: KVCacheShape, num_blocks: int, device: torch.device, groups: Sequence[KVGroup] = ()
-    ) -> None:
+    def __init__(self, shape: KVCacheShape, num_blocks: int, device: Device, groups: Sequence[KVGroup] = ()) -> None:
+        self.device = device
         self.num_blocks, self.block_size = num_blocks, shape.block_size
+        self.shape = shape
         groups = groups or (KVGroup(None, tuple(range(shape.num_layers))),)
         block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), shape.dtype, device)
@@ -119,14 +120,18 @@ class HostPool:
         self._kernels = kernels
         num_layers, keys_and_values, _, *block = cache.memory.shape
         if tier is None:
-            self.memory = torch.empty((num_blocks, num_layers, keys_and_values, *block), dtype=cache.memory.dtype)
+            self.memory = np.empty((num_blocks, num_layers, keys_and_values, *block), numpy_dtype(cache.shape.dtype))
         else:
             self.memory = tier.blocks[:num_blocks]
         self._stream: SwapStream | None = None
-        if cache.memory.device.type == "cuda":
-            self._pin()
-            num_staged = staged_blocks(num_blocks, self.memory[0].nbytes)
-            self._stream = SwapStream(cache.memory, self.memory, kernels, num_staged)
+        if cache.device.type == "cuda":
+            from pyllm_kernels.torch_bridge import as_tensor
+
+            from pyllm.workers.kv import swap_stream
+
+            weakref.finalize(self, swap_stream.pin(self.memory, cache.memory.device))
+            num_staged = swap_stream.staged_blocks(num_blocks, self.memory[0].nbytes)
+            self._stream = swap_stream.SwapStream(cache.memory, as_tensor(self.memory), kernels, num_staged)
 
     def swap(self, swaps: IntArray, on_device: Tensor, names: npt.NDArray[np.uint8]) -> None:
         """Do a plan's swaps: first the swaps to the host, then the swaps from it.
@@ -170,25 +175,17 @@ class HostPool:
         """Measure the seconds to swap one block out and in again. Only for an empty pool."""
         num_swaps = min(_TIMED_SWAPS, self._cache.num_blocks, self.num_blocks)
         swaps = np.array([(way, block, block) for way in (0, 1) for block in range(num_swaps)], np.int32)
-        on_device = to_device(torch.from_numpy(swaps), self._cache.memory.device)
+        on_device = self._cache.device.from_host(swaps)
         names = np.zeros(num_swaps * SWAP_NAME_SIZE, np.uint8)  # names that no request can match
         seconds = []
         for _ in range(_TIMED_ROUNDS):
             started = self._clock()
             self.swap(swaps, on_device, names)
-            if self._cache.memory.device.type == "cuda":
-                torch.cuda.synchronize(self._cache.memory.device)
+            self._cache.device.synchronize()
             seconds.append(self._clock() - started)
         if self._tier is not None:
             self._tier.forget()
         return min(seconds) / num_swaps
-
-    def _pin(self) -> None:
-        # torch's `pin_memory` rounds up to a power of two: a pool of 20 GiB would take 32.
-        with torch.cuda.device(self._cache.memory.device):
-            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch gives its runtime no types.
-            torch.cuda.check_error(runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0))
-        weakref.finalize(self, runtime.cudaHostUnregister, self.memory.data_ptr())
 
 
 def host_blocks_of_rank(
@@ -221,12 +218,12 @@ def host_blocks_of_rank(
     return num_blocks
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: str, device: Device) -> Tensor:
     """Zeros that take no memory until they are touched: on a CPU, the kernel maps their pages one by one."""
     if device.type != "cpu":
-        return torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device=device).view(dtype)
+        return device.zeros(shape, dtype)
     # Not from the heap, which may clear memory and so touch it.
-    size = math.prod(shape) * dtype.itemsize
+    size = math.prod(shape) * numpy_dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
@@ -234,4 +231,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         raise ConfigError(text) from None
     with suppress(OSError):  # Some kernels are built without huge pages.
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return device.from_host(np.frombuffer(memory, numpy_dtype(dtype)).reshape(shape))

@@ -6,17 +6,16 @@ Knows the plan's lists of blocks; neither the model that reads the blocks nor th
 import time
 from collections.abc import Callable
 
-import torch
 from pyllm_kernels import Kernels
 from pyllm_kernels.ops.blocks import copy_blocks
 
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
 from pyllm.families.kv_layout import KVGroup
+from pyllm.workers.devices.device import Device
 from pyllm.workers.kv.host_blocks import HostBlocks, open_host_blocks
 from pyllm.workers.kv.kv_cache import HostPool, KVCache, KVCacheShape
 from pyllm.workers.kv.page_prefaulter import PagePrefaulter
-from pyllm.workers.kv.swap_stream import staging_bytes
 from pyllm.workers.step.batch import Batch
 
 
@@ -32,7 +31,7 @@ class KVMemory:
         shape: KVCacheShape,
         groups: tuple[KVGroup, ...],
         kernels: Kernels,
-        device: torch.device,
+        device: Device,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -78,6 +77,8 @@ class KVMemory:
 
     def staging_bytes(self) -> int:
         """The device memory that swaps will need."""
+        from pyllm.workers.kv.swap_stream import staging_bytes
+
         return staging_bytes(self._host_blocks.num_blocks, self.shape.block_bytes)
 
     def temporary_cache(self, num_blocks: int) -> KVCache:
@@ -109,10 +110,10 @@ class KVMemory:
         if len(batch.host.swaps):
             if self._host_pool is None:
                 raise ProtocolError("the plan swaps blocks, but there is no host pool: kv_offloading_size is 0")
-            swaps = batch.host.swaps.reshape(-1, 3), batch.device.swaps.view(-1, 3)
+            swaps = batch.host.swaps.reshape(-1, 3), batch.device.swaps.reshape(-1, 3)
             self._host_pool.swap(*swaps, batch.host.swap_names)
         if len(batch.host.block_copies):
-            copies = batch.device.block_copies.view(-1, 2)
+            copies = batch.device.block_copies.reshape(-1, 2)
             for keys, values in cache.memory:
                 self._kernels[copy_blocks](keys, values, copies)
 

@@ -5,7 +5,7 @@ import mmap
 import threading
 from collections.abc import Callable
 
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, address
 
 from pyllm.machine.memory import Memory, host_memory
 
@@ -26,7 +26,7 @@ class PagePrefaulter:
     def __init__(
         self, memory: Tensor, ahead: int = PREFAULTED_AHEAD, read: Callable[[], list[Memory]] = host_memory
     ) -> None:
-        self._planes = memory.flatten(0, 1)
+        self._planes = memory.reshape(-1, *memory.shape[2:])
         self._num_blocks = memory.shape[2]
         self._read = read
         self._ahead = max(1, ahead * self._num_blocks // memory.nbytes)  # blocks
@@ -73,5 +73,6 @@ class PagePrefaulter:
 
 def _pages(blocks: Tensor) -> tuple[int, int]:
     """The page-aligned range of contiguous blocks: from the page of the first byte, without the last partial page."""
-    begin, end = blocks.data_ptr(), blocks.data_ptr() + blocks.nbytes
+    begin = address(blocks)
+    end = begin + blocks.nbytes
     return begin // mmap.PAGESIZE * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE

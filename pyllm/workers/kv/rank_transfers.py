@@ -13,7 +13,7 @@ from pyllm.workers.kv.kv_blocks import TrackedBlocks
 
 if TYPE_CHECKING:
     from pyllm_kernels import AttentionMetadata
-    from torch import Tensor
+    from pyllm_kernels.tensors import Tensor
 
     from pyllm.workers.kv.kv_cache import CachedLayer
     from pyllm.workers.step.attention_batch import Ints

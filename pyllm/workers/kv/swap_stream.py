@@ -3,11 +3,13 @@
 Knows neither why a block moves nor the computation of a step; steps are on the current stream.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from pyllm_kernels import Kernels
 from pyllm_kernels.ops.blocks import gather_blocks, scatter_blocks
@@ -116,6 +118,15 @@ def staged_blocks(num_host_blocks: int, block_bytes: int) -> int:
 def staging_bytes(num_host_blocks: int, block_bytes: int) -> int:
     """The device memory of both buffers."""
     return 2 * staged_blocks(num_host_blocks, block_bytes) * block_bytes
+
+
+def pin(memory: npt.NDArray[Any], device: torch.device) -> Callable[[], object]:
+    """Pin host memory for copies to and from a GPU; call the result before the memory is freed."""
+    with torch.cuda.device(device):
+        # torch's `pin_memory` rounds up to a power of two: a pool of 20 GiB would take 32.
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch gives its runtime no types.
+        torch.cuda.check_error(runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
+    return partial(runtime.cudaHostUnregister, memory.ctypes.data)
 
 
 def _runs(host_blocks: IntArray) -> Iterator[tuple[slice, slice]]:

@@ -1,9 +1,10 @@
 """Causal attention over the paged KV cache: rotation, write, read. Knows neither projections nor the use of hooks."""
 
 from pyllm_kernels import UNSCALED, AttentionLayer, KVScales, QKNorm
+from pyllm_kernels.ops.elementwise import scale_and_cap
 from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.families.spec import AttentionSpec
 from pyllm.workers.layers.forward_context import ForwardContext
@@ -59,7 +60,7 @@ class PagedAttention:
         if selector is not None:
             selector.attention_finished(self._layer, output)
         if self._scales.value != 1:
-            output.mul_(self._scales.value)
+            context.kernels[scale_and_cap](output.reshape(len(output), -1), self._scales.value)
         for hook in context.hooks:
             output = hook.after_attention(self._layer, output, cached, context.attention[group])
         return output

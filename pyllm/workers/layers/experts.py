@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pyllm_kernels import ClampedSwiglu, ExpertMatrices, PackedLinear, Router
 from pyllm_kernels.ops.experts import experts
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.errors import ConfigError
 from pyllm.families.spec import EXPERT_FEATURES, FeedForwardSpec, RoutingSpec

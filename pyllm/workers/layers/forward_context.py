@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyllm_kernels import AttentionMetadata, Kernels
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.kv.kv_cache import CachedLayer, KVCache
 from pyllm.workers.step.kv_selector import KVSelector

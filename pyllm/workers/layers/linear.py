@@ -6,11 +6,10 @@ and adds up the ranks' partial results: one exchange for the pair.
 
 from collections.abc import Sequence
 
-import torch
 from pyllm_kernels import PackedLinear, graph
 from pyllm_kernels.ops.elementwise import add_bias
 from pyllm_kernels.ops.packed_linear import packed_linear
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, split
 
 from pyllm.workers.layers.packing import MatrixPart, pack
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -45,8 +44,8 @@ class ColumnParallelLinear:
         parts = [MatrixPart(f"{name}.weight", shape, share) for name, shape, share in matrices]
         self.packed = pack(reader, self._placement, parts)
         if self._bias is not None:
-            for (name, shape, share), out in zip(matrices, torch.split(self._bias, self.sizes), strict=True):
-                reader.read(f"{name}.bias", shape[:1], out, share)
+            for (name, shape, share), out in zip(matrices, split(self._bias[None], self.sizes), strict=True):
+                reader.read(f"{name}.bias", shape[:1], out[0], share)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features] -> [tokens, sum(sizes)]
         kernels, packed = self._placement.kernels, self.packed
@@ -56,7 +55,7 @@ class ColumnParallelLinear:
     def _multiply_each(self, x: Tensor) -> Tensor:
         kernels = self._placement.kernels
         products = graph.empty((len(x), sum(self.sizes)), x)
-        parts = torch.split(products, [packed.out_features for packed in self.packed], dim=-1)
+        parts = split(products, [packed.out_features for packed in self.packed])
         for packed, part in zip(self.packed, parts, strict=True):
             kernels[packed_linear](x, packed, part)
         return products

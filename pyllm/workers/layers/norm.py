@@ -1,8 +1,7 @@
 """Norms over the last dimension, alone or fused with the residual addition: `NormSpec` as a layer."""
 
-import torch
 from pyllm_kernels.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.families.spec import NormSpec
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -18,8 +17,8 @@ class Norm:
         self._normalise = kernels[rms_norm] if spec.kind == "rms" else kernels[layer_norm]
         self._add = kernels[add_rms_norm] if spec.kind == "rms" else kernels[add_layer_norm]
         # `1 + w` in bfloat16 would lose most of a small w.
-        dtype = torch.float32 if spec.unit_offset else placement.dtype
-        self.weight = torch.empty(size, dtype=dtype, device=placement.device)
+        dtype = "float32" if spec.unit_offset else placement.dtype
+        self.weight = placement.device.empty((size,), dtype)
 
     def load(self, reader: WeightReader, name: str) -> None:
         """Fill the scale."""

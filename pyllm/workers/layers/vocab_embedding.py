@@ -5,7 +5,7 @@ A tied head and embedding share one packed matrix. Knows neither the text of tok
 
 from pyllm_kernels import PackedLinear
 from pyllm_kernels.ops.packed_linear import packed_linear, packed_rows
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.layers.packing import MatrixPart, pack
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -34,8 +34,9 @@ class VocabularyParallelEmbedding:
         if group.size == 1:
             return kernels[packed_rows](self.packed, tokens)
         elsewhere = (tokens < self._share.start) | (tokens >= self._share.stop)
-        vectors = kernels[packed_rows](self.packed, (tokens - self._share.start).masked_fill(elsewhere, 0))
-        return group.sum(vectors.masked_fill_(elsewhere.unsqueeze(-1), 0))
+        vectors = kernels[packed_rows](self.packed, (tokens - self._share.start) * ~elsewhere)
+        vectors[elsewhere] = 0
+        return group.sum(vectors)
 
 
 class VocabularyParallelHead:

@@ -6,11 +6,11 @@ Knows no layer.
 from dataclasses import dataclass
 
 import pyllm_kernels
-import torch
 from pyllm_kernels import Kernels
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.config.engine_settings import EngineConfig
+from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.packed_cache import PackedCache
 
@@ -24,8 +24,8 @@ class WeightPlacement:
     """
 
     group: RankGroup
-    dtype: torch.dtype
-    device: torch.device
+    dtype: str
+    device: Device
     kernels: Kernels
     quantization: str = "none"
     cache: PackedCache | None = None
@@ -33,7 +33,7 @@ class WeightPlacement:
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor for weights."""
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return self.device.empty(shape, self.dtype)
 
     def share(self, size: int) -> slice:
         """This rank's part of `size` rows or columns; parts are equal, but those of the last ranks may be shorter."""
@@ -46,18 +46,7 @@ class WeightPlacement:
         return slice(first * head_size, (first + max(1, heads // self.group.size)) * head_size)
 
 
-def set_threads(engine: EngineConfig, torch_computes: bool = False) -> None:
-    """Use the engine's number of threads for the kernels.
-
-    torch gets them only if it computes much, such as the experts of a transformers model: its threads spin for a while
-    after each op and slow down the kernels.
-    """
-    num_threads = engine.device.num_threads
-    assert num_threads is not None, "resolve_config chooses them"
-    torch_computes |= (
-        engine.device.kernel_backend == "reference"
-        or engine.device.attention_backend not in {"auto", "cpu"}
-        or engine.model.dtype == "float16"
-    )
-    torch.set_num_threads(num_threads if torch_computes else 1)
-    pyllm_kernels.set_num_threads(num_threads)
+def set_threads(engine: EngineConfig) -> None:
+    """Use the engine's number of threads for the kernels."""
+    assert engine.device.num_threads is not None, "resolve_config chooses them"
+    pyllm_kernels.set_num_threads(engine.device.num_threads)

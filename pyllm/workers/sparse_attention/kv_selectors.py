@@ -1,6 +1,6 @@
 """Selectors of KV blocks by name: built-in ones, and those of other packages in the group `pyllm.kv_selectors`.
 
-Imports torch only to load a selector, so that the launcher can refuse a wrong name. Knows no way to choose blocks.
+Loads a selector only to use it, so that the launcher can refuse a wrong name. Knows no way to choose blocks.
 """
 
 from collections.abc import Iterable

@@ -8,7 +8,6 @@ step contains them. Several ranks exchange scores between the two, so they run w
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from pyllm_kernels import (
     SUMMARY_PARTS,
     AttentionLayer,
@@ -19,7 +18,7 @@ from pyllm_kernels import (
     SparseRows,
 )
 from pyllm_kernels.ops.block_selection import score_blocks, select_blocks
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, numpy_dtype
 
 from pyllm.workers.kv.kv_cache import KVCache
 from pyllm.workers.layers.rank_group import RankGroup
@@ -57,24 +56,24 @@ class TopKSelector:
         num_blocks, self._block_size, kv_heads, head_dim = kv_cache.memory.shape[2:]
         # Zeros take no memory until they are touched. The flags of a layer are contiguous.
         shape = len(layers), num_blocks, kv_heads, SUMMARY_PARTS[kind], head_dim
-        vectors = torch.zeros(shape, dtype=kv_cache.memory.dtype)
-        self._known = torch.zeros((len(layers), num_blocks), dtype=torch.uint8)
+        vectors = np.zeros(shape, numpy_dtype(kv_cache.shape.dtype))
+        self._known = np.zeros((len(layers), num_blocks), np.uint8)
         parts = zip(layers, vectors, self._known, strict=True)
         self._summaries = {layer: KeySummaries(kind, of_layer, known) for layer, of_layer, known in parts}
-        self._is_sparse = torch.zeros(max_rows, dtype=torch.int32)
-        self._selecting, self._most_candidates = torch.empty(0, dtype=torch.int64), 0
+        self._is_sparse = np.zeros(max_rows, np.int32)
+        self._selecting, self._most_candidates = np.empty(0, np.int64), 0
 
     def blocks_written(self, blocks: Ints) -> None:
         """Drop the summaries of these blocks. Blocks of other groups never have any."""
-        self._known.numpy()[:, blocks] = 0
+        self._known[:, blocks] = 0
 
     def execute_begin(self, rows: StepRows) -> None:
         """Store which rows are sparse, in memory that a captured step reads, and which shares the ranks exchange."""
-        self._is_sparse.numpy()[: len(rows.is_sparse)] = rows.is_sparse
+        self._is_sparse[: len(rows.is_sparse)] = rows.is_sparse
         if self._group.size > 1:
             candidates = self._budget.num_candidates(rows.sequence_lengths, self._block_size)
             has_choice = (rows.is_sparse == 1) & (candidates > self._budget.top_k)
-            self._selecting = torch.from_numpy(np.flatnonzero(has_choice))
+            self._selecting = np.flatnonzero(has_choice)
             self._most_candidates = int(candidates[has_choice].max(initial=0))
 
     def attention_begin(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from pyllm_kernels import AttentionMetadata, AttentionShape
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 Ints = npt.NDArray[np.int32]
 

@@ -5,18 +5,17 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, view_as
 
 from pyllm.errors import ProtocolError
 from pyllm.wire.plan_layout import PLAN_SECTIONS, SWAP_NAME_SIZE, plan_offsets
+from pyllm.workers.devices.device import Device
 
 IntArray = npt.NDArray[np.int32]
-Array = TypeVar("Array", Tensor, npt.NDArray[Any])
+Array = TypeVar("Array")
 
 _SECTION_INDEX = {name: index for index, (name, _) in enumerate(PLAN_SECTIONS)}
-_NUMPY_DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4"), "B": np.dtype("u1")}
-_TORCH_DTYPES = {"i": torch.int32, "f": torch.float32, "B": torch.uint8}
+_DTYPES = {"i": "int32", "f": "float32", "B": "uint8"}
 
 
 class Sections(Generic[Array]):
@@ -49,11 +48,10 @@ class Sections(Generic[Array]):
     prompt_lengths: Array  # [I]
     swap_names: Array  # [40 * swaps to the host]
 
-    def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...], dtypes: dict[str, Any]) -> None:
+    def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...]) -> None:
         self._memory = memory
         self._counts = counts
         self._offsets = offsets
-        self._dtypes = dtypes
 
     def __getattr__(self, name: str) -> Any:
         index = _SECTION_INDEX.get(name)
@@ -61,7 +59,7 @@ class Sections(Generic[Array]):
             raise AttributeError(f"a plan has no section {name!r}")
         element, offset = PLAN_SECTIONS[index][1], self._offsets[index]
         size = self._counts[index] * (1 if element == "B" else 4)
-        view = self._memory[offset : offset + size].view(self._dtypes[element])
+        view = view_as(self._memory[offset : offset + size], _DTYPES[element])
         setattr(self, name, view)
         return view
 
@@ -89,10 +87,10 @@ class PlanBuffer:
     A plan for a GPU has its own pinned memory, as the copy of the plan before may not have ended.
     """
 
-    def __init__(self, device: torch.device, capacity: int = 1 << 16, num_groups: int = 1) -> None:
+    def __init__(self, device: Device, capacity: int = 1 << 16, num_groups: int = 1) -> None:
         self._device = device
         self._num_groups = num_groups
-        self._memory = torch.empty(capacity if device.type != "cuda" else 0, dtype=torch.uint8)
+        self._room = device.host_room(capacity, None)
 
     def load(self, counts: tuple[int, ...], frame: bytes | memoryview) -> Batch:
         """Copy a plan in and return its sections.
@@ -106,25 +104,20 @@ class PlanBuffer:
         source = np.frombuffer(frame, np.uint8)
         if len(source) != size:
             raise ProtocolError(f"a plan with the counts {counts} has {size} bytes, but {len(source)} came")
-        memory = self._room(size)
-        memory.numpy()[:] = source
-        host: Sections[npt.NDArray[Any]] = Sections(memory.numpy(), counts, offsets, _NUMPY_DTYPES)
+        memory = self._device.host_room(size, self._room)
+        if len(memory) > len(self._room):
+            self._room = memory
+        memory[:] = source
+        host: Sections[npt.NDArray[Any]] = Sections(memory, counts, offsets)
+        on_device = self._device.from_host(memory)
         return Batch(
             host=host,
-            device=Sections(memory.to(self._device, non_blocking=True), counts, offsets, _TORCH_DTYPES),
+            device=host if on_device is memory else Sections(on_device, counts, offsets),
             num_tokens=len(host.tokens),
             num_rows=len(host.slots),
             max_query_length=int(np.diff(host.query_starts).max(initial=0)),
             max_sequence_length=int(host.sequence_lengths.max(initial=0)),
         )
-
-    def _room(self, size: int) -> Tensor:
-        if self._device.type == "cuda":
-            # torch caches pinned memory, and does not reuse it while a copy from it is in progress.
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        if size > len(self._memory):
-            self._memory = torch.empty(max(size, 2 * len(self._memory)), dtype=torch.uint8)
-        return self._memory[:size]
 
 
 def check_counts(counts: tuple[int, ...], num_groups: int = 1) -> None:

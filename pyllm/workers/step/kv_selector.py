@@ -7,7 +7,7 @@ each attention. Knows no selector.
 from typing import Protocol
 
 from pyllm_kernels import AttentionLayer, AttentionMetadata
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.step.attention_batch import Ints
 from pyllm.workers.step.step_rows import StepRows

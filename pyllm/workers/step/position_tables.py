@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Self
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.families.spec import ModelSpec, RopeSpec
+from pyllm.workers.devices.device import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,12 @@ class PositionTables:
     query_scales: Tensor | None = None
 
     @classmethod
-    def of(cls, spec: ModelSpec, num_positions: int, device: torch.device) -> Self:
+    def of(cls, spec: ModelSpec, num_positions: int, device: Device) -> Self:
         """The tables of a model for `num_positions` positions."""
         return cls(
-            tuple(rope_table(rope, num_positions, device) for rope in spec.ropes),
-            torch.empty((num_positions, 0), device=device),
-            _query_scales(spec, num_positions, device),
+            tuple(device.from_host(rope_table(rope, num_positions)) for rope in spec.ropes),
+            device.empty((num_positions, 0), "float32"),
+            None if (scales := _query_scales(spec, num_positions)) is None else device.from_host(scales),
         )
 
     def rotation(self, rope: int | None) -> Tensor:
@@ -36,17 +38,23 @@ class PositionTables:
         return self.unrotated if rope is None else self.rotations[rope]
 
 
-def rope_table(rope: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
-    """float32 [num_positions, rotary_size]: the cosines of each position's angles, then their sines."""
-    frequencies = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)  # [rotary_size / 2]
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    return (table if rope.attention_factor == 1 else table * rope.attention_factor).to(device)
+def rope_table(rope: RopeSpec, num_positions: int) -> npt.NDArray[np.float32]:
+    """float32 [num_positions, rotary_size]: the cosines of each position's angles, then their sines.
+
+    Angles are products in float32, as in the models' training; cosines and sines are computed in float64 and rounded
+    once, so that they are the same on all machines.
+    """
+    frequencies = np.array(rope.inverse_frequencies, np.float32)  # [rotary_size / 2]
+    angles = np.outer(np.arange(num_positions, dtype=np.float32), frequencies).astype(np.float64)
+    table = np.concatenate((np.cos(angles), np.sin(angles)), axis=-1, dtype=np.float32)
+    return table if rope.attention_factor == 1 else table * np.float32(rope.attention_factor)
 
 
-def _query_scales(spec: ModelSpec, num_positions: int, device: torch.device) -> Tensor | None:
+def _query_scales(spec: ModelSpec, num_positions: int) -> npt.NDArray[np.float32] | None:
     scaling = spec.attention.query_scaling
     if scaling is None:
         return None
-    positions = torch.arange(num_positions, dtype=torch.float32)
-    return (1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.original_length))).to(device)
+    steps = np.floor(np.arange(num_positions, dtype=np.float32) / np.float32(scaling.original_length))
+    logarithms = np.log(1 + steps.astype(np.float64)).astype(np.float32)
+    scales: npt.NDArray[np.float32] = 1 + np.float32(scaling.beta) * logarithms
+    return scales

@@ -5,11 +5,10 @@ The scheduler assigns slots, and all changes come with plans. Knows no requests.
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, copied
 
+from pyllm.workers.devices.device import Device
 from pyllm.workers.step.batch import Batch, gather
-from pyllm.workers.step.staging import to_device
 
 
 class Slots:
@@ -19,12 +18,13 @@ class Slots:
     [max_num_seqs], on the host. `nobody` is an extra index where graphs write tokens that belong to no slot.
     """
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device, num_groups: int = 1) -> None:
+    def __init__(self, max_num_seqs: int, max_blocks: int, device: Device, num_groups: int = 1) -> None:
+        self._device = device
         self._first_rows = np.arange(num_groups, dtype=np.int32) * max_num_seqs
-        self.block_tables = torch.zeros((num_groups * max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+        self.block_tables = device.zeros((num_groups * max_num_seqs, max_blocks), "int32")
         self.prompt_lengths = np.zeros(max_num_seqs, np.int32)
         self.nobody = max_num_seqs
-        self._kept = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._kept = device.zeros((max_num_seqs + 1,), "int32")
         self.last_tokens = self._kept[:-1]
 
     def apply(self, batch: Batch) -> None:
@@ -32,8 +32,8 @@ class Slots:
         if len(batch.host.slot_copies):
             sources, destinations = gather(batch.host.slot_copies)
             rows = np.add.outer(self._first_rows, np.stack((sources, destinations)))  # [groups, 2, copies]
-            _assign(self.block_tables, rows[:, 1].ravel(), self.block_tables, rows[:, 0].ravel())
-            _assign(self.last_tokens, destinations, self.last_tokens, sources)
+            self._device.assign(self.block_tables, rows[:, 1].ravel(), self.block_tables, rows[:, 0].ravel())
+            self._device.assign(self.last_tokens, destinations, self.last_tokens, sources)
             self.prompt_lengths[destinations] = self.prompt_lengths[sources]
         if len(batch.host.slot_inits):
             self.prompt_lengths[batch.host.slot_inits] = batch.host.prompt_lengths
@@ -43,7 +43,8 @@ class Slots:
 
     def tables_of_groups(self) -> tuple[Tensor, ...]:
         """The block tables of each group, [max_num_seqs, max_blocks], as views."""
-        return self.block_tables.chunk(len(self._first_rows))
+        num_slots = len(self.prompt_lengths)
+        return tuple(self.block_tables[first : first + num_slots] for first in self._first_rows.tolist())
 
     def known_tokens(self, batch: Batch) -> Tensor:
         """The plan's tokens, int32 [tokens], with each -1 replaced by its slot's last sampled token."""
@@ -51,15 +52,15 @@ class Slots:
         tokens = batch.device.tokens
         if len(unknown):
             rows = np.searchsorted(batch.host.query_starts, unknown, side="right") - 1
-            tokens = tokens.clone()  # On a CPU this is the plan's own memory, and later readers need the -1.
-            _assign(tokens, unknown, self.last_tokens, batch.host.slots[rows])
+            tokens = copied(tokens)  # On a CPU this is the plan's own memory, and later readers need the -1.
+            self._device.assign(tokens, unknown, self.last_tokens, batch.host.slots[rows])
         return tokens
 
     def remember(self, batch: Batch, sampled: Tensor) -> None:
         """Store each sampling row's last token of `sampled`, int32 [sampled positions]."""
         ends = batch.host.sampled_starts[1:]
         rows = np.flatnonzero(np.diff(batch.host.sampled_starts))
-        _assign(self.last_tokens, batch.host.slots[rows], sampled, ends[rows] - 1)
+        self._device.assign(self.last_tokens, batch.host.slots[rows], sampled, ends[rows] - 1)
 
     def keepers(self, batch: Batch) -> npt.NDArray[np.int32]:
         """The slot that stores the token of each sampled position: the row's slot for its last one, else `nobody`."""
@@ -74,14 +75,3 @@ class Slots:
     def keep(self, keepers: Tensor, sampled: Tensor) -> None:
         """Store tokens like `remember`, on the device alone, for graphs; both tensors are int32 [positions]."""
         self._kept[keepers] = sampled
-
-
-def _assign(
-    to: Tensor, targets: npt.NDArray[np.signedinteger], source: Tensor, origins: npt.NDArray[np.signedinteger]
-) -> None:
-    """Set `to[targets] = source[origins]`, for tensors on one device and indices on the host."""
-    if to.is_cpu:
-        to.numpy()[targets] = source.numpy()[origins]  # in a third of torch's time
-        return
-    both = to_device(torch.from_numpy(np.stack((targets, origins)).astype(np.int64)), to.device)
-    to[both[0]] = source[both[1]]

@@ -17,6 +17,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
+from pyllm.workers.devices.torch_device import torch_dtype
 from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -34,9 +35,9 @@ class TransformersModel:
         self, spec: ModelSpec, placement: WeightPlacement, others: dict[str, Tensor], max_model_len: int
     ) -> None:
         assert spec.transformers is not None, "the probe found no model of transformers"
-        self.spec, self.dtype = spec, placement.dtype
+        self.spec, self.dtype = spec, torch_dtype(placement.dtype)
         self._placement, self._others, self._max_model_len = placement, others, max_model_len
-        self._model = build(spec.transformers.config, placement.dtype, "cpu")
+        self._model = build(spec.transformers.config, self.dtype, "cpu")
         # It needs the model's original parameters, so read it before the replacements.
         self._mapping: list[Any] = get_model_conversion_mapping(self._model)
         self._replacements = Replacements(self._model, spec, placement)
@@ -69,7 +70,7 @@ class TransformersModel:
         for module in self._model.modules():
             if hasattr(module, "rope_type"):
                 _fix_rotation(module, self._max_model_len)
-        self._model.to(self._placement.device)  # type: ignore[arg-type]  # a wrapper's type
+        self._model.to(str(self._placement.device))  # type: ignore[arg-type]  # a wrapper's type
         replace_norms(self._model, self._placement)
         fuse_feed_forwards(self._model, self._placement)
 

@@ -7,9 +7,11 @@ from inspect import signature
 import torch
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.norm import rms_norm
+from pyllm_kernels.tensors import dtype_name
 from torch import Tensor, nn
 
 from pyllm.families.spec import LinearSpec, ModelSpec
+from pyllm.workers.devices.torch_device import torch_dtype
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -23,7 +25,7 @@ class Linears:
         (outputs, inputs), split, bias = specs[0].shape, specs[0].split, specs[0].bias
         self.num_inputs = inputs
         self._names = [spec.name for spec in specs]
-        self._dtype = placement.dtype
+        self._dtype = torch_dtype(placement.dtype)
         self._input: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self.layer: ColumnParallelLinear | RowParallelLinear
@@ -65,7 +67,7 @@ class Linear(nn.Module):
     def __init__(self, linears: Linears, index: int, placement: WeightPlacement) -> None:
         super().__init__()
         self.linears, self.index = linears, index
-        self.weight = torch.empty(0, dtype=placement.dtype, device=placement.device)  # Some models read its dtype.
+        self.weight = placement.empty(0)  # Some models read its dtype.
 
     def __call__(self, x: Tensor) -> Tensor:  # without hooks, which take as long as a small product
         return self.linears.part(self.index, x)
@@ -89,7 +91,7 @@ class Head(nn.Module):
         super().__init__()
         self._head = VocabularyParallelHead(rows, placement)
         self._vocab_size = rows.vocab_size
-        self._dtype = placement.dtype
+        self._dtype = torch_dtype(placement.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self._head(_rows(x, self._dtype))
@@ -136,7 +138,7 @@ class RMSNorm(nn.Module):
         self.weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:  # without hooks, as `Linear`
-        if x.dtype != self._placement.dtype:
+        if dtype_name(x.dtype) != self._placement.dtype:
             found: Tensor = self._original(x)
             return found
         rows = _rows(x, x.dtype)
@@ -201,9 +203,10 @@ def fuse_feed_forwards(model: nn.Module, placement: WeightPlacement) -> None:
 def _give_the_same(one: Callable[[Tensor], Tensor], other: nn.Module, size: int, placement: WeightPlacement) -> bool:
     """Whether both agree on rows of different magnitudes, up to rounding of the results and of float32 sums."""
     rows = torch.randn((8, size), generator=torch.Generator().manual_seed(0))
-    rows = (rows * torch.logspace(-2, 2, 8).unsqueeze(1)).to(placement.device, placement.dtype)
+    dtype = torch_dtype(placement.dtype)
+    rows = (rows * torch.logspace(-2, 2, 8).unsqueeze(1)).to(str(placement.device), dtype)
     found, expected = one(rows), other(rows)
-    steps = torch.finfo(placement.dtype).eps, torch.finfo(torch.float32).eps
+    steps = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     most = 4 * steps[0] * expected.abs() + 4 * steps[1] * expected.abs().amax(dim=-1, keepdim=True)
     return found.dtype == expected.dtype and bool(((found - expected).abs() <= most).all())
 
