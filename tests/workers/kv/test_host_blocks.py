@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from pyllm.config.process_config import WorkerConfig
 from pyllm.families.kv_layout import KVGroup
@@ -17,9 +16,9 @@ from pyllm.workers.kv.kv_cache import KVCacheShape
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import worker_config
 
-SHAPE = KVCacheShape(num_layers=2, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+SHAPE = KVCacheShape(num_layers=2, block_size=4, num_kv_heads=2, head_dim=8, dtype="float32")
 # As many bytes, of other layers.
-OTHER_SHAPE = KVCacheShape(num_layers=4, block_size=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+OTHER_SHAPE = KVCacheShape(num_layers=4, block_size=2, num_kv_heads=2, head_dim=8, dtype="float32")
 GROUPS = (KVGroup(None, (0, 1)),)
 SIZE = {"kv_offloading_size": f"{SHAPE.block_bytes * 8 // 1024}KiB"}
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +31,7 @@ def descriptor() -> Iterator[int]:
 
 def opened(descriptor: int, identity: bytes = ID, num_blocks: int = NUM_BLOCKS) -> HostTier:
     """As a new worker opens it, and waits for its blocks."""
-    tier = HostTier(descriptor, identity, num_blocks, SHAPE, torch.float32)
+    tier = HostTier(descriptor, identity, num_blocks, SHAPE, "float32")
     tier.inventory()  # A thread that still read memory that the test then cuts would end the process by SIGBUS.
     return tier
 

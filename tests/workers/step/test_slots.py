@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.slots import Slots
 from tests.plans import Planner, Row, encode
 
-CPU = torch.device("cpu")
+CPU = HostDevice()
 NUM_SLOTS, NUM_BLOCKS = 6, 4
 
 
@@ -30,8 +30,8 @@ def step(planner: Planner, *rows: Row) -> Batch:
 
 def numbered(slots: Slots) -> None:
     """Give every slot a table and a last token of its own."""
-    slots.block_tables.copy_(torch.arange(NUM_SLOTS * NUM_BLOCKS).view(NUM_SLOTS, NUM_BLOCKS))
-    slots.last_tokens.copy_(torch.arange(NUM_SLOTS) * 100)
+    slots.block_tables[:] = np.arange(NUM_SLOTS * NUM_BLOCKS).reshape(NUM_SLOTS, NUM_BLOCKS)
+    slots.last_tokens[:] = np.arange(NUM_SLOTS) * 100
     slots.prompt_lengths[:] = np.arange(NUM_SLOTS) * 10
 
 
@@ -70,7 +70,7 @@ def test_unknown_tokens_are_the_last_ones_sampled(slots: Slots) -> None:
     first = step(planner, Row(4, [1, 2]), Row(0, [3], ()), Row(2, [4, 5, 6], (0.1, 0.2)))
     slots.apply(first)
     assert slots.known_tokens(first).tolist() == [1, 2, 3, 4, 5, 6]
-    slots.remember(first, torch.tensor([40, 21, 22], dtype=torch.int32))
+    slots.remember(first, np.array([40, 21, 22], np.int32))
     assert slots.last_tokens.tolist() == [0, 0, 22, 0, 40, 0]
     second = step(planner, Row(2, [-1]), Row(0, [7, 8]), Row(4, [-1]))
     slots.apply(second)
@@ -85,9 +85,9 @@ def test_a_graph_keeps_the_tokens_that_are_remembered(numbers: list[int], paddin
     rows = [Row(slot, [1], (0.5,) * number) for slot, number in reversed(list(enumerate(numbers)))]
     for row in rows:
         planner.start(row.slot)
-    plan, sampled = step(planner, *rows), torch.arange(100, 100 + sum(numbers), dtype=torch.int32)
+    plan, sampled = step(planner, *rows), np.arange(100, 100 + sum(numbers), dtype=np.int32)
     host, device = Slots(NUM_SLOTS, NUM_BLOCKS, CPU), Slots(NUM_SLOTS, NUM_BLOCKS, CPU)
     host.remember(plan, sampled)
     keepers = np.pad(device.keepers(plan), (0, padding), constant_values=device.nobody)
-    device.keep(torch.from_numpy(keepers), torch.cat((sampled, torch.full((padding,), 9, dtype=torch.int32))))
+    device.keep(keepers, np.pad(sampled, (0, padding), constant_values=9))
     assert device.last_tokens.tolist() == host.last_tokens.tolist()

@@ -1,10 +1,10 @@
 """How a plan's rows are split for a selector, and which blocks a plan writes."""
 
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.step_rows import split_rows, written_blocks
 from tests.plans import Planner, encode
@@ -14,7 +14,7 @@ NUM_SLOTS = 8
 
 def load(sections: dict[str, list[int]]) -> Batch:
     counts, frame = encode(sections)
-    return PlanBuffer(torch.device("cpu")).load(counts, frame)
+    return PlanBuffer(HostDevice()).load(counts, frame)
 
 
 @given(rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20), st.integers(1, 30)), max_size=NUM_SLOTS))
@@ -70,4 +70,4 @@ def test_nothing_is_written_by_a_plan_that_only_starts_a_slot() -> None:
     planner = Planner()
     planner.start(0)
     step, frame = planner.step()
-    assert written_blocks(PlanBuffer(torch.device("cpu")).load(step.counts, frame), 16).tolist() == []
+    assert written_blocks(PlanBuffer(HostDevice()).load(step.counts, frame), 16).tolist() == []
