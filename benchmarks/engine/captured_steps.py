@@ -66,8 +66,8 @@ def figures(folder: str) -> Iterator[Record]:
     sizes = {"heads": 2, "kv_heads": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": VOCABULARY}
     model = write_tiny_model(Path(folder) / "model", layers=LAYERS, **sizes)
     kernels = select("triton", "cuda")
-    computing, _, _ = make_forward(model, kernels, torch.float32, LIMITS)
-    forward, _, slots = make_forward(model, kernels.replaced(packed_linear, no_product), torch.float32, LIMITS)
+    computing, _, _ = make_forward(model, kernels, "float32", LIMITS)
+    forward, _, slots = make_forward(model, kernels.replaced(packed_linear, no_product), "float32", LIMITS)
     planner = Planner(num_blocks=ROWS * TOKENS // 16)
     for slot in range(ROWS):
         planner.start(slot)

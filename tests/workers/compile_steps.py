@@ -22,6 +22,9 @@ from pyllm.families.kv_layout import kv_groups
 from pyllm.supervision.line_writer import end_process
 from pyllm.workers.attention_backends import attention_of
 from pyllm.workers.decoder import Decoder, DecoderLayer
+from pyllm.workers.devices.device import Device
+from pyllm.workers.devices.host import HostDevice
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.kv.swap_stream import SwapStream
@@ -38,7 +41,7 @@ from pyllm.workers.warm_up import launch_every_kernel
 from tests.plans import Planner, Row
 from tests.workers.kv.fake_streams import FakeStreams
 
-CPU = torch.device("cpu")
+CPU = TorchDevice(torch.device("cpu"))
 NUM_BLOCKS = 64
 LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=512)
 
@@ -46,7 +49,7 @@ LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=512)
 def make_forward(
     folder: str,
     kernels: Kernels,
-    dtype: torch.dtype,
+    dtype: str,
     limits: Limits = LIMITS,
     batch_invariant: bool = False,
     *,
@@ -54,15 +57,16 @@ def make_forward(
 ) -> tuple[ForwardPass, KVCache, Slots]:
     """The model of a folder, or a rank's share of it, over a cache of its own."""
     group = RankGroup() if group is None else group
+    device: Device = HostDevice() if kernels.backend == "cpu" else CPU
     checkpoint = read_checkpoint(folder)
     spec = checkpoint.spec
-    model = Decoder(spec, WeightPlacement(group, dtype, CPU, kernels))
+    model = Decoder(spec, WeightPlacement(group, dtype, device, kernels))
     model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
     groups = kv_groups(spec, limits.max_model_len, hybrid=True)
     num_blocks = max(NUM_BLOCKS, limits.max_num_seqs * limits.max_model_len // 16 * len(groups))
     cache_shape = KVCacheShape.of(spec, 16, group.size, dtype, groups)
-    kv_cache = KVCache(cache_shape, num_blocks, CPU, groups)
-    slots = Slots(limits.max_num_seqs, limits.max_model_len // 16, CPU, len(groups))
+    kv_cache = KVCache(cache_shape, num_blocks, device, groups)
+    slots = Slots(limits.max_num_seqs, limits.max_model_len // 16, device, len(groups))
     heads = spec.attention.heads // group.size
     shape = AttentionShape(heads, cache_shape.num_kv_heads, spec.attention.head_size, dtype)
     forward = ForwardPass(
@@ -70,10 +74,11 @@ def make_forward(
         kernels=kernels,
         kv_cache=kv_cache,
         slots=slots,
-        position_tables=PositionTables.of(spec, limits.max_model_len, CPU),
+        position_tables=PositionTables.of(spec, limits.max_model_len, device),
         prepare_attention=attention_of(kernels).prepare,
         groups=tuple(AttentionGroup(shape, tables, batch_invariant) for tables in slots.tables_of_groups()),
         limits=limits,
+        device=device,
     )
     return forward, kv_cache, slots
 
@@ -108,7 +113,7 @@ def calls_of_a_layer(forward: ForwardPass, batch: Batch) -> int:
 def main(folder: str) -> None:
     triton.runtime.driver.set_active(OfflineDriver(90))
     kernels = select("triton", "cuda")
-    forward, kv_cache, slots = make_forward(folder, kernels, torch.float16)
+    forward, kv_cache, slots = make_forward(folder, kernels, "float16")
     launch_every_kernel(forward, kernels, kv_cache, sample_by_kernel)
     host_blocks = torch.empty((4, *kv_cache.memory.movedim(2, 0).shape[1:]), dtype=kv_cache.memory.dtype)
     stream = SwapStream(kv_cache.memory, host_blocks, kernels, 2, FakeStreams())

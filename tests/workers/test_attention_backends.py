@@ -18,9 +18,10 @@ from pyllm.workers.attention_backends import (
     find_attention_backend,
     load_attention_backend,
 )
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.step.attention_batch import AttentionBatch
 
-CPU = torch.device("cpu")
+CPU = TorchDevice(torch.device("cpu"))
 HERE = "tests.workers.test_attention_backends"
 
 

@@ -25,6 +25,7 @@ from pyllm.workers.cuda_graphs import (
     decode_buckets,
     mixed_buckets,
 )
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.kv.kv_cache import CachedLayer
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
@@ -33,7 +34,7 @@ from pyllm.workers.step.batch import Batch, PlanBuffer
 from tests.plans import Planner, Row
 from tests.workers.engine import loaded_runner, offer_backend, run, worker_config
 
-CPU = torch.device("cpu")
+CPU = TorchDevice(torch.device("cpu"))
 
 
 class Recorder:

@@ -19,6 +19,7 @@ from pyllm.workers.cuda_graphs import (
     MIXED_TOKENS,
     CaptureBudget,
 )
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.kv.kv_cache import CachedLayer
 from pyllm.workers.layers.rank_group import RankGroup
@@ -30,7 +31,7 @@ from tests.tiny_model import write_tiny_model
 from tests.workers.compile_steps import make_forward
 from tests.workers.fake_capture import FakeCapture
 
-CPU = torch.device("cpu")
+CPU = TorchDevice(torch.device("cpu"))
 
 
 @dataclass
@@ -85,7 +86,7 @@ def make_pair(
     capture = FakeCapture() if capture is None else capture
     engines = []
     for ops in (kernels, capture.launching(kernels)):
-        forward, kv_cache, slots = make_forward(folder, ops, torch.float32, limits, is_invariant)
+        forward, kv_cache, slots = make_forward(folder, ops, "float32", limits, is_invariant)
         num_groups = len(slots.tables_of_groups())
         engines.append(Engine(forward, slots, PlanBuffer(CPU, num_groups=num_groups)))
     engines[1].forward.capture_steps(capture, CaptureBudget(capture, clock, RankGroup(), CPU))

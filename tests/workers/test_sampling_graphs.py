@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyllm.wire.messages import Sampled, Sampling, Step
 from pyllm.workers.cuda_graphs import Capture, CaptureBudget, decode_buckets
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.forward_pass import Limits
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel, sample_on_device
@@ -31,7 +32,7 @@ from tests.workers.sampling.test_token_sampler import no_grammars
 from tests.workers.test_cuda_graphs import Recorder
 from tests.workers.test_forward_pass import make_pair
 
-CPU = torch.device("cpu")
+CPU = TorchDevice(torch.device("cpu"))
 NUM_SLOTS, HIDDEN_SIZE, VOCABULARY = 5, 8, 60
 
 # What no graph holds.

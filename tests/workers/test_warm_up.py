@@ -46,7 +46,7 @@ def test_no_step_waits_for_a_compilation(tmp_path: Path, family: str, kernels: t
 @torch.inference_mode()
 def test_the_cache_is_left_as_it_was(tmp_path: Path) -> None:
     kernels = select("reference", "cpu")
-    forward, kv_cache, _ = make_forward(write_tiny_model(tmp_path), kernels, torch.float32)
+    forward, kv_cache, _ = make_forward(write_tiny_model(tmp_path), kernels, "float32")
     kv_cache.memory.normal_()
     before = kv_cache.memory.clone()
     launch_every_kernel(forward, kernels, kv_cache)

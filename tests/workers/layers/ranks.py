@@ -92,7 +92,7 @@ def _captured(config: WorkerConfig, steps: Steps) -> dict[str, Any]:
     """The tokens of the same steps by graphs that hold all ops and collectives, as on GPUs."""
     group, capture, limits = _groups(config.rank)["one shot"], FakeCapture(), LIMITS
     kernels, spec = capture.launching(select("reference", CPU)), config.checkpoint.spec
-    forward, _, slots = make_forward(config.engine.model.model, kernels, torch.float32, limits, group=group)
+    forward, _, slots = make_forward(config.engine.model.model, kernels, "float32", limits, group=group)
     sampler = TokenSampler(SamplingSlots(limits.max_num_seqs, spec.vocab_size, None), CPU)
     graphs = SamplingGraphs(
         forward.head,
