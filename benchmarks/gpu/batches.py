@@ -42,9 +42,10 @@ def paged_batch(
     for row, blocks in enumerate(order.split(num_blocks.tolist())):
         tables[row, : len(blocks)] = blocks
     starts = torch.tensor([0, *(query for query, _ in rows)]).cumsum(0)
-    query = torch.randn((int(starts[-1]), shape.heads, shape.head_dim), dtype=shape.dtype, device=device)
+    dtype = getattr(torch, shape.dtype)
+    query = torch.randn((int(starts[-1]), shape.heads, shape.head_dim), dtype=dtype, device=device)
     cells = (total, block_size, shape.kv_heads, shape.head_dim)
-    keys, values = (torch.randn(cells, dtype=shape.dtype, device=device) for _ in range(2))
+    keys, values = (torch.randn(cells, dtype=dtype, device=device) for _ in range(2))
     metadata = AttentionMetadata(
         block_tables=tables.to(device),
         slots=torch.arange(len(rows), dtype=torch.int32, device=device),
@@ -55,5 +56,5 @@ def paged_batch(
         num_tokens=int(starts[-1]),
         batch_invariant=batch_invariant,
     )
-    cache_dtype = cache_dtype or shape.dtype
+    cache_dtype = cache_dtype or dtype
     return PagedBatch(query, keys.to(cache_dtype), values.to(cache_dtype), metadata, shape)

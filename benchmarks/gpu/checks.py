@@ -136,8 +136,8 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
 
 def _attention_shape(setting: Setting) -> AttentionShape:
     if setting.small:
-        return AttentionShape(heads=4, kv_heads=2, head_dim=16, dtype=setting.dtype)
-    return AttentionShape(heads=32, kv_heads=8, head_dim=128, dtype=setting.dtype)
+        return AttentionShape(heads=4, kv_heads=2, head_dim=16, dtype=dtype_name(setting.dtype))
+    return AttentionShape(heads=32, kv_heads=8, head_dim=128, dtype=dtype_name(setting.dtype))
 
 
 def _norms(setting: Setting) -> Pairs:

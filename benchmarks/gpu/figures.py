@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypedDict
 
 import torch
-from pyllm_kernels import AttentionShape, ExpertMatrices, Kernels, LogitsEdits, Router
+from pyllm_kernels import AttentionShape, ExpertMatrices, Kernels, LogitsEdits, Router, dtype_name
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.edit_logits import edit_logits
 from pyllm_kernels.ops.experts import experts
@@ -79,7 +79,7 @@ _FEW_TOKENS = 64  # Up to here the time is that of reading the weights.
 
 def attention_shape(dtype: torch.dtype) -> AttentionShape:
     """The shape of Llama-3.1-8B; the goals are for its KV heads and head_dim."""
-    return AttentionShape(*LLAMA, dtype)
+    return AttentionShape(*LLAMA, dtype_name(dtype))
 
 
 def decode_bytes(shape: AttentionShape, num_rows: int, context: int, item_bytes: int) -> int:

@@ -19,6 +19,7 @@ from pyllm_kernels import (
     PackedLinear,
     QKNorm,
     Router,
+    dtype_name,
 )
 from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu import (
@@ -137,7 +138,7 @@ def launch_attention(target: Target, head_size: int) -> None:
     card, dtype = target.card, target.dtype
     query = torch.zeros(TOKENS, HEADS, head_size, dtype=dtype)
     positions = torch.zeros(TOKENS, dtype=torch.int32)
-    shape = AttentionShape(HEADS, KV_HEADS, head_size, dtype)
+    shape = AttentionShape(HEADS, KV_HEADS, head_size, dtype_name(dtype))
     metadata = AttentionMetadata(
         block_tables=torch.zeros(4, 64, dtype=torch.int32),
         slots=positions[:2],

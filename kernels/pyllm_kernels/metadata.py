@@ -6,23 +6,22 @@ Knows no requests; a row's slot leads to its blocks.
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """The shape that determines a step's tasks, beside the batch: one rank's heads, and the dtype of its queries.
 
-    `cache_dtype` is the dtype of keys and values; None: that of the queries. `window` is at least the window of every
-    layer, see `AttentionLayer`; None: some layer may have no window.
+    Dtypes are named. `cache_dtype` is the dtype of keys and values; None: that of the queries. `window` is at least the
+    window of every layer, see `AttentionLayer`; None: some layer may have no window.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
-    dtype: torch.dtype
-    cache_dtype: torch.dtype | None = None
+    dtype: str
+    cache_dtype: str | None = None
     window: int | None = None
 
 

@@ -106,31 +106,6 @@ def linear_fp8(
     return product if out is None else out.copy_(product)
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    wide = x.float()
-    inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)  # [tokens, 1]
-    return (wide * inverse_rms * weight.float()).to(x.dtype)
-
-
-def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
-    return (x.float() * factor + residual.float()).to(x.dtype)
-
-
-def add_bias(x: Tensor, bias: Tensor) -> Tensor:
-    return x.copy_(x.float() + bias.float())
-
-
-def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
-    scaled = x.float() * factor
-    return x.copy_(scaled if cap is None else cap * torch.tanh(scaled / cap))
-
-
-def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
-    gate, up = x.float().chunk(2, dim=-1) if gated else (x.float(), None)
-    activated = ACTIVATIONS[kind](gate)
-    return (activated if up is None else activated * up).to(x.dtype)
-
-
 def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> Tensor:
     scores = logits.float()
     chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : router.active]

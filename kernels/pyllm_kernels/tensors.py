@@ -22,6 +22,9 @@ _DTYPES = {
 }
 
 
+Array: TypeAlias = npt.NDArray[Any]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
 Tensor: TypeAlias = Any
 """An array of numpy or a tensor of torch: callers of ops use its shape, dtype, slices and views by `reshape` alone."""
 
@@ -61,10 +64,21 @@ def is_float(*tensors: Tensor) -> bool:
     return all(dtype_name(tensor.dtype) in {"float32", "bfloat16"} for tensor in tensors)
 
 
-def widened(array: Tensor) -> npt.NDArray[np.float32]:
+def widened(array: Array) -> Floats:
     """An array's numbers as float32."""
-    numbers: npt.NDArray[np.float32] = array.astype(np.float32)
-    return numbers
+    return array.astype(np.float32)
+
+
+def rounded(numbers: Floats, like: Array) -> Array:
+    """Numbers as elements of the dtype of `like`, to the nearest, halves to even."""
+    return numbers.astype(like.dtype)
+
+
+def softmax(scores: Floats) -> Floats:
+    """The softmax over the last dimension; a row of minus infinities is NaNs."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    normalised: Floats = weights / weights.sum(-1, keepdims=True)
+    return normalised
 
 
 def dtype_name(dtype: Any) -> str:

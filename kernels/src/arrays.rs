@@ -114,9 +114,7 @@ impl Array {
 
     /// The matrix of that dtype, see `matrix`.
     pub(crate) fn matrix_of(&self, name: &str, dtype: DType, shape: [usize; 2]) -> PyResult<Matrix> {
-        if self.dtype(name)? != dtype {
-            return Err(PyValueError::new_err(format!("{name} is {}: give {}", self.dtype, dtype.name())));
-        }
+        self.check_dtype(name, dtype)?;
         self.matrix(name, shape)
     }
 
@@ -131,6 +129,13 @@ impl Array {
         }
         let stride = if self.len() <= 1 { width } else { stride.unsigned_abs() };
         Ok(Matrix { dtype, address: self.address, stride })
+    }
+
+    /// [tokens, heads, head_dim] of a dtype, tokens contiguous: a matrix with a row for each token.
+    pub(crate) fn heads(&self, name: &str, dtype: DType, shape: [usize; 3]) -> PyResult<Matrix> {
+        self.check_shape(name, &shape)?;
+        self.check_dtype(name, dtype)?;
+        self.rows(name)
     }
 
     /// A contiguous vector [length] as a matrix of one row.
@@ -153,6 +158,13 @@ impl Array {
         }
         self.check_contiguous(name)?;
         Ok(self.address)
+    }
+
+    pub(crate) fn check_dtype(&self, name: &str, dtype: DType) -> PyResult<()> {
+        if self.dtype != dtype.name() {
+            return Err(PyValueError::new_err(format!("{name} is {}: give {}", self.dtype, dtype.name())));
+        }
+        Ok(())
     }
 
     pub(crate) fn check_shape(&self, name: &str, shape: &[usize]) -> PyResult<()> {

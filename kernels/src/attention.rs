@@ -17,11 +17,16 @@ mod tests;
 
 use std::ptr::with_exposed_provenance;
 
-pub(crate) use block_selection::{Budget, KeySummaries, ScoreBlocks, SelectBlocks, Selection, SparseRows, SummaryKind};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
 
+pub(crate) use block_selection::{score_blocks, select_blocks};
+
+use crate::arrays::Array;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
+use crate::ops::execute;
 use crate::threads::Pool;
 use tile_backend::Call;
 
@@ -62,6 +67,92 @@ pub(crate) struct Batch {
     pub(crate) slots: Indices,
     pub(crate) query_starts: Indices,
     pub(crate) sequence_lengths: Indices,
+}
+
+/// An `AttentionMetadata` of Python.
+#[derive(FromPyObject)]
+pub(crate) struct BatchArrays {
+    block_tables: Array,
+    slots: Array,
+    query_starts: Array,
+    sequence_lengths: Array,
+    num_tokens: usize,
+}
+
+impl BatchArrays {
+    fn read(&self) -> PyResult<Batch> {
+        let tables @ [num_slots, max_blocks] = self.block_tables.dimensions("block_tables")?;
+        let [rows] = self.slots.dimensions("slots")?;
+        Ok(Batch {
+            rows,
+            block_tables: self.block_tables.indices("block_tables", &tables)?,
+            num_slots,
+            max_blocks,
+            slots: self.slots.indices("slots", &[rows])?,
+            query_starts: self.query_starts.indices("query_starts", &[rows + 1])?,
+            sequence_lengths: self.sequence_lengths.indices("sequence_lengths", &[rows])?,
+        })
+    }
+
+    fn arrays(&self) -> [&Array; 4] {
+        [&self.block_tables, &self.slots, &self.query_starts, &self.sequence_lengths]
+    }
+}
+
+/// An `AttentionLayer` of Python.
+#[derive(FromPyObject)]
+pub(crate) struct LayerArguments {
+    scale: f32,
+    window: Option<usize>,
+    soft_cap: Option<f32>,
+    sinks: Option<Array>,
+}
+
+#[pyfunction]
+pub(crate) fn paged_attention(
+    py: Python<'_>,
+    query: Array,
+    key_cache: Array,
+    value_cache: Array,
+    metadata: BatchArrays,
+    layer: LayerArguments,
+    out: Array,
+) -> PyResult<()> {
+    let shape @ [tokens, heads, head_dim] = query.dimensions("query")?;
+    let cache = KvLayer::of(&key_cache, &value_cache, head_dim)?;
+    let window = layer.window.unwrap_or(NO_WINDOW);
+    if window == 0 {
+        return Err(PyValueError::new_err("a window of 0 positions: a token sees at least itself"));
+    }
+    check_heads(heads, cache.kv_heads)?;
+    let dtype = query.dtype("query")?;
+    let op = PagedAttention {
+        tokens,
+        heads,
+        scale: layer.scale,
+        window,
+        soft_cap: layer.soft_cap,
+        sinks: layer.sinks.as_ref().map(|sinks| sinks.elements("sinks", "float32", &[heads])).transpose()?,
+        query: query.heads("query", dtype, shape)?,
+        out: out.heads("out", dtype, shape)?,
+        cache,
+        batch: metadata.read()?,
+    };
+    let mut arrays = vec![&query, &key_cache, &value_cache, &out];
+    arrays.extend(metadata.arrays());
+    arrays.extend(&layer.sinks);
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &arrays) }
+}
+
+/// Check that each KV head serves equally many query heads.
+fn check_heads(heads: usize, kv_heads: usize) -> PyResult<()> {
+    if heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(PyValueError::new_err(format!(
+            "{heads} query heads over {kv_heads} KV heads: each of those must serve as many of these"
+        )));
+    }
+    Ok(())
 }
 
 impl Op for PagedAttention {

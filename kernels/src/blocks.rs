@@ -2,9 +2,13 @@
 
 use std::ptr::copy;
 
+use pyo3::prelude::*;
+
+use crate::arrays::Array;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Op, OutOfRange, check_range};
+use crate::ops::execute;
 use crate::threads::Pool;
 
 /// Copies of (source, destination) in both caches, one after the other.
@@ -14,6 +18,16 @@ pub(crate) struct CopyBlocks {
     /// Two numbers each; a graph counts copies as tokens.
     pub(crate) copies: Indices,
     pub(crate) num_copies: usize,
+}
+
+#[pyfunction]
+pub(crate) fn copy_blocks(py: Python<'_>, key_cache: Array, value_cache: Array, copies: Array) -> PyResult<()> {
+    let [.., head_dim] = key_cache.dimensions::<4>("key_cache")?;
+    let shape @ [num_copies, _] = [copies.len(), 2];
+    let cache = KvLayer::of(&key_cache, &value_cache, head_dim)?;
+    let op = CopyBlocks { cache, copies: copies.indices("copies", &shape)?, num_copies };
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &[&key_cache, &value_cache, &copies]) }
 }
 
 impl Op for CopyBlocks {

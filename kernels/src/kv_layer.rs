@@ -1,5 +1,9 @@
 //! The addresses of one layer's keys and values. Knows no sequence: a cell belongs to one token.
 
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::arrays::Array;
 use crate::dtype::DType;
 
 /// Two tensors `[num_blocks, block_size, kv_heads, head_dim]`, contiguous.
@@ -15,6 +19,27 @@ pub(crate) struct KvLayer {
 }
 
 impl KvLayer {
+    /// The layer of two arrays with heads of `head_dim`.
+    pub(crate) fn of(keys: &Array, values: &Array, head_dim: usize) -> PyResult<Self> {
+        let [num_blocks, block_size, kv_heads, _] = keys.dimensions("key_cache")?;
+        let shape = [num_blocks, block_size, kv_heads, head_dim];
+        if shape.contains(&0) || num_blocks.checked_mul(block_size).is_none_or(|cells| cells > i32::MAX as usize) {
+            return Err(PyValueError::new_err(format!(
+                "a cache of shape {shape:?}: no dimension may be 0, and there may be up to 2,147,483,647 tokens"
+            )));
+        }
+        let dtype = keys.dtype("key_cache")?;
+        Ok(Self {
+            dtype,
+            key_address: keys.elements("key_cache", dtype.name(), &shape)?,
+            value_address: values.elements("value_cache", dtype.name(), &shape)?,
+            num_blocks,
+            block_size,
+            kv_heads,
+            head_dim,
+        })
+    }
+
     pub(crate) fn num_cells(&self) -> usize {
         self.num_blocks * self.block_size
     }

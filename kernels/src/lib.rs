@@ -278,9 +278,18 @@ mod _cpu {
     use super::logits::states::LogitsStates;
     #[pymodule_export]
     use super::ops::{
-        activation, add, add_bias, copy_blocks, edit_logits, experts, logprobs, paged_attention,
-        rope_and_kv_write, sample, scale_and_cap, score_blocks, select_blocks,
+        edit_logits, experts, logprobs, sample,
     };
+    #[pymodule_export]
+    use super::attention::{paged_attention, score_blocks, select_blocks};
+    #[pymodule_export]
+    use super::blocks::copy_blocks;
+    #[pymodule_export]
+    use super::rope::rope_and_kv_write;
+    #[pymodule_export]
+    use super::rows::activation::activation;
+    #[pymodule_export]
+    use super::rows::elementwise::{add, add_bias, scale_and_cap};
     #[pymodule_export]
     use super::rows::norm::{add_norm, norm};
     #[pymodule_export]

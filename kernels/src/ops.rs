@@ -9,16 +9,10 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
 use crate::arrays::Array;
-use crate::attention::{
-    Batch, Budget, KeySummaries, NO_WINDOW, PagedAttention, ScoreBlocks, SelectBlocks, Selection, SparseRows,
-    SummaryKind,
-};
-use crate::blocks::CopyBlocks;
 use crate::dtype::DType;
 use crate::experts::{ExpertMatrices, Experts, Router};
 use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
-use crate::kv_layer::KvLayer;
 use crate::logits::edit_logits::{EditLogits, Edits, Masks};
 use crate::logits::logprobs::Logprobs;
 use crate::logits::sampling::{Parameters, Sampling};
@@ -26,9 +20,7 @@ use crate::memory::arena::Arena;
 use crate::op::times::{OpName, OpTimes, Watch};
 use crate::op::{Indices, Matrix, Op};
 use crate::pool::pool;
-use crate::rope::{HeadNorm, RopeAndKvWrite};
-use crate::rows::activation::{Activation, Kind};
-use crate::rows::elementwise::{Change, Elementwise};
+use crate::rows::activation::Kind;
 
 /// The graph that a thread records its ops in, with the arrays that they use.
 #[derive(Clone, Default)]
@@ -147,25 +139,6 @@ pub(crate) fn graph_error(error: &GraphError) -> PyErr {
 ///
 /// The addresses are those that the stub documents.
 #[pyfunction]
-pub(crate) unsafe fn activation(
-    py: Python<'_>,
-    kind: &str,
-    gated: bool,
-    shape: (usize, usize),
-    x: Matrix,
-    out: Matrix,
-) -> PyResult<()> {
-    let kind = parse_kind(kind)?;
-    let (tokens, width) = shape;
-    check_alike("out", out, x, (tokens, width))?;
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, Activation { kind, gated, tokens, width, x, out }, &[]) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn experts(
     py: Python<'_>,
@@ -216,196 +189,6 @@ pub(crate) unsafe fn experts(
     let op = Experts { tokens, x, logits, router, kind, gate, up, down, out };
     // SAFETY: as the caller promises.
     unsafe { execute(py, op, &[]) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-pub(crate) unsafe fn add(
-    py: Python<'_>,
-    shape: (usize, usize),
-    x: Matrix,
-    residual: Matrix,
-    factor: f32,
-    out: Matrix,
-) -> PyResult<()> {
-    check_alike("residual", residual, x, shape)?;
-    // SAFETY: as the caller promises.
-    unsafe { change(py, Change::Add { factor, residual }, shape, x, out) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-pub(crate) unsafe fn add_bias(py: Python<'_>, shape: (usize, usize), x: Matrix, bias: Matrix) -> PyResult<()> {
-    // SAFETY: as the caller promises.
-    unsafe { change(py, Change::Bias(bias), shape, x, x) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-#[pyo3(signature = (shape, x, factor, cap=None))]
-pub(crate) unsafe fn scale_and_cap(
-    py: Python<'_>,
-    shape: (usize, usize),
-    x: Matrix,
-    factor: f32,
-    cap: Option<f32>,
-) -> PyResult<()> {
-    // SAFETY: as the caller promises.
-    unsafe { change(py, Change::Scale { factor, cap }, shape, x, x) }
-}
-
-/// # Safety
-///
-/// See `execute`.
-unsafe fn change(py: Python<'_>, change: Change, shape: (usize, usize), x: Matrix, out: Matrix) -> PyResult<()> {
-    let (tokens, width) = shape;
-    check_alike("out", out, x, shape)?;
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, Elementwise { change, tokens, width, x, out }, &[]) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-#[pyo3(signature = (shape, heads, positions, cos_sin, slot_mapping, cache, norm=None, query_scales=None))]
-#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
-pub(crate) unsafe fn rope_and_kv_write(
-    py: Python<'_>,
-    shape: (usize, usize),
-    heads: (Matrix, Matrix, Matrix),
-    positions: usize,
-    cos_sin: (usize, usize, usize),
-    slot_mapping: usize,
-    cache: KvLayer,
-    norm: Option<(Matrix, Matrix, f32)>,
-    query_scales: Option<usize>,
-) -> PyResult<()> {
-    let ((tokens, num_heads), (query, key, value)) = (shape, heads);
-    let (cos_sin, num_positions, rotary_size) = cos_sin;
-    if !rotary_size.is_multiple_of(2) || rotary_size > cache.head_dim {
-        return Err(PyValueError::new_err(format!(
-            "{rotary_size} dimensions of heads of {} cannot be rotated in pairs: give an even number, at most those",
-            cache.head_dim
-        )));
-    }
-    check_alike("query", query, query, (tokens, num_heads * cache.head_dim))?;
-    check_alike("key", key, query, (tokens, cache.kv_heads * cache.head_dim))?;
-    check_alike("value", value, query, (tokens, cache.kv_heads * cache.head_dim))?;
-    let op = RopeAndKvWrite {
-        tokens,
-        heads: num_heads,
-        query,
-        key,
-        value,
-        positions: Indices(positions),
-        cos_sin: Matrix { dtype: DType::Float32, address: cos_sin, stride: rotary_size },
-        num_positions,
-        norm: norm.map(|(query_weight, key_weight, epsilon)| HeadNorm { query_weight, key_weight, epsilon }),
-        query_scales,
-        slot_mapping: Indices(slot_mapping),
-        cache,
-    };
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, op, &[]) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-pub(crate) unsafe fn paged_attention(
-    py: Python<'_>,
-    shape: (usize, usize),
-    query: Matrix,
-    cache: KvLayer,
-    batch: Batch,
-    layer: (f32, Option<usize>, Option<f32>, Option<usize>),
-    out: Matrix,
-) -> PyResult<()> {
-    let ((tokens, heads), (scale, window, soft_cap, sinks)) = (shape, layer);
-    let window = window.unwrap_or(NO_WINDOW);
-    if window == 0 {
-        return Err(PyValueError::new_err("a window of 0 positions: a token sees at least itself"));
-    }
-    check_heads(heads, cache.kv_heads)?;
-    check_alike("out", out, query, (tokens, heads * cache.head_dim))?;
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, PagedAttention { tokens, heads, scale, window, soft_cap, sinks, query, out, cache, batch }, &[]) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
-pub(crate) unsafe fn score_blocks(
-    py: Python<'_>,
-    shape: (usize, usize),
-    query: Matrix,
-    cache: KvLayer,
-    batch: Batch,
-    is_sparse: usize,
-    scale: f32,
-    summaries: (&str, usize, usize),
-    budget: (usize, usize, usize),
-    shares: usize,
-) -> PyResult<()> {
-    let ((tokens, heads), (kind, address, known)) = (shape, summaries);
-    check_heads(heads, cache.kv_heads)?;
-    let kind = match kind {
-        "mean" => SummaryKind::Mean,
-        "bounds" => SummaryKind::Bounds,
-        _ => return Err(PyValueError::new_err(format!("no summaries {kind:?} of keys: use mean or bounds"))),
-    };
-    let rows = SparseRows { tokens, cache, batch, is_sparse: Indices(is_sparse), budget: read_budget(budget)? };
-    let summaries = KeySummaries { kind, address, known };
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, ScoreBlocks { rows, heads, scale, query, summaries, shares }, &[]) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
-pub(crate) unsafe fn select_blocks(
-    py: Python<'_>,
-    tokens: usize,
-    shares: usize,
-    cache: KvLayer,
-    batch: Batch,
-    is_sparse: usize,
-    budget: (usize, usize, usize),
-    out: (usize, usize, usize),
-) -> PyResult<()> {
-    let (block_tables, slots, sequence_lengths) = out;
-    let rows = SparseRows { tokens, cache, batch, is_sparse: Indices(is_sparse), budget: read_budget(budget)? };
-    let out = Selection { block_tables, slots, sequence_lengths };
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, SelectBlocks { rows, shares, out }, &[]) }
-}
-
-fn read_budget((num_sink_blocks, top_k, num_recent_blocks): (usize, usize, usize)) -> PyResult<Budget> {
-    if num_recent_blocks == 0 {
-        return Err(PyValueError::new_err("no recent block: a token sees at least the one it is in"));
-    }
-    Ok(Budget { num_sink_blocks, top_k, num_recent_blocks })
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-pub(crate) unsafe fn copy_blocks(py: Python<'_>, cache: KvLayer, copies: usize, num_copies: usize) -> PyResult<()> {
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, CopyBlocks { cache, copies: Indices(copies), num_copies }, &[]) }
 }
 
 /// # Safety
@@ -487,18 +270,6 @@ pub(crate) unsafe fn logprobs(
     unsafe { execute(py, op, &[]) }
 }
 
-/// A name; or the limit and the factor of a clamped gate.
-impl<'py> FromPyObject<'_, 'py> for Kind {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        match object.extract::<(f32, f32)>() {
-            Ok((limit, alpha)) => Ok(Self::ClampedSwiglu { limit, alpha }),
-            Err(_) => parse_kind(&object.extract::<PyBackedStr>()?),
-        }
-    }
-}
-
 /// Addresses of starts, ids, bias, repetition and subtracted numbers, and the number of edits.
 impl<'py> FromPyObject<'_, 'py> for Edits {
     type Error = PyErr;
@@ -530,52 +301,6 @@ impl<'py> FromPyObject<'_, 'py> for Matrix {
     }
 }
 
-/// dtype, addresses of keys and values, and the shape.
-impl<'py> FromPyObject<'_, 'py> for KvLayer {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (dtype, key_address, value_address, shape) = object.extract::<(PyBackedStr, usize, usize, [usize; 4])>()?;
-        let [num_blocks, block_size, kv_heads, head_dim] = shape;
-        if shape.contains(&0) || num_blocks.checked_mul(block_size).is_none_or(|cells| cells > i32::MAX as usize) {
-            return Err(PyValueError::new_err(format!(
-                "a cache of shape {shape:?}: no dimension may be 0, and there may be up to 2,147,483,647 tokens"
-            )));
-        }
-        let dtype = parse_dtype(&dtype)?;
-        Ok(Self { dtype, key_address, value_address, num_blocks, block_size, kv_heads, head_dim })
-    }
-}
-
-/// Addresses and sizes: block tables and their shape, slots, query starts, sequence lengths, and the number of rows.
-impl<'py> FromPyObject<'_, 'py> for Batch {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (block_tables, (num_slots, max_blocks), slots, query_starts, sequence_lengths, rows) =
-            object.extract::<(usize, (usize, usize), usize, usize, usize, usize)>()?;
-        Ok(Self {
-            rows,
-            block_tables: Indices(block_tables),
-            num_slots,
-            max_blocks,
-            slots: Indices(slots),
-            query_starts: Indices(query_starts),
-            sequence_lengths: Indices(sequence_lengths),
-        })
-    }
-}
-
-/// Check that each KV head serves equally many query heads.
-fn check_heads(heads: usize, kv_heads: usize) -> PyResult<()> {
-    if heads == 0 || !heads.is_multiple_of(kv_heads) {
-        return Err(PyValueError::new_err(format!(
-            "{heads} query heads over {kv_heads} KV heads: each of those must serve as many of these"
-        )));
-    }
-    Ok(())
-}
-
 /// Check that rows have the dtype of another matrix, and do not overlap, as threads write to them in parallel.
 fn check_alike(name: &str, rows: Matrix, other: Matrix, (num_rows, width): (usize, usize)) -> PyResult<()> {
     if rows.dtype != other.dtype || (num_rows > 1 && rows.stride < width) {
@@ -585,15 +310,6 @@ fn check_alike(name: &str, rows: Matrix, other: Matrix, (num_rows, width): (usiz
         )));
     }
     Ok(())
-}
-
-fn parse_kind(kind: &str) -> PyResult<Kind> {
-    match kind {
-        "silu" => Ok(Kind::Silu),
-        "gelu" => Ok(Kind::Gelu),
-        "gelu_tanh" => Ok(Kind::GeluTanh),
-        _ => Err(PyValueError::new_err(format!("no activation {kind:?}: use silu, gelu or gelu_tanh"))),
-    }
 }
 
 fn parse_dtype(dtype: &str) -> PyResult<DType> {

@@ -4,10 +4,15 @@
 
 use std::marker::PhantomData;
 
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range, run_rows};
+use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -38,6 +43,74 @@ pub(crate) struct HeadNorm {
     pub(crate) query_weight: Matrix,
     pub(crate) key_weight: Matrix,
     pub(crate) epsilon: f32,
+}
+
+/// A `QKNorm` of Python.
+#[derive(FromPyObject)]
+pub(crate) struct NormArrays {
+    query_weight: Array,
+    key_weight: Array,
+    epsilon: f32,
+}
+
+#[pyfunction]
+#[pyo3(signature = (query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache, norm, query_scales))]
+#[expect(clippy::too_many_arguments, reason = "an op has what its function in Python says")]
+pub(crate) fn rope_and_kv_write(
+    py: Python<'_>,
+    query: Array,
+    key: Array,
+    value: Array,
+    positions: Array,
+    cos_sin: Array,
+    slot_mapping: Array,
+    key_cache: Array,
+    value_cache: Array,
+    norm: Option<NormArrays>,
+    query_scales: Option<Array>,
+) -> PyResult<()> {
+    let of_query @ [tokens, heads, head_dim] = query.dimensions("query")?;
+    let cache = KvLayer::of(&key_cache, &value_cache, head_dim)?;
+    let [num_positions, rotary_size] = cos_sin.dimensions("cos_sin")?;
+    if !rotary_size.is_multiple_of(2) || rotary_size > head_dim {
+        return Err(PyValueError::new_err(format!(
+            "{rotary_size} dimensions of heads of {head_dim} cannot be rotated in pairs: give an even number, at most \
+             those"
+        )));
+    }
+    let (dtype, of_key) = (query.dtype("query")?, [tokens, cache.kv_heads, head_dim]);
+    let mut arrays =
+        vec![&query, &key, &value, &positions, &cos_sin, &slot_mapping, &key_cache, &value_cache];
+    let head_norm = match &norm {
+        None => None,
+        Some(norm) => {
+            arrays.extend([&norm.query_weight, &norm.key_weight]);
+            Some(HeadNorm {
+                query_weight: norm.query_weight.vector("a norm's weight", head_dim)?,
+                key_weight: norm.key_weight.vector("a norm's weight", head_dim)?,
+                epsilon: norm.epsilon,
+            })
+        }
+    };
+    arrays.extend(&query_scales);
+    let table = cos_sin.elements("cos_sin", "float32", &[num_positions, rotary_size])?;
+    let scales = query_scales.as_ref().map(|scales| scales.elements("query_scales", "float32", &[num_positions]));
+    let op = RopeAndKvWrite {
+        tokens,
+        heads,
+        query: query.heads("query", dtype, of_query)?,
+        key: key.heads("key", dtype, of_key)?,
+        value: value.heads("value", dtype, of_key)?,
+        positions: positions.indices("positions", &[tokens])?,
+        cos_sin: Matrix { dtype: DType::Float32, address: table, stride: rotary_size },
+        num_positions,
+        norm: head_norm,
+        query_scales: scales.transpose()?,
+        slot_mapping: slot_mapping.indices("slot_mapping", &[tokens])?,
+        cache,
+    };
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &arrays) }
 }
 
 impl Op for RopeAndKvWrite {

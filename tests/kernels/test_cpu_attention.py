@@ -100,10 +100,10 @@ def test_what_a_pointer_cannot_say_is_checked() -> None:
     batch = paged_batch([(2, 3)], Shape(heads=4, kv_heads=2, head_dim=16), CPU)
     metadata = batch.metadata
     for change, message in (
-        ({"query": batch.query.transpose(0, 1)}, "query is on cpu with strides .*: give contiguous heads on a CPU"),
+        ({"query": batch.query.transpose(0, 1)}, "query is of shape .* with strides .*: give contiguous rows"),
         ({"query": batch.query[:, :3]}, "3 query heads over 2 KV heads: each of those must serve as many of these"),
         ({"value_cache": batch.value_cache[1:]}, r"value_cache is of shape .*: it must be of"),
-        ({"value_cache": batch.value_cache.bfloat16()}, "value_cache is torch.bfloat16: give torch.float32"),
+        ({"value_cache": batch.value_cache.bfloat16()}, "value_cache is bfloat16: give float32"),
         ({"key_cache": batch.key_cache.transpose(0, 1)}, "key_cache is on cpu with .*: give a contiguous CPU tensor"),
         ({"metadata": replace(metadata, slots=metadata.slots.long())}, "slots is torch.int64: give torch.int32"),
         ({"metadata": replace(metadata, query_starts=metadata.slots)}, r"query_starts is of shape \[1\]: it must be"),

@@ -156,11 +156,11 @@ def test_samples_may_share_a_row_and_logits_lie_apart(dtype: torch.dtype) -> Non
 
 def test_what_a_pointer_cannot_say_is_checked() -> None:
     x = torch.randn(4, 8)
-    with pytest.raises(ValueError, match=r"x is on cpu with strides \(1, 8\): give contiguous rows on a CPU"):
+    with pytest.raises(ValueError, match=r"strides \[1, 8\]: give contiguous rows"):
         KERNELS[activation](x.T, "silu")
     with pytest.raises(ValueError, match=r"weight is of shape \[4\]: it must be of \[8\]"):
         KERNELS[rms_norm](x, torch.ones(4), 1e-5)
-    with pytest.raises(ValueError, match=r"residual is torch.bfloat16: give torch.float32"):
+    with pytest.raises(ValueError, match=r"residual is bfloat16: give float32"):
         KERNELS[add_rms_norm](x, x.bfloat16(), torch.ones(8), 1e-5)
     with pytest.raises(ValueError, match="x is 7 wide: it must be a gate and as much to multiply it with"):
         KERNELS[activation](x[:, :7], "silu")

@@ -119,7 +119,7 @@ class Pass:
 
     def _prepare(self, rows: AttentionBatch, captured: Metadata | None) -> Metadata:
         self.prepared.append((rows, captured is not None))
-        return (rows.metadata(AttentionGroup(AttentionShape(1, 1, 16, torch.float32), rows.slots)),)
+        return (rows.metadata(AttentionGroup(AttentionShape(1, 1, 16, "float32"), rows.slots)),)
 
     def _forward(self, inputs: StepInputs[Tensor], attention: Metadata) -> Tensor:
         assert attention[0].slots is inputs.slots

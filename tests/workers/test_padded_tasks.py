@@ -15,7 +15,7 @@ from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup
 from tests.tiers import cases
 
 CPU = TorchDevice(torch.device("cpu"))
-SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=16, dtype=torch.float32)
+SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=16, dtype="float32")
 BUCKETS = [Bucket(1, 8, 8), Bucket(16, 16, 8), Bucket(64, 64, 64), Bucket(128, 128, 8)]
 QUERIES = st.lists(st.sampled_from([1, 1, 2, 9, 30, 70]), min_size=1, max_size=64)
 

@@ -17,6 +17,7 @@ from pyllm_kernels.gpu.attention_tasks import make_tasks
 from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile, decode_tile, prefill_tile
 from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, AttentionTasks
+from pyllm_kernels.tensors import dtype_name, numpy_dtype
 
 
 def plan_attention(
@@ -35,11 +36,13 @@ def paged_attention(
         raise ValueError("Triton's interpreter gets bfloat16 dot products wrong: use float32 or float16, or a GPU")
     tasks = metadata.tasks
     if tasks is None:
-        shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype, key_cache.dtype)
+        dtypes = dtype_name(query.dtype), dtype_name(key_cache.dtype)
+        shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], *dtypes)
         metadata = plan_attention(metadata, shape)
         tasks = metadata.tasks
     assert isinstance(tasks, AttentionTasks)
-    prefill, decode = _tiles(query.shape[2], query.dtype, key_cache.dtype, query.device)
+    dtypes = dtype_name(query.dtype), dtype_name(key_cache.dtype)
+    prefill, decode = _tiles(query.shape[2], *dtypes, query.device)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     # Each kernel skips the rows of the other kind: they are not among its tasks.
     if tasks.tiles is not None:
@@ -50,8 +53,7 @@ def paged_attention(
 
 
 @functools.cache
-def _tiles(
-    head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
-) -> tuple[PrefillTile, DecodeTile]:
-    arguments = card_of(device), max(next_power_of_2(head_dim), 16), dtype.itemsize, cache_dtype.itemsize
+def _tiles(head_dim: int, dtype: str, cache_dtype: str, device: torch.device) -> tuple[PrefillTile, DecodeTile]:
+    sizes = numpy_dtype(dtype).itemsize, numpy_dtype(cache_dtype).itemsize
+    arguments = card_of(device), max(next_power_of_2(head_dim), 16), *sizes
     return prefill_tile(*arguments), decode_tile(*arguments)

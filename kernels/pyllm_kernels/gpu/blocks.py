@@ -31,6 +31,17 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     )
 
 
+def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
+    """Copy over PCIe, which needs no kernel."""
+    moves = swaps.tolist()
+    for direction, device, host in moves:
+        if direction == 0:
+            host_blocks[host].copy_(cache[:, :, device], non_blocking=True)
+    for direction, device, host in moves:
+        if direction == 1:
+            cache[:, :, device].copy_(host_blocks[host], non_blocking=True)
+
+
 def gather_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
     _stage_blocks(cache, staged, blocks, to_cache=False)
 

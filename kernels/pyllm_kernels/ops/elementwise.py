@@ -1,26 +1,53 @@
 """Sums and scales, number by number."""
 
-from pyllm_kernels import cpu, reference
+import numpy as np
+
+from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.tensors import Array, Tensor, is_float, rounded, widened
 
 
-@op(reference=reference.add, triton="pyllm_kernels.gpu.norm")
+def _add(x: Array, residual: Array, factor: float = 1.0) -> Array:
+    return rounded(widened(x) * np.float32(factor) + widened(residual), x)
+
+
+@op(reference=_add, triton="pyllm_kernels.gpu.norm")
 def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
     """`x * factor + residual` in float32, rounded once to x's dtype; both [tokens, hidden] of one dtype."""
-    return cpu.add(x, residual, factor)
+    if not is_float(x):
+        return graph.not_captured(add)(x, residual, factor)
+    out = graph.empty(x.shape, x)
+    _cpu.add(x, residual, factor, out)
+    return out
 
 
-@op(reference=reference.add_bias, triton="pyllm_kernels.gpu.elementwise")
+def _add_bias(x: Array, bias: Array) -> Array:
+    x[...] = widened(x) + widened(bias)
+    return x
+
+
+@op(reference=_add_bias, triton="pyllm_kernels.gpu.elementwise")
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     """Add `bias` [n], of x's dtype or float32, to each row of x [tokens, n] in place; return x."""
-    return cpu.add_bias(x, bias)
+    if not is_float(x, bias):
+        return graph.not_captured(add_bias)(x, bias)
+    _cpu.add_bias(x, bias)
+    return x
 
 
-@op(reference=reference.scale_and_cap, triton="pyllm_kernels.gpu.elementwise")
+def _scale_and_cap(x: Array, factor: float, cap: float | None = None) -> Array:
+    scaled = widened(x) * np.float32(factor)
+    x[...] = scaled if cap is None else np.float32(cap) * np.tanh(scaled / np.float32(cap))
+    return x
+
+
+@op(reference=_scale_and_cap, triton="pyllm_kernels.gpu.elementwise")
 def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     """Multiply x [tokens, n] by a factor in place; with a cap, make each number `cap * tanh(number / cap)`; return x.
 
     Computes in float32 and rounds once. For logits and embeddings (Gemma 2, arXiv 2408.00118).
     """
-    return cpu.scale_and_cap(x, factor, cap)
+    if not is_float(x):
+        return graph.not_captured(scale_and_cap)(x, factor, cap)
+    _cpu.scale_and_cap(x, factor, cap)
+    return x

@@ -1,17 +1,15 @@
 """Norms, alone and fused with the residual addition."""
 
 import numpy as np
-import numpy.typing as npt
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor, is_float, widened
+from pyllm_kernels.ops.elementwise import add
+from pyllm_kernels.tensors import Array, Floats, Tensor, is_float, rounded, widened
 
-_Floats = npt.NDArray[np.float32]
 
-
-def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return _scaled(widened(x), weight, epsilon).astype(x.dtype)
+def _rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
+    return rounded(_scaled(widened(x), weight, epsilon), x)
 
 
 @op(reference=_rms_norm, triton="pyllm_kernels.gpu.norm")
@@ -23,10 +21,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return _norm(x, weight, epsilon, centred=False)
 
 
-def _add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    total = _sum(x, residual, factor)
+def _add_rms_norm(x: Array, residual: Array, weight: Array, epsilon: float, factor: float = 1.0) -> tuple[Array, Array]:
+    total = add.reference(x, residual, factor)
     return _rms_norm(total, weight, epsilon), total
 
 
@@ -42,9 +38,9 @@ def add_rms_norm(
     return _add_norm(x, residual, weight, epsilon, factor, centred=False)
 
 
-def _layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def _layer_norm(x: Array, weight: Array, epsilon: float) -> Array:
     wide = widened(x)
-    return _scaled(wide - wide.mean(-1, keepdims=True), weight, epsilon).astype(x.dtype)
+    return rounded(_scaled(wide - wide.mean(-1, keepdims=True), weight, epsilon), x)
 
 
 @op(reference=_layer_norm, triton="pyllm_kernels.gpu.norm")
@@ -57,9 +53,9 @@ def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def _add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    total = _sum(x, residual, factor)
+    x: Array, residual: Array, weight: Array, epsilon: float, factor: float = 1.0
+) -> tuple[Array, Array]:
+    total = add.reference(x, residual, factor)
     return _layer_norm(total, weight, epsilon), total
 
 
@@ -90,10 +86,6 @@ def _add_norm(
     return out, total
 
 
-def _scaled(numbers: _Floats, weight: Tensor, epsilon: float) -> _Floats:
+def _scaled(numbers: Floats, weight: Array, epsilon: float) -> Floats:
     inverse_rms = 1 / np.sqrt(np.square(numbers).mean(-1, keepdims=True) + np.float32(epsilon))  # [tokens, 1]
     return numbers * inverse_rms * widened(weight)
-
-
-def _sum(x: Tensor, residual: Tensor, factor: float) -> Tensor:
-    return (widened(x) * np.float32(factor) + widened(residual)).astype(x.dtype)

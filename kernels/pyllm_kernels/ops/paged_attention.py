@@ -1,12 +1,21 @@
 """Attention over the paged KV cache."""
 
-from pyllm_kernels import cpu, paged_reference
+import numpy as np
+
+from pyllm_kernels import _cpu, graph
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.tensors import Array, Floats, Tensor, is_float, softmax, widened
 
 
-@op(reference=paged_reference.plan_attention, triton="pyllm_kernels.gpu.attention")
+def _plan_attention(
+    metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None
+) -> AttentionMetadata:
+    del shape, planned
+    return metadata
+
+
+@op(reference=_plan_attention, triton="pyllm_kernels.gpu.attention")
 def plan_attention(
     metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None
 ) -> AttentionMetadata:
@@ -16,10 +25,24 @@ def plan_attention(
     reads it gets this step's. Without this call `paged_attention` makes its own, which costs one or two kernels a layer
     on a GPU.
     """
-    return paged_reference.plan_attention(metadata, shape, planned)
+    return _plan_attention(metadata, shape, planned)
 
 
-@op(reference=paged_reference.paged_attention, triton="pyllm_kernels.gpu.attention")
+def _paged_attention(
+    query: Array, key_cache: Array, value_cache: Array, metadata: AttentionMetadata, layer: AttentionLayer
+) -> Array:
+    output = np.empty_like(query, subok=False)
+    starts, lengths = metadata.query_starts.tolist(), metadata.sequence_lengths.tolist()
+    for row, slot in enumerate(metadata.slots.tolist()):
+        tokens, length = slice(starts[row], starts[row + 1]), lengths[row]
+        first = 0 if layer.window is None else max(0, length - (tokens.stop - tokens.start) + 1 - layer.window)
+        table = metadata.block_tables[slot]
+        keys, values = (_gather(cache, table, first, length) for cache in (key_cache, value_cache))
+        output[tokens] = _attend(widened(query[tokens]), keys, values, layer)
+    return output
+
+
+@op(reference=_paged_attention, triton="pyllm_kernels.gpu.attention")
 def paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:
@@ -35,4 +58,43 @@ def paged_attention(
     are not read. A row's result does not depend on other rows; only on a GPU without `batch_invariant` in the metadata,
     the grouping of its positions in the sums does.
     """
-    return cpu.paged_attention(query, key_cache, value_cache, metadata, layer)
+    if not is_float(query, key_cache):
+        return graph.not_captured(paged_attention)(query, key_cache, value_cache, metadata, layer)
+    out = graph.empty(query.shape, query)
+    _cpu.paged_attention(query, key_cache, value_cache, metadata, layer, out)
+    return out
+
+
+def _gather(cache: Array, table: Array, first: int, length: int) -> Floats:
+    """The cached positions from `first` to before `length`, [positions, kv_heads, head_dim]."""
+    first_block, num_blocks = first // cache.shape[1], -(-length // cache.shape[1])
+    gathered = cache[table[first_block:num_blocks]]
+    start = first_block * cache.shape[1]
+    return widened(gathered.reshape(-1, *cache.shape[2:])[first - start : length - start])
+
+
+def _attend(query: Floats, keys: Floats, values: Floats, layer: AttentionLayer) -> Floats:
+    """Attention of the last positions to all: query [queries, heads, head_dim], keys [length, kv_heads, head_dim].
+
+    With a window the keys begin at the first query's window.
+    """
+    queries, heads, head_dim = query.shape
+    length, kv_heads, _ = keys.shape
+    grouped = query.reshape(queries, kv_heads, -1, head_dim).transpose(1, 2, 0, 3)  # [kv_heads, group, queries, ...]
+    scores = grouped @ keys.transpose(1, 2, 0)[:, None] * np.float32(layer.scale)  # [..., queries, length]
+    if (cap := layer.soft_cap) is not None:
+        scores = np.float32(cap) * np.tanh(scores / np.float32(cap))
+    scores = np.where(_seen(queries, length, layer), scores, np.float32(-np.inf))
+    if layer.sinks is not None:
+        sinks = layer.sinks.reshape(kv_heads, -1, 1, 1)
+        scores = np.concatenate((scores, np.broadcast_to(sinks, (*scores.shape[:3], 1))), axis=-1)
+    attended = softmax(scores)[..., :length] @ values.transpose(1, 0, 2)[:, None]
+    return attended.transpose(2, 0, 1, 3).reshape(queries, heads, head_dim)
+
+
+def _seen(queries: int, length: int, layer: AttentionLayer) -> Array:
+    """The mask of positions that each of the last tokens attends to; bool [queries, length]."""
+    positions = np.arange(length)
+    own = positions[length - queries :, None]
+    seen: Array = positions <= own
+    return seen if layer.window is None else seen & (positions > own - layer.window)

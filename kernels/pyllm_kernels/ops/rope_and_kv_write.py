@@ -1,12 +1,42 @@
 """The rotation of queries and keys, and the write to the KV cache."""
 
-from pyllm_kernels import cpu, paged_reference
+import numpy as np
+
+from pyllm_kernels import _cpu, graph
 from pyllm_kernels.metadata import UNSCALED, KVScales, QKNorm
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.ops.norm import rms_norm
+from pyllm_kernels.tensors import Array, Floats, Tensor, dtype_name, is_float, widened
+
+_LARGEST_FP8 = np.float32(448)  # of e4m3
 
 
-@op(reference=paged_reference.rope_and_kv_write, triton="pyllm_kernels.gpu.rope")
+def _rope_and_kv_write(
+    query: Array,
+    key: Array,
+    value: Array,
+    positions: Array,
+    cos_sin: Array,
+    slot_mapping: Array,
+    key_cache: Array,
+    value_cache: Array,
+    norm: QKNorm | None = None,
+    scales: KVScales = UNSCALED,
+    query_scales: Array | None = None,
+) -> None:
+    if norm is not None:
+        query[...] = rms_norm.reference(query, norm.query_weight, norm.epsilon)
+        key[...] = rms_norm.reference(key, norm.key_weight, norm.epsilon)
+    cos, sin = np.split(cos_sin[positions][:, None], 2, axis=-1)  # [tokens, 1, rotary_size / 2] each
+    _rotate(query, cos, sin, None if query_scales is None else query_scales[positions][:, None, None])
+    _rotate(key, cos, sin, None)
+    written = slot_mapping >= 0
+    cells = slot_mapping[written]
+    _write(key_cache, cells, widened(key[written]) / np.float32(scales.key))
+    _write(value_cache, cells, widened(value[written]) / np.float32(scales.value))
+
+
+@op(reference=_rope_and_kv_write, triton="pyllm_kernels.gpu.rope")
 def rope_and_kv_write(
     query: Tensor,
     key: Tensor,
@@ -35,6 +65,22 @@ def rope_and_kv_write(
     - scales: key and value are divided by them when they are written to an fp8 cache.
     - query_scales float32 [max_position]: the rotated query is multiplied by the entry for its position.
     """
-    cpu.rope_and_kv_write(
-        query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache, norm, scales, query_scales
-    )
+    weights = () if norm is None else (norm.query_weight, norm.key_weight)
+    tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
+    if scales != UNSCALED or not is_float(query, key_cache, *weights):
+        graph.not_captured(rope_and_kv_write)(*tensors, norm, scales, query_scales)
+    else:
+        _cpu.rope_and_kv_write(*tensors, norm, query_scales)
+
+
+def _rotate(heads: Array, cos: Floats, sin: Floats, factors: Floats | None) -> None:
+    wide, half = widened(heads), cos.shape[-1]
+    first, second, rest = np.split(wide, (half, 2 * half), axis=-1)
+    rotated = np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)
+    heads[...] = rotated if factors is None else rotated * factors
+
+
+def _write(cache: Array, cells: Array, numbers: Floats) -> None:
+    if dtype_name(cache.dtype) == "float8_e4m3fn":
+        numbers = np.clip(numbers, -_LARGEST_FP8, _LARGEST_FP8)
+    cache.reshape(-1, *cache.shape[2:])[cells] = numbers.astype(cache.dtype)

@@ -8,15 +8,21 @@ mod scores;
 use std::ops::Range;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-use super::{Batch, NO_WINDOW, Sequences};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+
+use super::{Batch, BatchArrays, NO_WINDOW, Sequences, check_heads};
+use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
+use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{self, Bfloat16, LANES};
 use key_summaries::Summarise;
-pub(crate) use key_summaries::{KeySummaries, SummaryKind};
+pub(super) use key_summaries::{KeySummaries, SummaryKind};
 use scores::{Scores, Shares};
 
 /// Blocks per task when threads score them.
@@ -53,8 +59,8 @@ pub(crate) struct SelectBlocks {
     pub(crate) out: Selection,
 }
 
-/// Numbers of blocks that a sparse row keeps.
-#[derive(Clone, Copy, Debug)]
+/// Numbers of blocks that a sparse row keeps: a `BlockBudget` of Python.
+#[derive(Clone, Copy, Debug, FromPyObject)]
 pub(crate) struct Budget {
     pub(crate) num_sink_blocks: usize,
     pub(crate) top_k: usize,
@@ -69,6 +75,108 @@ pub(crate) struct Selection {
     pub(crate) block_tables: usize,
     pub(crate) slots: usize,
     pub(crate) sequence_lengths: usize,
+}
+
+/// A `SparseRows` of Python.
+#[derive(FromPyObject)]
+pub(crate) struct RowsArrays {
+    metadata: BatchArrays,
+    is_sparse: Array,
+    budget: Budget,
+}
+
+impl RowsArrays {
+    fn read(&self, cache: KvLayer) -> PyResult<SparseRows> {
+        if self.budget.num_recent_blocks == 0 {
+            return Err(PyValueError::new_err("no recent block: a token sees at least the one it is in"));
+        }
+        let batch = self.metadata.read()?;
+        let is_sparse = self.is_sparse.indices("is_sparse", &[batch.rows])?;
+        Ok(SparseRows { tokens: self.metadata.num_tokens, cache, batch, is_sparse, budget: self.budget })
+    }
+
+    fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.metadata.arrays().into_iter().chain([&self.is_sparse])
+    }
+}
+
+/// A `KeySummaries` of Python.
+#[derive(FromPyObject)]
+pub(crate) struct SummaryArrays {
+    kind: PyBackedStr,
+    vectors: Array,
+    known: Array,
+}
+
+impl SummaryArrays {
+    fn read(&self, cache: KvLayer) -> PyResult<KeySummaries> {
+        let (kind, parts) = match &*self.kind {
+            "mean" => (SummaryKind::Mean, 1),
+            "bounds" => (SummaryKind::Bounds, 2),
+            kind => return Err(PyValueError::new_err(format!("no summaries {kind:?} of keys: use mean or bounds"))),
+        };
+        let shape = [cache.num_blocks, cache.kv_heads, parts, cache.head_dim];
+        let address = self.vectors.elements("vectors", cache.dtype.name(), &shape)?;
+        let known = self.known.elements("known", "uint8", &[cache.num_blocks])?;
+        Ok(KeySummaries { kind, address, known })
+    }
+}
+
+#[pyfunction]
+pub(crate) fn score_blocks(
+    py: Python<'_>,
+    query: Array,
+    key_cache: Array,
+    rows: RowsArrays,
+    scale: f32,
+    summaries: SummaryArrays,
+    shares: Array,
+) -> PyResult<()> {
+    let shape @ [tokens, heads, head_dim] = query.dimensions("query")?;
+    let cache = KvLayer::of(&key_cache, &key_cache, head_dim)?;
+    check_heads(heads, cache.kv_heads)?;
+    let sparse = SparseRows { tokens, ..rows.read(cache)? };
+    let op = ScoreBlocks {
+        rows: sparse,
+        heads,
+        scale,
+        query: query.heads("query", query.dtype("query")?, shape)?,
+        summaries: summaries.read(cache)?,
+        shares: shares.elements("shares", "float32", &[sparse.batch.rows, sparse.batch.max_blocks])?,
+    };
+    let mut arrays = vec![&query, &key_cache, &summaries.vectors, &summaries.known, &shares];
+    arrays.extend(rows.arrays());
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &arrays) }
+}
+
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "an op has what its function in Python says")]
+pub(crate) fn select_blocks(
+    py: Python<'_>,
+    shares: Array,
+    key_cache: Array,
+    rows: RowsArrays,
+    block_tables: Array,
+    slots: Array,
+    sequence_lengths: Array,
+) -> PyResult<()> {
+    let [.., head_dim] = key_cache.dimensions::<4>("key_cache")?;
+    let sparse = rows.read(KvLayer::of(&key_cache, &key_cache, head_dim)?)?;
+    let (num_rows, max_blocks) = (sparse.batch.rows, sparse.batch.max_blocks);
+    let op = SelectBlocks {
+        rows: sparse,
+        shares: shares.elements("shares", "float32", &[num_rows, max_blocks])?,
+        out: Selection {
+            block_tables: block_tables.elements("block_tables", "int32", &[num_rows, max_blocks])?,
+            slots: slots.elements("slots", "int32", &[num_rows])?,
+            sequence_lengths: sequence_lengths.elements("sequence_lengths", "int32", &[num_rows])?,
+        },
+    };
+    let mut arrays = vec![&shares, &key_cache, &block_tables, &slots, &sequence_lengths];
+    arrays.extend(rows.arrays());
+    // SAFETY: as above.
+    unsafe { execute(py, op, &arrays) }
 }
 
 /// A row that leaves blocks out.

@@ -4,9 +4,15 @@
 
 use std::marker::PhantomData;
 
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+
+use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
+use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -35,6 +41,45 @@ pub(crate) struct Activation {
     pub(crate) width: usize,
     pub(crate) x: Matrix,
     pub(crate) out: Matrix,
+}
+
+/// A name; or a `ClampedSwiglu` of Python.
+impl<'py> FromPyObject<'_, 'py> for Kind {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(name) = object.extract::<PyBackedStr>() else {
+            let ClampedGate { limit, alpha } = object.extract()?;
+            return Ok(Self::ClampedSwiglu { limit, alpha });
+        };
+        match &*name {
+            "silu" => Ok(Self::Silu),
+            "gelu" => Ok(Self::Gelu),
+            "gelu_tanh" => Ok(Self::GeluTanh),
+            name => Err(PyValueError::new_err(format!("no activation {name:?}: use silu, gelu or gelu_tanh"))),
+        }
+    }
+}
+
+#[derive(FromPyObject)]
+struct ClampedGate {
+    limit: f32,
+    alpha: f32,
+}
+
+/// `kind(gate) * up` in `out`, a row of x being the gate, then up; not gated, `kind(x)`.
+#[pyfunction]
+pub(crate) fn activation(py: Python<'_>, x: Array, kind: Kind, gated: bool, out: Array) -> PyResult<()> {
+    let [tokens, wide] = x.dimensions("x")?;
+    if gated && !wide.is_multiple_of(2) {
+        return Err(PyValueError::new_err(format!(
+            "x is {wide} wide: it must be a gate and as much to multiply it with"
+        )));
+    }
+    let width = if gated { wide / 2 } else { wide };
+    let (x_rows, out_rows) = (x.rows("x")?, out.matrix_of("out", x.dtype("x")?, [tokens, width])?);
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, Activation { kind, gated, tokens, width, x: x_rows, out: out_rows }, &[&x, &out]) }
 }
 
 impl Op for Activation {

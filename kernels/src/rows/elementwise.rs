@@ -3,9 +3,13 @@
 
 use std::marker::PhantomData;
 
+use pyo3::prelude::*;
+
+use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
+use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -28,6 +32,35 @@ pub(crate) struct Elementwise {
     pub(crate) width: usize,
     pub(crate) x: Matrix,
     pub(crate) out: Matrix,
+}
+
+/// `factor * x + residual` in `out`.
+#[pyfunction]
+pub(crate) fn add(py: Python<'_>, x: Array, residual: Array, factor: f32, out: Array) -> PyResult<()> {
+    let shape = x.dimensions("x")?;
+    let residual_rows = residual.matrix_of("residual", x.dtype("x")?, shape)?;
+    change(py, Change::Add { factor, residual: residual_rows }, &x, &out, &[&x, &residual, &out])
+}
+
+/// `x + bias` in x.
+#[pyfunction]
+pub(crate) fn add_bias(py: Python<'_>, x: Array, bias: Array) -> PyResult<()> {
+    let [_, width] = x.dimensions("x")?;
+    change(py, Change::Bias(bias.vector("bias", width)?), &x, &x, &[&x, &bias])
+}
+
+/// `factor * x` in x, and with a cap `cap * tanh(factor * x / cap)`.
+#[pyfunction]
+#[pyo3(signature = (x, factor, cap))]
+pub(crate) fn scale_and_cap(py: Python<'_>, x: Array, factor: f32, cap: Option<f32>) -> PyResult<()> {
+    change(py, Change::Scale { factor, cap }, &x, &x, &[&x])
+}
+
+fn change(py: Python<'_>, change: Change, x: &Array, out: &Array, arrays: &[&Array]) -> PyResult<()> {
+    let shape @ [tokens, width] = x.dimensions("x")?;
+    let (x, out) = (x.matrix("x", shape)?, out.matrix_of("out", x.dtype("x")?, shape)?);
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, Elementwise { change, tokens, width, x, out }, arrays) }
 }
 
 impl Op for Elementwise {

@@ -95,7 +95,7 @@ def test_integers_are_equal_or_wrong() -> None:
 
 
 def test_bytes_and_operations_are_counted_as_the_table_counts_them() -> None:
-    shape = AttentionShape(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    shape = AttentionShape(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
     assert figures.decode_bytes(shape, 16, 1024, 2) == 4096 * 16 * 1024
     assert figures.prefill_operations(shape, 8192) == 2 * 32 * 128 * 8192**2
 
