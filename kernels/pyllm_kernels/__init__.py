@@ -18,7 +18,6 @@ from pyllm_kernels._cpu import (
 )
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
-from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.graph import CaptureError, Graph
 from pyllm_kernels.matrix_rows import (
@@ -33,6 +32,7 @@ from pyllm_kernels.matrix_rows import (
 from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 from pyllm_kernels.op import BackendError, Kernels
 from pyllm_kernels.ops.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
+from pyllm_kernels.ops.edit_logits import LogitsEdits
 from pyllm_kernels.registry import batch_invariant, select
 from pyllm_kernels.tensors import dtype_name
 

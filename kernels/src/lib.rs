@@ -278,12 +278,18 @@ mod _cpu {
     use super::logits::states::LogitsStates;
     #[pymodule_export]
     use super::ops::{
-        edit_logits, experts, logprobs, sample,
+        experts,
     };
     #[pymodule_export]
     use super::attention::{paged_attention, score_blocks, select_blocks};
     #[pymodule_export]
     use super::blocks::copy_blocks;
+    #[pymodule_export]
+    use super::logits::edit_logits::edit_logits;
+    #[pymodule_export]
+    use super::logits::logprobs::logprobs;
+    #[pymodule_export]
+    use super::logits::sampling::sample;
     #[pymodule_export]
     use super::rope::rope_and_kv_write;
     #[pymodule_export]

@@ -13,9 +13,6 @@ use crate::dtype::DType;
 use crate::experts::{ExpertMatrices, Experts, Router};
 use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
-use crate::logits::edit_logits::{EditLogits, Edits, Masks};
-use crate::logits::logprobs::Logprobs;
-use crate::logits::sampling::{Parameters, Sampling};
 use crate::memory::arena::Arena;
 use crate::op::times::{OpName, OpTimes, Watch};
 use crate::op::{Indices, Matrix, Op};
@@ -189,106 +186,6 @@ pub(crate) unsafe fn experts(
     let op = Experts { tokens, x, logits, router, kind, gate, up, down, out };
     // SAFETY: as the caller promises.
     unsafe { execute(py, op, &[]) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-pub(crate) unsafe fn sample(
-    py: Python<'_>,
-    num_samples: usize,
-    shape: (usize, usize),
-    logits: Matrix,
-    rows: Option<usize>,
-    parameters: Option<(usize, usize, usize, usize, usize)>,
-    out: usize,
-) -> PyResult<()> {
-    let (num_rows, vocabulary) = shape;
-    if vocabulary == 0 || vocabulary > i32::MAX as usize || (rows.is_none() && num_rows != num_samples) {
-        return Err(PyValueError::new_err(format!(
-            "{num_samples} samples of {num_rows} rows of {vocabulary} logits: give at least one logit, and a row each"
-        )));
-    }
-    let parameters = parameters.map(|(temperature, top_k, top_p, min_p, uniforms)| Parameters {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        uniforms,
-    });
-    let rows = rows.map(Indices);
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, Sampling { samples: num_samples, logits, num_rows, vocabulary, rows, parameters, out }, &[]) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
-pub(crate) unsafe fn edit_logits(
-    py: Python<'_>,
-    num_samples: usize,
-    shape: (usize, usize),
-    logits: Matrix,
-    rows: usize,
-    edits: Edits,
-    masks: Option<Masks>,
-    out: usize,
-) -> PyResult<()> {
-    let (num_rows, vocabulary) = shape;
-    let rows = Indices(rows);
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, EditLogits { samples: num_samples, logits, num_rows, vocabulary, rows, edits, masks, out }, &[]) }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
-pub(crate) unsafe fn logprobs(
-    py: Python<'_>,
-    num_samples: usize,
-    shape: (usize, usize),
-    logits: Matrix,
-    rows: usize,
-    chosen: usize,
-    num_top: usize,
-    out: (usize, usize, usize),
-) -> PyResult<()> {
-    let ((num_rows, vocabulary), (ids, values, ranks)) = (shape, out);
-    if vocabulary > i32::MAX as usize || num_top > vocabulary {
-        return Err(PyValueError::new_err(format!(
-            "the {num_top} likeliest of {vocabulary} tokens: ask for that many at most"
-        )));
-    }
-    let (rows, chosen) = (Indices(rows), Indices(chosen));
-    let op = Logprobs { samples: num_samples, logits, num_rows, vocabulary, rows, chosen, num_top, ids, values, ranks };
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, op, &[]) }
-}
-
-/// Addresses of starts, ids, bias, repetition and subtracted numbers, and the number of edits.
-impl<'py> FromPyObject<'_, 'py> for Edits {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (starts, ids, bias, repetition, subtracted, count) =
-            object.extract::<(usize, usize, usize, usize, usize, usize)>()?;
-        Ok(Self { starts: Indices(starts), count, ids: Indices(ids), bias, repetition, subtracted })
-    }
-}
-
-/// Addresses of each sample's mask and of the masks, and their shape.
-impl<'py> FromPyObject<'_, 'py> for Masks {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (rows, address, (count, words_each)) = object.extract::<(usize, usize, (usize, usize))>()?;
-        Ok(Self { rows: Indices(rows), address, count, words_each })
-    }
 }
 
 /// dtype, address, elements from one row to the next.

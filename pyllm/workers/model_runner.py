@@ -396,7 +396,7 @@ class ModelRunner:
     def run_largest_step(self) -> None:
         """Compute and sample the step that needs the most memory."""
         forward = self._forward_pass(self._memory.temporary_cache(1))
-        run_largest_step(forward, self._engine.model.max_logprobs)
+        run_largest_step(forward, self._placement.device, self._engine.model.max_logprobs)
 
     def _is_rust_only(self) -> bool:
         """Whether a graph can hold a step on this CPU: no exchange between ranks and no float16."""

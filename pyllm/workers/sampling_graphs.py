@@ -107,7 +107,7 @@ class SamplingGraphs:
             parameters = SamplingRows(temperature, lines[1], top_p, min_p)
             tokens = self._sample(logits, parameters, uniforms, self._rows[:size])
         self._group.broadcast(tokens)
-        self._slots.keep(lines[0], tokens.clamp(min=0))
+        self._slots.keep(lines[0], tokens.clip(min=0))
         return tokens
 
     def _fill(self, staged: Tensor, batch: Batch, parameters: SamplingRows) -> None:
@@ -115,8 +115,8 @@ class SamplingGraphs:
         lines, num_positions = staged.numpy(), len(batch.host.uniforms)
         lines[0, :num_positions] = self._slots.keepers(batch)
         lines[0, num_positions:] = self._slots.nobody
-        lines[1, :num_positions] = parameters.top_k.numpy()
-        floats = parameters.temperature.numpy(), parameters.top_p.numpy(), parameters.min_p.numpy(), batch.host.uniforms
+        lines[1, :num_positions] = parameters.top_k
+        floats = parameters.temperature, parameters.top_p, parameters.min_p, batch.host.uniforms
         for line, values in zip(lines[_FIRST_FLOATS:].view(np.float32), floats, strict=True):
             line[:num_positions] = values
         lines[1:, num_positions:] = 0

@@ -6,25 +6,26 @@ Its caller passes the functions that compute logits. Knows neither KV blocks nor
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.wire.messages import Sampled
-from pyllm.workers.cuda_graphs import Capture, CaptureBudget
 from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.sampling.pooling import Pooler
 from pyllm.workers.sampling.prompt_logprobs import score_prompts
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
-from pyllm.workers.sampling_graphs import DeviceSampler, SamplingGraphs, graph_bytes
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.slots import Slots
-from pyllm.workers.step.staging import HostCopy, to_device
+
+if TYPE_CHECKING:
+    from pyllm.workers.cuda_graphs import Capture, CaptureBudget
+    from pyllm.workers.sampling_graphs import DeviceSampler, SamplingGraphs
 
 
 class StepSampler:
@@ -45,7 +46,7 @@ class StepSampler:
             self._max_num_seqs, config.checkpoint.spec.vocab_size, self._grammars.result if self.draws else None
         )
         self._token_sampler = TokenSampler(self._sampling_slots, placement.device)
-        self._pooler = Pooler()
+        self._pooler = Pooler(placement.device)
         self._graphs: SamplingGraphs | None = None
 
     def load_grammars(self) -> None:
@@ -73,11 +74,11 @@ class StepSampler:
         # Samples of one request are drawn from the same position, whose logits are computed once.
         forks = bool((rows[1:] == rows[:-1]).any())
         positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, np.arange(len(rows)))
-        wanted = to_device(torch.from_numpy(positions), device) if forks else batch.device.logits_rows
+        wanted = device.from_host(positions) if forks else batch.device.logits_rows
         of_positions = logits(hidden, wanted)
         if of_positions is None:
-            tokens = group.broadcast(torch.empty(len(rows), dtype=torch.int32, device=device))
-            draw = Draw(step, batch, HostCopy(tokens))
+            tokens = group.broadcast(device.empty((len(rows),), "int32"))
+            draw = Draw(step, batch, device.host_copy(tokens))
         else:
             tokens, draw = self._token_sampler.draw(step, batch, of_positions, rows)
             draw.prompts, draw.pooled = prompts, pooled
@@ -90,9 +91,15 @@ class StepSampler:
         return self._token_sampler.finish(draw)
 
     def capture(
-        self, head: Callable[[Tensor], Tensor | None], sample: DeviceSampler, capture: Capture, budget: CaptureBudget
+        self,
+        head: Callable[[Tensor], Tensor | None],
+        sample: "DeviceSampler",
+        capture: "Capture",
+        budget: "CaptureBudget",
     ) -> None:
         """Capture `head` and `sample` for plain rows; see `SamplingGraphs`."""
+        from pyllm.workers.sampling_graphs import SamplingGraphs
+
         placement = self._placement
         self._graphs = SamplingGraphs(
             head,
@@ -108,6 +115,8 @@ class StepSampler:
 
     def planned_graph_bytes(self) -> int:
         """The memory that is reserved for the graphs."""
+        from pyllm.workers.sampling_graphs import graph_bytes
+
         spec, placement = self._checkpoint.spec, self._placement
         return graph_bytes(self._max_num_seqs, spec.hidden_size, spec.vocab_size, placement.dtype, placement.group)
 

@@ -19,14 +19,16 @@ _CHUNK = 4096
 
 
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor, rows: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniforms: Tensor,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    """Tokens int32 [samples], by the rules of `pyllm/workers/sampling/sampler.py`; -1 if no logit is above minus
-    infinity.
-
-    logits [rows, vocabulary], each row contiguous, of a float dtype; the others [samples] on the same device: float32,
-    `top_k` int32 (0: off), `rows` int32, the row of logits that each sample is drawn from.
-    """
+    if rows is None:
+        rows = torch.arange(len(uniforms), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(len(rows), dtype=torch.int32, device=logits.device)
     if not len(rows):
         return tokens

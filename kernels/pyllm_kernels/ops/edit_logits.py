@@ -1,12 +1,72 @@
-"""Masks, biases and penalties on logits."""
+"""Masks, biases and penalties on logits. Knows neither requests nor the reasons for edits."""
 
-from pyllm_kernels import cpu, reference
-from pyllm_kernels.edits import LogitsEdits
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import Self
+
+import numpy as np
+
+from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.tensors import Array, Tensor, dtype_name, is_float, view_as, widened
 
 
-@op(reference=reference.edit_logits, triton="pyllm_kernels.reference")
+@dataclass(frozen=True, slots=True)
+class LogitsEdits:
+    """Ragged edits: row i has the edits `starts[i]` to `starts[i + 1]`, each of another token.
+
+    `bias` is added to a logit; then a positive one is divided by `repetition`, any other multiplied by it; then
+    `subtracted` is subtracted.
+    """
+
+    starts: Tensor  # int32 [rows + 1]
+    ids: Tensor  # int32 [edits]
+    bias: Tensor  # float32 [edits]
+    repetition: Tensor  # float32 [edits], positive
+    subtracted: Tensor  # float32 [edits]
+
+    @classmethod
+    def from_columns(cls, columns: tuple[bytearray, bytearray, bytearray, bytearray, bytearray]) -> Self:
+        """The result of `LogitsStates.edits` as arrays, without a copy."""
+        starts, ids, *floats = columns
+        ints = (np.frombuffer(column, np.int32) for column in (starts, ids))
+        return cls(*ints, *(np.frombuffer(column, np.float32) for column in floats))
+
+    def moved(self, move: Callable[[Array], Tensor]) -> Self:
+        """The edits where `move` puts an array of the host: one array for all of them."""
+        columns = astuple(self)
+        packed = np.concatenate([column.view(np.int32) for column in columns])
+        there, ends = move(packed), np.cumsum([len(column) for column in columns]).tolist()
+        parts = (there[end - len(column) : end] for column, end in zip(columns, ends, strict=True))
+        return type(self)(
+            *(view_as(part, dtype_name(column.dtype)) for part, column in zip(parts, columns, strict=True))
+        )
+
+
+def _edit_logits(
+    logits: Array,
+    rows: Array,
+    edits: LogitsEdits,
+    mask_rows: Array | None = None,
+    masks: Array | None = None,
+    out: Array | None = None,
+) -> Array:
+    edited = widened(logits[rows])  # [samples, vocabulary]
+    num_samples, vocabulary = edited.shape
+    if mask_rows is not None and masks is not None:
+        edited[_banned(masks, vocabulary)[mask_rows]] = -np.inf
+    places = np.repeat(np.arange(num_samples), np.diff(edits.starts)) * vocabulary + edits.ids
+    flat = edited.reshape(-1)
+    biased = flat[places] + edits.bias
+    penalised = np.where(biased > 0, biased / edits.repetition, biased * edits.repetition)
+    flat[places] = penalised - edits.subtracted
+    if out is None:
+        return edited
+    out[...] = edited
+    return out
+
+
+@op(reference=_edit_logits, triton="pyllm_kernels.gpu.logits")
 def edit_logits(
     logits: Tensor,
     rows: Tensor,
@@ -26,4 +86,18 @@ def edit_logits(
 
     A GPU does not wait for the host. On a CPU, indices out of range raise an `IndexError`.
     """
-    return cpu.edit_logits(logits, rows, edits, mask_rows, masks, out)
+    if not is_float(logits):
+        return graph.not_captured(edit_logits)(logits, rows, edits, mask_rows, masks, out)
+    if out is None:
+        out = graph.empty((len(rows), logits.shape[1]), logits, "float32")
+    _cpu.edit_logits(logits, rows, edits, mask_rows, masks, out)
+    return out
+
+
+def _banned(masks: Array, vocabulary: int) -> Array:
+    """The tokens whose bits are 0 or missing; bool [masks + 1, vocabulary]; the last row, mask -1, bans nothing."""
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :vocabulary]
+    banned = np.ones((len(masks) + 1, vocabulary), bool)
+    banned[:-1, : bits.shape[1]] = bits == 0
+    banned[-1] = False
+    return banned

@@ -4,9 +4,14 @@
 use std::ops::Range;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
+use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{self, Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -52,6 +57,79 @@ pub(crate) struct Masks {
     pub(crate) address: usize,
     pub(crate) count: usize,
     pub(crate) words_each: usize,
+}
+
+/// A `LogitsEdits` of Python.
+#[derive(FromPyObject)]
+pub(crate) struct EditsArrays {
+    starts: Array,
+    ids: Array,
+    bias: Array,
+    repetition: Array,
+    subtracted: Array,
+}
+
+impl EditsArrays {
+    fn read(&self, samples: usize) -> PyResult<Edits> {
+        let count = self.ids.len();
+        let floats = |name, array: &Array| array.elements(name, "float32", &[count]);
+        Ok(Edits {
+            starts: self.starts.indices("starts", &[samples + 1])?,
+            count,
+            ids: self.ids.indices("ids", &[count])?,
+            bias: floats("bias", &self.bias)?,
+            repetition: floats("repetition", &self.repetition)?,
+            subtracted: floats("subtracted", &self.subtracted)?,
+        })
+    }
+
+    fn arrays(&self) -> [&Array; 5] {
+        [&self.starts, &self.ids, &self.bias, &self.repetition, &self.subtracted]
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (logits, rows, edits, mask_rows, masks, out))]
+#[expect(clippy::too_many_arguments, reason = "an op has what its function in Python says")]
+pub(crate) fn edit_logits(
+    py: Python<'_>,
+    logits: Array,
+    rows: Array,
+    edits: EditsArrays,
+    mask_rows: Option<Array>,
+    masks: Option<Array>,
+    out: Array,
+) -> PyResult<()> {
+    let shape @ [num_rows, vocabulary] = logits.dimensions("logits")?;
+    let samples = rows.len();
+    let masked = match (&mask_rows, &masks) {
+        (Some(mask_rows), Some(masks)) => Some(read_masks(samples, mask_rows, masks)?),
+        _ => None,
+    };
+    let op = EditLogits {
+        samples,
+        logits: logits.matrix("logits", shape)?,
+        num_rows,
+        vocabulary,
+        rows: rows.indices("rows", &[samples])?,
+        edits: edits.read(samples)?,
+        masks: masked,
+        out: out.elements("out", "float32", &[samples, vocabulary])?,
+    };
+    let mut arrays = vec![&logits, &rows, &out];
+    arrays.extend(edits.arrays());
+    arrays.extend(mask_rows.iter().chain(&masks));
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &arrays) }
+}
+
+fn read_masks(samples: usize, rows: &Array, masks: &Array) -> PyResult<Masks> {
+    if !matches!(masks.dtype_name(), "int32" | "uint32") {
+        return Err(PyValueError::new_err(format!("masks are {}: give int32 or uint32", masks.dtype_name())));
+    }
+    let shape @ [count, words_each] = masks.dimensions("masks")?;
+    let address = masks.elements("masks", masks.dtype_name(), &shape)?;
+    Ok(Masks { rows: rows.indices("mask_rows", &[samples])?, address, count, words_each })
 }
 
 impl Op for EditLogits {

@@ -7,10 +7,15 @@ use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::ptr::with_exposed_provenance_mut;
 
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::logits::row::{Logit, Row, greatest, least_of_greatest};
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
+use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{self, Bfloat16, Kernel, LANES, Vector};
 
@@ -33,6 +38,42 @@ pub(crate) struct Logprobs {
     pub(crate) values: usize,
     /// int32 [samples]
     pub(crate) ranks: usize,
+}
+
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "an op has what its function in Python says")]
+pub(crate) fn logprobs(
+    py: Python<'_>,
+    logits: Array,
+    rows: Array,
+    chosen: Array,
+    num_top: usize,
+    ids: Array,
+    values: Array,
+    ranks: Array,
+) -> PyResult<()> {
+    let shape @ [num_rows, vocabulary] = logits.dimensions("logits")?;
+    if vocabulary > i32::MAX as usize || num_top > vocabulary {
+        return Err(PyValueError::new_err(format!(
+            "the {num_top} likeliest of {vocabulary} tokens: ask for that many at most"
+        )));
+    }
+    let samples = rows.len();
+    let of_tokens = [samples, 1 + num_top];
+    let op = Logprobs {
+        samples,
+        logits: logits.matrix("logits", shape)?,
+        num_rows,
+        vocabulary,
+        rows: rows.indices("rows", &[samples])?,
+        chosen: chosen.indices("chosen", &[samples])?,
+        num_top,
+        ids: ids.elements("ids", "int32", &of_tokens)?,
+        values: values.elements("values", "float32", &of_tokens)?,
+        ranks: ranks.elements("ranks", "int32", &[samples])?,
+    };
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &[&logits, &rows, &chosen, &ids, &values, &ranks]) }
 }
 
 /// A token and its logit.

@@ -10,10 +10,15 @@ mod weights;
 use std::cell::RefCell;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::logits::row::{BLOCK, Logit, Row, least_of_greatest};
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
+use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{self, Bfloat16};
 use distribution::{Candidate, Limits, choose, first_beyond, limit};
@@ -64,6 +69,70 @@ struct Scratch {
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// The numbers of each sample, by name.
+#[derive(FromPyObject)]
+pub(crate) struct ParameterArrays {
+    #[pyo3(item)]
+    temperature: Array,
+    #[pyo3(item)]
+    top_k: Array,
+    #[pyo3(item)]
+    top_p: Array,
+    #[pyo3(item)]
+    min_p: Array,
+    #[pyo3(item)]
+    uniforms: Array,
+}
+
+impl ParameterArrays {
+    fn read(&self, samples: usize) -> PyResult<Parameters> {
+        let floats = |name, array: &Array| array.elements(name, "float32", &[samples]);
+        Ok(Parameters {
+            temperature: floats("temperature", &self.temperature)?,
+            top_k: self.top_k.elements("top_k", "int32", &[samples])?,
+            top_p: floats("top_p", &self.top_p)?,
+            min_p: floats("min_p", &self.min_p)?,
+            uniforms: floats("uniforms", &self.uniforms)?,
+        })
+    }
+
+    fn arrays(&self) -> [&Array; 5] {
+        [&self.temperature, &self.top_k, &self.top_p, &self.min_p, &self.uniforms]
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (logits, rows, parameters, out))]
+pub(crate) fn sample(
+    py: Python<'_>,
+    logits: Array,
+    rows: Option<Array>,
+    parameters: Option<ParameterArrays>,
+    out: Array,
+) -> PyResult<()> {
+    let shape @ [num_rows, vocabulary] = logits.dimensions("logits")?;
+    let samples = out.len();
+    if vocabulary == 0 || vocabulary > i32::MAX as usize || (rows.is_none() && num_rows != samples) {
+        return Err(PyValueError::new_err(format!(
+            "{samples} samples of {num_rows} rows of {vocabulary} logits: give at least one logit, and a row each"
+        )));
+    }
+    let op = Sampling {
+        samples,
+        logits: logits.matrix("logits", shape)?,
+        num_rows,
+        vocabulary,
+        rows: rows.as_ref().map(|rows| rows.indices("rows", &[samples])).transpose()?,
+        parameters: parameters.as_ref().map(|parameters| parameters.read(samples)).transpose()?,
+        out: out.elements("out", "int32", &[samples])?,
+    };
+    let mut arrays = vec![&logits, &out];
+    arrays.extend(&rows);
+    arrays.extend(parameters.iter().flat_map(ParameterArrays::arrays));
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &arrays) }
 }
 
 impl Op for Sampling {

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllm.wire.messages import Logprobs
-from pyllm.workers.step.staging import HostCopy
+from pyllm.workers.devices.device import HostCopy
 
 Ints = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.signedinteger]
@@ -26,7 +26,7 @@ _NO_ENTRIES = Entries(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """The result of `pyllm_kernels.logprobs` for M tokens with at most K likeliest others each, still being copied."""
+    """The result of `pyllm_kernels.ops.logprobs` for M tokens with at most K likeliest others each, still being copied."""
 
     num_entries: Ints  # [M], 1 + the number wanted
     ids: HostCopy  # int32 [M, 1 + K]
@@ -39,10 +39,10 @@ class LogprobRows:
 
     def entries(self, kept: npt.NDArray[np.bool_]) -> Entries:
         """The entries of the kept tokens, one after another."""
-        ids, values = self.ids.wait().numpy(), self.values.wait().numpy()
+        ids, values = self.ids.wait(), self.values.wait()
         # The likeliest tokens have ranks in order; the token's own rank also counts tokens of equal probability.
         ranks = np.tile(np.arange(ids.shape[1], dtype=np.int32), (len(ids), 1))
-        ranks[:, 0] = self.ranks.wait().numpy()
+        ranks[:, 0] = self.ranks.wait()
         wanted = (np.arange(ids.shape[1]) < self.num_entries[:, None]) & kept[:, None]
         return Entries(ids[wanted], values[wanted], ranks[wanted])
 

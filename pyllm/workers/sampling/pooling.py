@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.wire.messages import POOLING, Embeddings
+from pyllm.workers.devices.device import Device, HostCopy
 from pyllm.workers.step.batch import Batch
-from pyllm.workers.step.staging import HostCopy, to_device
 
 POOLING_CODES = {"": 0} | {kind: code for code, kind in enumerate(POOLING, 1)}
 """What `SamplingSlots.pooling` has for the kinds of `POOLING`."""
@@ -42,7 +41,7 @@ class PooledRows:
     rows: npt.NDArray[np.signedinteger]  # rows with last-token pooling, ascending
     chunks: list[_Chunk]
     pooler: "Pooler"
-    hidden: HostCopy  # float32 [states, hidden_size]: one for each of `rows`, then those of the chunks
+    hidden: HostCopy  # [states, hidden_size]: one for each of `rows`, then those of the chunks
 
     def is_done(self) -> bool:
         """Whether `columns` would not wait."""
@@ -51,7 +50,7 @@ class PooledRows:
     def columns(self, num_rows: int) -> Embeddings | None:
         """The columns for the core, for a step of `num_rows`; None if no prompt ends in it."""
         # In float64, each row alone and token by token, so that a vector depends on neither neighbours nor chunks.
-        hidden = self.hidden.wait().numpy().astype(np.float64)
+        hidden = self.hidden.wait().astype(np.float64)
         vectors = dict(zip(self.rows.tolist(), hidden, strict=False))
         for chunk in self.chunks:
             total = self.pooler.add(chunk, hidden[chunk.start : chunk.start + chunk.num_tokens])
@@ -71,7 +70,8 @@ class PooledRows:
 class Pooler:
     """Selects the embeddings of each step; ask for the `columns` of its steps in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._sums: dict[int, _Vectors] = {}  # of a prompt's chunks so far, by slot
 
     def select(self, batch: Batch, hidden: Tensor, pooling: npt.NDArray[np.int8]) -> PooledRows | None:
@@ -95,8 +95,8 @@ class Pooler:
             num_states += stop - first
         if not num_states:
             return None
-        states = to_device(torch.from_numpy(np.concatenate(wanted)), hidden.device)
-        return PooledRows(rows, chunks, self, HostCopy(hidden[states].float()))
+        states = self._device.take(hidden, np.concatenate(wanted))
+        return PooledRows(rows, chunks, self, self._device.host_copy(states))
 
     def add(self, chunk: _Chunk, states: _Vectors) -> _Vectors:
         """The sum of a prompt's states [tokens, hidden_size] up to this chunk's end."""

@@ -6,8 +6,7 @@ Knows slots, not requests; its caller passes the function that computes logits.
 from collections.abc import Callable
 
 import numpy as np
-import torch
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.sampling.logprobs import PromptLogprobs
 from pyllm.workers.sampling.sampling_slots import Prompt
@@ -43,7 +42,7 @@ def score_prompts(
         parts = []
         for start in range(0, len(tokens), _LOGITS_AT_ONCE):
             some = tokens[start : start + _LOGITS_AT_ONCE]
-            rows = torch.arange(first + start, first + start + len(some), device=hidden.device, dtype=torch.int32)
+            rows = sampler.device.from_host(np.arange(first + start, first + start + len(some), dtype=np.int32))
             if (rows_logits := logits(hidden, rows)) is not None:
                 parts.append(sampler.prompt_part(rows_logits, some, prompt.num_top))
         if length >= len(prompt.tokens):

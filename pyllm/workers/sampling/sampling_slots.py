@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 from pyllm_kernels import LogitsStates
 
 from pyllm.config.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
@@ -82,7 +81,7 @@ class SamplingSlots:
     def rows(self, slots: Ints) -> SamplingRows:
         """The parameters of some slots."""
         tables = (self._temperature, self._top_k, self._top_p, self._min_p)
-        return SamplingRows(*(torch.from_numpy(table[slots]) for table in tables))
+        return SamplingRows(*(table[slots] for table in tables))
 
     def known_tokens(self, slot: int, start: int) -> Ints:
         """A stateful slot's tokens from position `start` on, prompt and output."""

@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pyllm_kernels import LogitsEdits
 from pyllm_kernels.ops.edit_logits import edit_logits
 from pyllm_kernels.ops.logprobs import logprobs
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.wire.messages import Sampled
+from pyllm.workers.devices.device import Device, HostCopy
+from pyllm.workers.devices.host import Arrived
 from pyllm.workers.grammar.token_masks import PATIENCE, Mask
 from pyllm.workers.sampling.logprobs import LogprobRows, PromptLogprobs, columns
 from pyllm.workers.sampling.pooling import PooledRows
 from pyllm.workers.sampling.sampler import SamplingRows, sample
 from pyllm.workers.sampling.sampling_slots import Constraint, SamplingSlots
 from pyllm.workers.step.batch import Batch
-from pyllm.workers.step.staging import HostCopy, to_device
 
 # Seconds between two tries to begin a grammar that was put off.
 RETRY_SECONDS = 1.0
@@ -67,7 +67,7 @@ class Draw:
 
     step: int
     batch: Batch
-    tokens: HostCopy = field(default_factory=lambda: HostCopy(torch.empty(0, dtype=torch.int32)))
+    tokens: HostCopy = field(default_factory=lambda: Arrived(np.empty(0, np.int32)))
     changes: Changes | None = None  # None: no row is stateful
     logprobs: list[LogprobRows] = field(default_factory=list)
     wanted: Ints | None = None  # the position of each of `logprobs`; repeated for each named token
@@ -85,13 +85,13 @@ class Draw:
 class TokenSampler:
     """The sampler of the rank that samples. Finish draws in the order in which you make them."""
 
-    def __init__(self, slots: SamplingSlots, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, slots: SamplingSlots, device: Device, clock: Callable[[], float] = time.monotonic) -> None:
         self._slots = slots
-        self._device = device
+        self.device = device
         self._clock = clock
         self._last: Draw | None = None
         # On a CPU each step reuses this memory: allocating takes longer than filling it.
-        self._copies = torch.empty(0)
+        self._copies: Tensor = device.empty((0, 0), "float32")
 
     def follow(self, batch: Batch) -> None:
         """Update the slots with the tokens of the last draw, then with the plan."""
@@ -110,15 +110,15 @@ class TokenSampler:
         if changes is None:
             tokens = self._sample(batch, slots, logits, rows, np.arange(len(slots)))
         else:
-            tokens = torch.zeros(len(slots), dtype=torch.int32, device=self._device)
+            tokens = self.device.zeros((len(slots),), "int32")
             origins = changes.origins
             if len(plain := np.flatnonzero(origins == -1)):
                 tokens[self._tensor(plain)] = self._sample(batch, slots, logits, rows, plain)
             if len(changed := np.flatnonzero(origins >= 0)):
                 copies = self._changed_logits(batch, changes, logits)
                 tokens[self._tensor(changed)] = self._sample(batch, slots, copies, origins, changed)
-        draw = self._last = Draw(step, batch, HostCopy(tokens), changes)
-        tokens = tokens.clamp(min=0)
+        draw = self._last = Draw(step, batch, self.device.host_copy(tokens), changes)
+        tokens = tokens.clip(min=0)
         self._score(draw, slots, logits, rows, tokens)
         return tokens, draw
 
@@ -135,7 +135,7 @@ class TokenSampler:
 
     def drawn(self, step: int, batch: Batch, tokens: Tensor) -> Draw:
         """The draw for plain rows from chosen tokens, int32 [S] on the device, -1 if none could be drawn."""
-        draw = self._last = Draw(step, batch, HostCopy(tokens))
+        draw = self._last = Draw(step, batch, self.device.host_copy(tokens))
         return draw
 
     def prompt_part(self, logits: Tensor, tokens: Ints, num_top: int) -> LogprobRows:
@@ -161,7 +161,9 @@ class TokenSampler:
             positions = np.repeat(positions, list(map(len, asked)))
             given = np.concatenate(asked).astype(np.int32)
             num_top = np.where(given < 0, num_top[positions], 0)
-            chosen = torch.where(self._tensor(given) < 0, tokens[self._tensor(positions)], self._tensor(given))
+            own = np.flatnonzero(given < 0)
+            chosen = self._tensor(given.copy())
+            chosen[self._tensor(own)] = tokens[self._tensor(positions[own])]
             at_once = _NAMED_AT_ONCE
         else:
             num_top = num_top[positions]
@@ -177,8 +179,7 @@ class TokenSampler:
         if len(positions) < len(slots):
             slots, rows, uniforms = slots[positions], rows[positions], uniforms[self._tensor(positions)]
         each_once = len(rows) == len(logits) and bool((rows == np.arange(len(rows))).all())
-        drawn_from = None if each_once else self._tensor(rows.astype(np.int64))
-        return sample(logits, self._slots.rows(slots), uniforms, drawn_from)
+        return sample(logits, self._slots.rows(slots), uniforms, self.device, None if each_once else rows)
 
     def _changes(self, batch: Batch, rows: Indices) -> Changes | None:
         host = batch.host
@@ -275,13 +276,13 @@ class TokenSampler:
         slots = np.array(changes.slots, np.int32)
         starts = np.cumsum([0, *map(len, changes.drafts)], dtype=np.int32)
         drafts = np.array([token for drafts in changes.drafts for token in drafts], np.int32)
-        edits = LogitsEdits.from_columns(self._slots.states.edits(slots, starts, drafts)).to(self._device)
+        edits = LogitsEdits.from_columns(self._slots.states.edits(slots, starts, drafts)).moved(self.device.from_host)
         masks = np.concatenate(changes.masks) if changes.masks else np.zeros((0, 1), np.int32)
         logits_rows, mask_rows = (np.array(rows, np.int32) for rows in (changes.logits_rows, changes.mask_rows))
         out = None
-        if logits.is_cpu:
+        if self.device.type == "cpu":
             if len(slots) > len(self._copies):
-                self._copies = torch.empty((len(slots), logits.shape[1]))
+                self._copies = self.device.empty((len(slots), logits.shape[1]), "float32")
             out = self._copies[: len(slots)]
         changed = edit_logits(
             logits, self._tensor(logits_rows), edits, self._tensor(mask_rows), self._tensor(masks), out=out
@@ -302,7 +303,7 @@ class TokenSampler:
                 processed = processor(prompt, output, logits)
                 if processed.shape != logits.shape:
                     raise ValueError(f"it gave logits of shape {tuple(processed.shape)}, not {tuple(logits.shape)}")
-                logits.copy_(processed)
+                logits[...] = processed
             if constraint.sampler is not None:
                 position = int(np.flatnonzero(changes.origins == index)[0])
                 token = constraint.sampler(prompt, output, logits, float(batch.host.uniforms[position]))
@@ -314,10 +315,10 @@ class TokenSampler:
 
     def _logprobs(self, logits: Tensor, rows: Ints, chosen: Tensor, num_top: Ints) -> LogprobRows:
         ids, values, ranks = logprobs(logits, self._tensor(rows), chosen, int(num_top.max()))
-        return LogprobRows(num_top + 1, HostCopy(ids), HostCopy(values), HostCopy(ranks))
+        return LogprobRows(num_top + 1, *map(self.device.host_copy, (ids, values, ranks)))
 
     def _finish(self, draw: Draw) -> Sampled:
-        tokens, starts = draw.tokens.wait().numpy(), draw.batch.host.sampled_starts
+        tokens, starts = draw.tokens.wait(), draw.batch.host.sampled_starts
         embeddings = None if draw.pooled is None else draw.pooled.columns(draw.batch.num_rows)
         if draw.changes is None and not draw.logprobs and not draw.prompts and tokens.min(initial=0) >= 0:
             return Sampled(draw.step, starts.tobytes(), tokens.tobytes(), embeddings=embeddings)
@@ -401,7 +402,7 @@ class TokenSampler:
         self._slots.grammars().consume(constraint.grammar, tokens)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
-        return to_device(torch.from_numpy(array), self._device)
+        return self.device.from_host(array)
 
 
 def _leave_only(logits: Tensor, token: int) -> None:
@@ -410,9 +411,9 @@ def _leave_only(logits: Tensor, token: int) -> None:
     Raises:
         ValueError: there is no such token, or it is excluded.
     """
-    if not 0 <= token < len(logits) or logits[token] == -torch.inf:
+    if not 0 <= token < len(logits) or logits[token] == -np.inf:
         raise ValueError(f"it chose token {token}, which the request excludes or the vocabulary has not")
-    logits.fill_(-torch.inf)
+    logits[...] = -np.inf
     logits[token] = 0.0
 
 
