@@ -18,6 +18,7 @@ mod memory;
 mod op;
 mod ops;
 mod pool;
+mod ranks;
 mod rope;
 mod rows;
 mod threads;
@@ -280,6 +281,8 @@ mod _cpu {
         activation, add, add_bias, copy_blocks, edit_logits, experts, logprobs, norm, paged_attention,
         rope_and_kv_write, sample, scale_and_cap, score_blocks, select_blocks,
     };
+    #[pymodule_export]
+    use super::ranks::exchange::RankExchange;
     #[pymodule_export]
     use super::{
         Linear, copy_rows, forget_threads, instruction_set, num_threads, read_rows, set_num_threads, stay_awake,

@@ -130,6 +130,7 @@ def load(
         _import_everything()
     from pyllm.workers.devices import sum_in_float32, worker_device
     from pyllm.workers.layers.rank_group import RankGroup
+    from pyllm.workers.layers.rank_rendezvous import Place
     from pyllm.workers.layers.weight_placement import set_threads
     from pyllm.workers.model_runner import ModelRunner
 
@@ -139,14 +140,13 @@ def load(
     sum_in_float32()
     enter("joining ranks")
     group = RankGroup.join(
-        config.rank,
-        engine.parallel.tensor_parallel_size,
+        Place(config.rank, engine.parallel.tensor_parallel_size, engine.parallel.pipeline_parallel_size),
         worker_device(config),
         config.rendezvous,
-        num_stages=engine.parallel.pipeline_parallel_size,
         batch_invariant=engine.device.batch_invariant,
         only_nccl=engine.parallel.disable_custom_all_reduce,
         host=config.host,
+        secret=config.rank_secret,
     )
     enter("loading weights")
     runner = ModelRunner(config, group, host_memory=host_memory)
