@@ -76,9 +76,12 @@ def _measure(rank: int, ranks: int, rendezvous: Path, connection: Connection) ->
     # In rank order, as it would otherwise join an all-reduce with the limit that is measured here.
     place = Place(rank, ranks)
     in_rank_order = RankGroup.join(place, device, f"file://{rendezvous}", batch_invariant=True)
-    groups = {"in_rank_order": in_rank_order, "nccl": RankGroup(rank, ranks, NcclRanks(place, in_rank_order=False))}
+    groups = {
+        "in_rank_order": in_rank_order,
+        "nccl": RankGroup(rank, ranks, NcclRanks(place, device, in_rank_order=False)),
+    }
     if one_shot := OneShotAllReduce.join(rank, ranks, device, limit=2 * BYTES[-1]):
-        groups["one_shot"] = RankGroup(rank, ranks, NcclRanks(place, in_rank_order=False, one_shot=one_shot))
+        groups["one_shot"] = RankGroup(rank, ranks, NcclRanks(place, device, in_rank_order=False, one_shot=one_shot))
     figures = list(by_size(groups, CudaTimer(device), device, BYTES))
     if rank == 0:
         connection.send(figures)

@@ -17,7 +17,6 @@ mod logits;
 mod memory;
 mod op;
 mod ops;
-mod pool;
 mod ranks;
 mod rope;
 mod rows;
@@ -34,8 +33,8 @@ use isa::Isa;
 use linear::{Format, GgmlType, Int8Source, Lookup, Product, Row, Scales, Source};
 use linear_ops::{PackedLinear, PackedRows};
 use ops::execute;
-use pool::pool;
 use threads::Pool;
+use threads::pool::{self, pool};
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
 struct Linear(linear::Linear);

@@ -23,11 +23,11 @@ use crate::logits::logprobs::Logprobs;
 use crate::logits::sampling::{Parameters, Sampling};
 use crate::op::times::{OpName, OpTimes, Watch};
 use crate::op::{Indices, Matrix, Op};
-use crate::pool::pool;
 use crate::rope::{HeadNorm, RopeAndKvWrite};
 use crate::rows::activation::{Activation, Kind};
 use crate::rows::elementwise::{Change, Elementwise};
 use crate::rows::norm::{Norm, Stream};
+use crate::threads::pool::pool;
 
 /// The state of a thread whose ops do not just run.
 #[derive(Clone)]

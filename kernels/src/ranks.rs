@@ -251,3 +251,38 @@ fn place_rows(mut bytes: &[u8], mut at: usize, row_bytes: usize, (rank, size): (
         (bytes, at) = (later, at + now.len());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn rows_are_placed_side_by_side_in_pieces_of_any_size(
+            rows in 1..5_usize,
+            row_bytes in 1..9_usize,
+            size in 1..4_usize,
+            piece in 1..40_usize,
+        ) {
+            let parts: Vec<Vec<u8>> = (0..size).map(|rank| vec![rank as u8; rows * row_bytes]).collect();
+            let mut whole = vec![u8::MAX; size * rows * row_bytes];
+            for (rank, part) in parts.iter().enumerate() {
+                for (number, bytes) in part.chunks(piece).enumerate() {
+                    place_rows(bytes, number * piece, row_bytes, (rank, size), &mut whole);
+                }
+            }
+            let rank_of = |at: usize| (at / row_bytes % size) as u8;
+            prop_assert!(whole.iter().enumerate().all(|(at, &byte)| byte == rank_of(at)));
+        }
+    }
+
+    #[test]
+    fn a_rank_exchanges_with_its_stage_and_its_neighbours() {
+        let place = |rank| Place { rank, size: 2, num_stages: 3 };
+        assert_eq!((place(3).stage(), place(3).index()), (2..4, 1));
+        assert_eq!((place(3).before(), place(3).after()), (Some(1), Some(5)));
+        assert_eq!((place(1).before(), place(4).after()), (None, None));
+    }
+}

@@ -343,3 +343,59 @@ impl Drop for Mapping {
         unsafe { libc::munmap(self.address.as_ptr().cast(), self.bytes) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::isa::Isa;
+    use crate::ranks::Ranks;
+
+    /// Two ranks that have had so many rounds.
+    fn ranks(rounds: u32) -> [Ranks; 2] {
+        // SAFETY: the name ends with a zero.
+        let descriptor = unsafe { libc::memfd_create(c"ranks".as_ptr(), 0) };
+        let found = [0, 1].map(|rank| {
+            let place = Place { rank, size: 2, num_stages: 1 };
+            let mut memory = SharedMemory::new(descriptor, place, Duration::from_secs(60)).expect("a file in memory");
+            memory.round = rounds;
+            memory.progress(rank).given.set(rounds);
+            memory.progress(rank).taken.set(rounds);
+            Ranks::new(place, Box::new(memory))
+        });
+        // SAFETY: it was opened above.
+        unsafe { libc::close(descriptor) };
+        found
+    }
+
+    #[test]
+    fn rounds_go_on_when_their_number_begins_again() {
+        for rounds in [0, u32::MAX - 3, i32::MAX as u32 - 3] {
+            let [mut first, mut second] = ranks(rounds);
+            let sums = |ranks: &mut Ranks| {
+                let sums = (0..8_u8).map(|number| {
+                    let mut part = f32::from(number).to_ne_bytes();
+                    ranks.sum(DType::Float32, &mut part, Isa::Portable).expect("the other rank is there");
+                    f32::from_ne_bytes(part)
+                });
+                sums.collect::<Vec<_>>()
+            };
+            let expected: Vec<_> = (0..8_u8).map(|number| 2.0 * f32::from(number)).collect();
+            thread::scope(|scope| {
+                let other = scope.spawn(|| sums(&mut second));
+                assert_eq!(sums(&mut first), expected);
+                assert_eq!(other.join().expect("no panic"), expected);
+            });
+        }
+    }
+
+    #[test]
+    fn a_rank_that_has_left_wakes_those_that_sleep() {
+        let [first, mut second] = ranks(0);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(move || second.broadcast(&mut [0]));
+            drop(first);
+            assert!(matches!(waiting.join().expect("no panic"), Err(RankError::Ended(0))));
+        });
+    }
+}

@@ -13,14 +13,12 @@ use super::{Pattern, Place, RankError, Result, Transport};
 const HEADER: usize = 8;
 /// The kind of a frame between stages; others have the number of their pattern.
 const MESSAGE: u32 = 0;
-/// Time after which a waiting thread looks at the time.
-const NAP_MS: i32 = 1000;
 
 /// See the module.
 pub(super) struct Sockets {
     place: Place,
     timeout: Duration,
-    /// By rank; none where two ranks exchange nothing.
+    /// The other ranks by number; none where two ranks exchange nothing.
     peers: Vec<Option<Peer>>,
     /// The messages to the next stage, which a thread sends.
     outbox: Option<Sender<Vec<u8>>>,
@@ -84,12 +82,14 @@ impl Sockets {
                 }
             }
             let Some(&(rank, _)) = waits.first() else { return Ok(()) };
-            if started.elapsed() > self.timeout {
+            let left = self.timeout.saturating_sub(started.elapsed());
+            if left.is_zero() {
                 return Err(RankError::Late(rank, self.timeout.as_secs_f64()));
             }
+            let left = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
             let mut polled: Vec<_> = waits.into_iter().map(|(_, wait)| wait).collect();
             // SAFETY: the address and the number of structs are those of a vector.
-            unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, NAP_MS) };
+            unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, left) };
         }
     }
 }

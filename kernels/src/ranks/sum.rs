@@ -56,3 +56,46 @@ impl<X: Storage> Kernel for Sum<'_, X> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dtype::{from_bfloat16, round_to_bfloat16};
+
+    proptest! {
+        #[test]
+        fn every_instruction_set_adds_in_rank_order_and_rounds_after_each_addition(
+            (ranks, own) in (1..5_usize).prop_flat_map(|ranks| (Just(ranks), 0..ranks)),
+            bits in prop::collection::vec(any::<[u32; 5]>(), 0..70),
+        ) {
+            let floats = |rank: usize| bits.iter().map(|each| each[rank]).collect::<Vec<u32>>();
+            let halves = |rank: usize| bits.iter().map(|each| (each[rank] >> 16) as u16).collect::<Vec<u16>>();
+            for isa in Isa::available() {
+                let parts: Vec<_> = (0..ranks).map(floats).collect();
+                let mut sum = floats(own);
+                let others: Vec<_> = parts.iter().map(|part| bytemuck::cast_slice(part)).collect();
+                add_up(DType::Float32, &others, own, bytemuck::cast_slice_mut(&mut sum), isa);
+                for (&found, each) in sum.iter().zip(&bits) {
+                    let total = each[..ranks].iter().copied().map(f32::from_bits).reduce(|total, next| total + next);
+                    let (found, total) = (f32::from_bits(found), total.expect("there is a rank"));
+                    prop_assert!(found.to_bits() == total.to_bits() || found.is_nan() && total.is_nan(), "{isa:?}");
+                }
+                let parts: Vec<_> = (0..ranks).map(halves).collect();
+                let mut sum = halves(own);
+                let others: Vec<_> = parts.iter().map(|part| bytemuck::cast_slice(part)).collect();
+                add_up(DType::Bfloat16, &others, own, bytemuck::cast_slice_mut(&mut sum), isa);
+                for (row, &found) in sum.iter().enumerate() {
+                    let total = parts
+                        .iter()
+                        .map(|part| part[row])
+                        .reduce(|total, next| round_to_bfloat16(from_bfloat16(total) + from_bfloat16(next)))
+                        .expect("there is a rank");
+                    let is_none = from_bfloat16(found).is_nan() && from_bfloat16(total).is_nan();
+                    prop_assert!(found == total || is_none, "{isa:?}");
+                }
+            }
+        }
+    }
+}

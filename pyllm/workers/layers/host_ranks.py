@@ -8,7 +8,6 @@ from pyllm_kernels._cpu import RankExchange
 from pyllm.workers.layers.rank_rendezvous import Place
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _SUMMED = ("float32", "bfloat16")  # dtypes of the kernels' sum
@@ -49,9 +48,8 @@ class HostRanks:
     def broadcast(self, tensor: "Tensor") -> None:
         self._ranks.broadcast(_bytes(tensor))
 
-    def allocate_messages(self, num_messages: int, size: int, dtype: "torch.dtype", device: "torch.device") -> None:
-        del device
-        self._ranks.allocate_messages(num_messages, size * dtype.itemsize)
+    def allocate_messages(self, num_messages: int, num_bytes: int) -> None:
+        self._ranks.allocate_messages(num_messages, num_bytes)
 
     def send(self, states: "Tensor") -> None:
         self._ranks.send([_bytes(_contiguous(part)) for part in states])

@@ -23,12 +23,14 @@ class NcclRanks:
     def __init__(
         self,
         place: Place,
+        device: torch.device,
         *,
         in_rank_order: bool = True,
         one_shot: OneShotAllReduce | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._place = place
+        self._device = device
         self._process_group = process_group
         self._in_rank_order = in_rank_order
         self._one_shot = one_shot
@@ -53,7 +55,7 @@ class NcclRanks:
             )
         shares = not (in_rank_order or only_nccl)
         one_shot = OneShotAllReduce.join(place.rank, place.size, device) if shares else None
-        return cls(place, in_rank_order=in_rank_order, one_shot=one_shot, process_group=_group_of_stage(place))
+        return cls(place, device, in_rank_order=in_rank_order, one_shot=one_shot, process_group=_group_of_stage(place))
 
     def sum(self, part: Tensor) -> Tensor:
         if self._in_rank_order:
@@ -80,28 +82,28 @@ class NcclRanks:
     def broadcast(self, tensor: Tensor) -> None:
         dist.broadcast(tensor, group=self._process_group, group_src=0)
 
-    def allocate_messages(self, num_messages: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._message = torch.zeros(size, dtype=dtype, device=device)
-        self._outgoing = torch.zeros((num_messages, size), dtype=dtype, device=device)
+    def allocate_messages(self, num_messages: int, num_bytes: int) -> None:
+        self._message = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        self._outgoing = torch.zeros((num_messages, num_bytes), dtype=torch.uint8, device=self._device)
         self._sending = [None] * num_messages
 
     def send(self, states: Tensor) -> None:
         assert self._outgoing is not None, "allocate_messages comes first"
         if (earlier := self._sending[self._next]) is not None:
             earlier.wait()
-        message = self._outgoing[self._next, : states.numel()]
-        message.view(states.shape).copy_(states)
+        message = self._outgoing[self._next, : states.nbytes]
+        message.view(states.dtype).view(states.shape).copy_(states)
         self._sending[self._next] = dist.isend(message, self._place.rank + self._place.size)
         self._next = (self._next + 1) % len(self._sending)
 
     def receive(self, states: Tensor) -> None:
         """The stream waits, and not this thread."""
         assert self._message is not None, "allocate_messages comes first"
-        message = self._message[: states.numel()]
+        message = self._message[: states.nbytes]
         work = dist.irecv(message, self._place.rank - self._place.size)
         assert work is not None, "this rank is in the group"
         work.wait()
-        states.copy_(message.view(states.shape))
+        states.copy_(message.view(states.dtype).view(states.shape))
 
 
 def _group_of_stage(place: Place) -> dist.ProcessGroup | None:

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -77,13 +78,9 @@ def _meet_in_memory(place: Place, path: str, deadline: float, timeout: float) ->
     try:
         if place.rank == 0:
             memory = os.memfd_create("pyllm-ranks")
-            with socket.socket(socket.AF_UNIX) as server:
-                server.bind(path)
-                server.listen(place.num_ranks)
-                for _ in range(1, place.num_ranks):
-                    connections.append(_accept(server, deadline))
-                    socket.send_fds(connections[-1], [b"1"], [memory])
-            os.unlink(path)
+            for connection in _connections(path, place.num_ranks - 1, deadline):
+                connections.append(connection)
+                socket.send_fds(connection, [b"1"], [memory])
         else:
             connections.append(_connect(socket.AF_UNIX, path, deadline))
             _, descriptors, _, _ = socket.recv_fds(connections[0], 1, 1)
@@ -99,6 +96,18 @@ def _meet_in_memory(place: Place, path: str, deadline: float, timeout: float) ->
         for connection in connections:
             connection.close()
     return exchange
+
+
+def _connections(path: str, number: int, deadline: float) -> Iterator[socket.socket]:
+    """Connections of other ranks of this machine to a socket that exists meanwhile."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        try:
+            server.listen(number)
+            for _ in range(number):
+                yield _accept(server, deadline)
+        finally:
+            os.unlink(path)
 
 
 def _wait_for_all(place: Place, connections: list[socket.socket]) -> None:
@@ -188,8 +197,9 @@ def _accept(server: socket.socket, deadline: float) -> socket.socket:
 def _connect(family: socket.AddressFamily, address: str | tuple[str, int], deadline: float) -> socket.socket:
     """Connect to a rank as soon as it listens."""
     while True:
+        left = _left(deadline)
         connection = socket.socket(family)
-        connection.settimeout(_left(deadline))
+        connection.settimeout(left)
         try:
             connection.connect(address)
         except (FileNotFoundError, ConnectionRefusedError):

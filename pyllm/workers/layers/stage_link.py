@@ -39,8 +39,8 @@ class StageLink:
         if self._receives:
             self._incoming = torch.zeros((2, max_tokens, hidden_size), dtype=dtype, device=device)
         if self._num_stages > 1:
-            size = 2 * max_tokens * hidden_size
-            self._group.exchange.allocate_messages(self._num_stages, size, dtype, device)
+            num_bytes = 2 * max_tokens * hidden_size * dtype.itemsize
+            self._group.exchange.allocate_messages(self._num_stages, num_bytes)
 
     def receive(self, num_tokens: int) -> None:
         """Wait for a step's states and write them to the start of `incoming`; the first stage receives nothing.

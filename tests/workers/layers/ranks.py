@@ -94,7 +94,7 @@ def _groups(place: Place) -> dict[str, RankGroup]:
 
 
 def _group(place: Place, **options: Any) -> RankGroup:
-    return RankGroup(place.rank, place.size, NcclRanks(place, **options))
+    return RankGroup(place.rank, place.size, NcclRanks(place, CPU, **options))
 
 
 def _captured(config: WorkerConfig, steps: Steps) -> dict[str, Any]:
