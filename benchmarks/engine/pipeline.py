@@ -1,7 +1,8 @@
 """The bubbles of a pipeline: the time that its stages wait while streams decode, with layers that take a fixed time.
 
-It has the core, its scheduler, the wire, and four real workers that send hidden states by gloo; a tiny random model,
-whose layers sleep. A bubble is a stage's time outside of its layers: `python -m benchmarks.engine.pipeline`.
+It has the core, its scheduler, the wire, and four real workers that send hidden states through shared memory; a tiny
+random model, whose layers sleep. A bubble is a stage's time outside of its layers:
+`python -m benchmarks.engine.pipeline`.
 """
 
 import asyncio

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.timing import CudaTimer, Timer
+from pyllm.workers.layers.nccl_ranks import NcclRanks
 from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.rank_rendezvous import Place
 
 Figure = dict[str, Any]
 
@@ -72,10 +74,14 @@ def _between(ranks: int) -> list[Figure]:
 def _measure(rank: int, ranks: int, rendezvous: Path, connection: Connection) -> None:
     device = torch.device("cuda", rank)
     # In rank order, as it would otherwise join an all-reduce with the limit that is measured here.
-    in_rank_order = RankGroup.join(rank, ranks, device, f"file://{rendezvous}", batch_invariant=True)
-    groups = {"in_rank_order": in_rank_order, "nccl": RankGroup(rank, ranks, in_rank_order=False)}
+    place = Place(rank, ranks)
+    in_rank_order = RankGroup.join(place, device, f"file://{rendezvous}", batch_invariant=True)
+    groups = {
+        "in_rank_order": in_rank_order,
+        "nccl": RankGroup(rank, ranks, NcclRanks(place, device, in_rank_order=False)),
+    }
     if one_shot := OneShotAllReduce.join(rank, ranks, device, limit=2 * BYTES[-1]):
-        groups["one_shot"] = RankGroup(rank, ranks, in_rank_order=False, one_shot=one_shot)
+        groups["one_shot"] = RankGroup(rank, ranks, NcclRanks(place, device, in_rank_order=False, one_shot=one_shot))
     figures = list(by_size(groups, CudaTimer(device), device, BYTES))
     if rank == 0:
         connection.send(figures)

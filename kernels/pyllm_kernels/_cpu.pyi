@@ -1,6 +1,6 @@
 """The kernels for CPUs, written in Rust: `kernels/src`.
 
-Its callers are `cpu_linear.py`, `matrix_rows.py`, `cpu.py` and `graph.py`.
+Its callers are `cpu_linear.py`, `matrix_rows.py`, `cpu.py` and `graph.py`, and of `RankExchange` pyllm's workers.
 
 Tensors are passed as addresses. Their sizes follow from the other arguments, their elements are contiguous, and the
 caller keeps them alive and nothing writes to them during the call. The interpreter lock is released while a kernel
@@ -21,6 +21,7 @@ __all__ = [
     "Linear",
     "LogitsStates",
     "OpTimes",
+    "RankExchange",
     "activation",
     "add",
     "add_bias",
@@ -46,6 +47,8 @@ __all__ = [
 
 _Numbers: TypeAlias = npt.NDArray[Any] | bytes | bytearray
 """Numbers in a row: int32, or float32 where it says so."""
+_Bytes: TypeAlias = npt.NDArray[Any] | bytearray
+"""Contiguous uint8."""
 _Rows: TypeAlias = tuple[str, int, int]
 """A matrix with contiguous rows: its dtype, "float32" or "bfloat16", address, and elements from one row to the next."""
 _Cache: TypeAlias = tuple[str, int, int, tuple[int, int, int, int]]
@@ -423,6 +426,51 @@ class OpTimes:
 @final
 class Lease:
     """A piece of a graph's memory, a writable buffer, returned when Python drops this."""
+
+@final
+class RankExchange:
+    """One of the ranks of a model, on CPUs: `num_stages` pipeline stages of `size` ranks each, in the order of `rank`.
+
+    The collectives are those of a stage. All its ranks call the same ones, in the same order, with equal sizes; else
+    `ValueError`. Arguments are contiguous uint8, which nothing else accesses during the call. The interpreter lock is
+    released while a rank waits. `ConnectionError` if an awaited rank has ended, `TimeoutError` if it did not come
+    within `timeout` seconds. After an error every later call raises `RuntimeError`.
+    """
+
+    @staticmethod
+    def in_memory(descriptor: int, rank: int, size: int, num_stages: int, timeout: float) -> RankExchange:
+        """Exchange through a file in memory (`os.memfd_create`), empty at first, the same for all ranks.
+
+        The descriptor may be closed afterwards. Nothing may be exchanged before all ranks have called this.
+        """
+    @staticmethod
+    def over_tcp(
+        sockets: Sequence[tuple[int, int]], rank: int, size: int, num_stages: int, timeout: float
+    ) -> RankExchange:
+        """Exchange over connected TCP sockets, whose descriptors are this object's from now on.
+
+        There is one to each rank of the same stage, and to each of the same index in the stages before and after.
+        """
+    def all_gather(self, part: _Bytes, whole: _Bytes) -> None:
+        """Write the parts of all ranks to `whole`, in rank order."""
+    def gather(self, part: _Bytes, row_bytes: int, whole: _Bytes | None) -> None:
+        """Write the rows of all ranks, of `row_bytes` each, side by side in rank order, to `whole` of the first rank.
+
+        The other ranks have none.
+        """
+    def broadcast(self, part: _Bytes) -> None:
+        """Overwrite `part` with that of the first rank."""
+    def sum(self, dtype: str, part: _Bytes) -> None:
+        """Overwrite `part`, "float32" or "bfloat16", with the sum of all ranks' parts.
+
+        It is in rank order, and rounded to nearest even after each addition.
+        """
+    def allocate_messages(self, num_messages: int, max_bytes: int) -> None:
+        """Make room for as many messages to the next stage, on all ranks with the same numbers; call it once."""
+    def send(self, parts: Sequence[_Bytes]) -> None:
+        """Send a message to the next stage, without waiting for it unless there is room for no more messages."""
+    def receive(self, parts: Sequence[_Bytes]) -> None:
+        """Wait for the next message of the stage before, and write it to the parts, which have its size together."""
 
 def set_num_threads(num_threads: int) -> None:
     """Set the number of threads, 1 to 1,024, including the caller's; 1 at first. `ValueError` for other numbers."""

@@ -13,7 +13,7 @@ use crate::memory::arena::Arena;
 use crate::op::Extent;
 use crate::op::times::{self, Unwatched};
 use crate::ops::{Recorder, end_recording, end_timing, graph_error, record_in, time_in, timed};
-use crate::pool::pool;
+use crate::threads::pool::pool;
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
 #[derive(Default)]

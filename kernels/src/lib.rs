@@ -18,7 +18,7 @@ mod logits;
 mod memory;
 mod op;
 mod ops;
-mod pool;
+mod ranks;
 mod rope;
 mod rows;
 mod threads;
@@ -34,8 +34,8 @@ use isa::Isa;
 use linear::{Format, GgmlType, Int8Source, Lookup, Product, Row, Scales, Source};
 use linear_ops::{PackedLinear, PackedRows};
 use ops::execute;
-use pool::pool;
 use threads::Pool;
+use threads::pool::{self, pool};
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
 struct Linear(linear::Linear);
@@ -298,6 +298,8 @@ mod _cpu {
     use super::rows::elementwise::{add, add_bias, scale_and_cap};
     #[pymodule_export]
     use super::rows::norm::{add_norm, norm};
+    #[pymodule_export]
+    use super::ranks::exchange::RankExchange;
     #[pymodule_export]
     use super::{
         Linear, copy_rows, forget_threads, instruction_set, num_threads, read_rows, set_num_threads, stay_awake,

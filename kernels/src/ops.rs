@@ -16,7 +16,7 @@ use crate::isa::Isa;
 use crate::memory::arena::Arena;
 use crate::op::times::{OpName, OpTimes, Watch};
 use crate::op::{Indices, Matrix, Op};
-use crate::pool::pool;
+use crate::threads::pool::pool;
 use crate::rows::activation::Kind;
 
 /// The graph that a thread records its ops in, with the arrays that they use.

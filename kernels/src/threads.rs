@@ -6,6 +6,8 @@
 //! delays nobody as long as it has claimed no task. A job ends when `unfinished` is 0. Waiting threads prefetch the
 //! memory that their share of the next job will read.
 
+pub(crate) mod pool;
+
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
 use std::ops::Range;

@@ -37,19 +37,20 @@ class WorkerConfig(_ProcessConfig, frozen=True):
     """The configuration of one rank.
 
     Without a `gpu`, the rank uses the one of its own number. `curve_keys` are for a tcp:// address, and `client_key` is
-    the core's public key.
+    the core's public key. By their `rank_secret`, ranks on CPUs of several machines know one another.
     """
 
     engine: EngineConfig
     checkpoint: Checkpoint
     rank: int
     address: str  # ZeroMQ address that this rank binds its DEALER to; the core connects
-    rendezvous: str  # init_method of torch.distributed
+    rendezvous: str  # where the ranks meet: file://PATH, or tcp://HOST:PORT for ranks of several machines
     core_index: int = 0
     gpu: int | None = None
     host: str = ""  # this machine's address for the other ranks; empty: all of them are on this machine
     curve_keys: CurveKeys | None = None
     client_key: bytes = b""
+    rank_secret: bytes = b""
 
 
 class ForkServerConfig(_ProcessConfig, frozen=True):

@@ -1,12 +1,10 @@
-"""Addresses of cores: the private folder of `ipc://` sockets, and the network interface of an address."""
+"""Addresses of cores, and the private folder of `ipc://` sockets."""
 
 import contextlib
 import fcntl
 import os
 import re
 import shutil
-import socket
-import struct
 import tempfile
 from pathlib import Path
 
@@ -16,7 +14,6 @@ _MAX_PATH_BYTES = 107  # of a Unix socket's path, without the zero at its end
 # Bytes for the folder's own name and the longest name in it: `/pyllm-12345678/worker-63-1023-999`.
 _ROOM_FOR_NAMES = 38
 _SHORT_FOLDER = Path("/tmp")  # noqa: S108  a folder with a random name is made in it
-_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
 
 
 class SocketFolder:
@@ -76,33 +73,6 @@ def check_core_address(address: str) -> None:
     size = len(os.fsencode(address)) - len("ipc://")
     if address.startswith("ipc://") and size > _MAX_PATH_BYTES:
         raise ConfigError(f"the path of {address} has {size} bytes, and at most {_MAX_PATH_BYTES} work")
-
-
-def interface_of(host: str) -> str:
-    """The network interface with this IPv4 address.
-
-    Raises:
-        ConfigError: no interface has it, or it is not an IPv4 address.
-    """
-    try:
-        wanted = socket.inet_pton(socket.AF_INET, host)
-    except OSError:
-        raise ConfigError(
-            f"{host} is no IPv4 address, and ranks reach one another over IPv4 only; give this machine an IPv4 address"
-        ) from None
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(asking, _ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
-            except OSError:  # The interface has no IPv4 address.
-                continue
-            if answer[20:24] == wanted:
-                return name
-            found.append(f"{socket.inet_ntoa(answer[20:24])} ({name})")
-    raise ConfigError(
-        f"no network interface has the address {host}: there are {', '.join(found)}; set GLOO_SOCKET_IFNAME"
-    )
 
 
 def _short(parent: Path) -> Path:

@@ -94,7 +94,7 @@ class ModelRunner:
         self._engine = engine
         self._rank = config.rank
         self._spec = config.checkpoint.spec
-        self._link = StageLink(config.rank, engine.parallel)
+        self._link = StageLink(config.rank, engine.parallel, group)
         num_layers, tied = len(self._spec.layers), self._spec.tie_word_embeddings
         num_stages = engine.parallel.pipeline_parallel_size
         stages = split_into_stages(config.checkpoint.tensors, num_layers, num_stages, tied)

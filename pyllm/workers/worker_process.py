@@ -136,6 +136,7 @@ def load(
         _import_torch()
     from pyllm.workers.devices.configured import worker_device
     from pyllm.workers.layers.rank_group import RankGroup
+    from pyllm.workers.layers.rank_rendezvous import Place
     from pyllm.workers.layers.weight_placement import set_threads
     from pyllm.workers.model_runner import ModelRunner
 
@@ -147,14 +148,13 @@ def load(
         prepare_torch(engine.device.num_threads, config.checkpoint.spec.transformers)
     enter("joining ranks")
     group = RankGroup.join(
-        config.rank,
-        engine.parallel.tensor_parallel_size,
+        Place(config.rank, engine.parallel.tensor_parallel_size, engine.parallel.pipeline_parallel_size),
         worker_device(config),
         config.rendezvous,
-        num_stages=engine.parallel.pipeline_parallel_size,
         batch_invariant=engine.device.batch_invariant,
         only_nccl=engine.parallel.disable_custom_all_reduce,
         host=config.host,
+        secret=config.rank_secret,
     )
     enter("loading weights")
     runner = ModelRunner(config, group, host_memory=host_memory)

@@ -12,7 +12,7 @@ import pytest
 
 from pyllm.errors import ConfigError
 from pyllm.wire.listeners import bind_unix_listener
-from pyllm.wire.sockets import SocketFolder, interface_of
+from pyllm.wire.sockets import SocketFolder
 
 HOLD = """
 import signal
@@ -91,22 +91,3 @@ def test_a_folder_whose_path_is_too_long_for_sockets_is_replaced_by_a_short_one(
         assert Path(path).parent == Path("/tmp")
         assert Path(path).stat().st_mode & 0o077 == 0
     assert not list(far.iterdir())
-
-
-def test_the_interface_of_an_address_is_found() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-
-
-@pytest.mark.parametrize(
-    ("host", "text"),
-    [
-        (
-            "203.0.113.9",
-            r"no network interface has the address 203\.0\.113\.9: .*127\.0\.0\.1 \(lo\).*GLOO_SOCKET_IFNAME",
-        ),
-        ("::1", r"::1 is no IPv4 address, .*; give this machine an IPv4 address"),
-    ],
-)
-def test_an_address_without_an_interface_is_refused(host: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        interface_of(host)

@@ -1,6 +1,6 @@
 use super::*;
 use crate::linear::{Format, Row, Scales, Source};
-use crate::pool::pool;
+use crate::threads::pool::pool;
 
 const HIDDEN: usize = 64;
 const SIZE: usize = 32;

@@ -6,6 +6,7 @@ Chooses addresses and keys. Knows neither the work of workers nor the supervisio
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import threading
 from typing import Any
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 class RayWorkers:
     """A `WorkerSource` of Ray actors. Each start has its own actors, keys, ports and rendezvous.
 
-    Rank r is on the node of stage r // tensor_parallel_size. The keys are made for the start and passed to the actors
-    as arguments; they are not written to files.
+    Rank r is on the node of stage r // tensor_parallel_size. Keys and the ranks' secret are made for the
+    start and passed to the actors as arguments; they are not written to files.
     """
 
     def __init__(self, config: CoreConfig) -> None:
@@ -67,6 +68,7 @@ class RayWorkers:
             config.engine, parallel=msgspec.structs.replace(parallel, disable_custom_all_reduce=True)
         )
         rendezvous = f"tcp://{locations[0].host}:{locations[0].free_port}"
+        rank_secret = secrets.token_bytes(32)
         prepared = []
         for rank, location in enumerate(locations):
             node_id, host = location.node_id[:8], location.host
@@ -83,6 +85,7 @@ class RayWorkers:
                 host=host,
                 curve_keys=keys.server,
                 client_key=keys.client.public,
+                rank_secret=rank_secret,
             )
             prepared.append(PreparedRank(worker, keys.client))
         return prepared

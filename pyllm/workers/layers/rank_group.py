@@ -3,127 +3,89 @@
 Knows no layer. With one rank there is nothing to join, and every collective returns its input.
 """
 
-import logging
-import os
-from typing import Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from pyllm.workers.layers.host_ranks import HostRanks
+from pyllm.workers.layers.rank_rendezvous import Place, meet
 
-from pyllm.wire.sockets import interface_of
-from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-logger = logging.getLogger(__name__)
+
+class Exchange(Protocol):
+    """The exchange of tensors between ranks: `HostRanks` between CPUs, `NcclRanks` between GPUs.
+
+    See `RankGroup` for the collectives. `send` and `receive` are between pipeline stages, see `StageLink`.
+    """
+
+    def sum(self, part: "Tensor") -> "Tensor": ...
+    def gather(self, part: "Tensor") -> "list[Tensor]": ...
+    def concatenate(self, part: "Tensor") -> "Tensor | None": ...
+    def broadcast(self, tensor: "Tensor") -> None: ...
+    def allocate_messages(self, num_messages: int, num_bytes: int) -> None: ...
+    def send(self, states: "Tensor") -> None: ...
+    def receive(self, states: "Tensor") -> None: ...
 
 
 class RankGroup:
-    """Rank `rank` of `size`, with NCCL between GPUs and gloo between CPUs; `process_group` None is all joined ranks.
+    """Rank `rank` of the `size` ranks of a pipeline stage. A single rank has no `exchange`."""
 
-    A CUDA graph can hold every collective that was called once before with the same shape: NCCL connects ranks at the
-    first call. With `in_rank_order` a row's sum does not depend on the tensor's size; without, it may.
-    """
-
-    def __init__(
-        self,
-        rank: int = 0,
-        size: int = 1,
-        *,
-        in_rank_order: bool = True,
-        one_shot: OneShotAllReduce | None = None,
-        process_group: dist.ProcessGroup | None = None,
-    ) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, exchange: Exchange | None = None) -> None:
         self.rank = rank
         self.size = size
-        self._process_group = process_group
-        self._in_rank_order = in_rank_order
-        self._one_shot = one_shot
+        self._exchange = exchange
 
     @classmethod
     def join(
         cls,
-        rank: int,
-        size: int,
-        device: torch.device,
+        place: Place,
+        device: "torch.device",
         rendezvous: str,
         *,
-        num_stages: int = 1,
         batch_invariant: bool = False,
         only_nccl: bool = False,
         host: str = "",
+        secret: bytes = b"",
     ) -> Self:
-        """Wait until all ranks have arrived at `rendezvous`, an init_method of torch.distributed.
+        """Wait until all ranks have arrived at `rendezvous`: `file://PATH` on one machine, or `tcp://HOST:PORT`.
 
-        There are `num_stages` pipeline stages of `size` ranks each, in the order of ranks; the group has the ranks of
-        this rank's stage. With `batch_invariant` GPUs add up in rank order, as CPUs do; with `only_nccl`, and with
-        several stages, they share no memory. `host` is this machine's address for the other ranks, empty if all of them
-        are on this machine.
+        The group has the ranks of this rank's stage. With `batch_invariant` GPUs add up in rank order, as CPUs do; with
+        `only_nccl`, and with several stages, they share no memory. Over TCP, `host` is this machine's address for the
+        other ranks, and CPUs refuse connections of processes that do not know the `secret`.
 
         Raises:
-            ConfigError: no network interface of this machine has that address, or it is no IPv4 address.
+            ConfigError: this machine does not have the address `host`.
         """
-        on_gpu = device.type == "cuda"
-        if on_gpu:  # A single rank may also have another GPU than the first, if there are several cores.
-            torch.cuda.set_device(device)
-        if size * num_stages == 1:
-            return cls(rank, size)
-        if not on_gpu and "GLOO_SOCKET_IFNAME" not in os.environ:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(host) if host else "lo"
-        backend, world_size = "nccl" if on_gpu else "gloo", size * num_stages
-        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
-        # In gloo's own reduction, a row's sum would depend on the size of the tensor.
-        in_rank_order = not on_gpu or batch_invariant
-        only_nccl |= num_stages > 1  # Sharing memory needs all ranks that have joined.
-        if on_gpu and rank == 0 and size > 1 and (in_rank_order or only_nccl):
-            logger.info(
-                "all-reduces %s", "gather, and add in rank order" if in_rank_order else "take NCCL, as configured"
-            )
-        one_shot = None if in_rank_order or only_nccl else OneShotAllReduce.join(rank, size, device)
-        stage, tensor_rank = divmod(rank, size)
-        group = None if num_stages == 1 or size == 1 else _groups_of_stages(size, num_stages)[stage]
-        assert not isinstance(group, int), "a rank is in the group of its stage"
-        return cls(tensor_rank, size, in_rank_order=in_rank_order, one_shot=one_shot, process_group=group)
+        exchange: Exchange | None = None
+        if device.type == "cuda":
+            from pyllm.workers.layers.nccl_ranks import NcclRanks
 
-    def sum(self, part: Tensor) -> Tensor:
+            exchange = NcclRanks.join(place, device, rendezvous, in_rank_order=batch_invariant, only_nccl=only_nccl)
+        elif place.num_ranks > 1:
+            exchange = HostRanks(meet(place, rendezvous, host, secret), place)
+        return cls(place.rank % place.size, place.size, exchange)
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange of several ranks."""
+        assert self._exchange is not None, "one rank has nobody to exchange tensors with"
+        return self._exchange
+
+    def sum(self, part: "Tensor") -> "Tensor":
         """The sum of all ranks' tensors, on every rank; it may be written into `part`."""
-        if self.size == 1:
-            return part
-        if self._in_rank_order:
-            total, *others = self.gather(part)
-            for other in others:
-                total += other
-            return total
-        if self._one_shot is not None and self._one_shot.takes(part):
-            return self._one_shot.sum(part)
-        dist.all_reduce(part, group=self._process_group)
-        return part
+        return part if self.size == 1 else self.exchange.sum(part)
 
-    def gather(self, part: Tensor) -> list[Tensor]:
+    def gather(self, part: "Tensor") -> "list[Tensor]":
         """All ranks' tensors in rank order, on every rank: views of one tensor."""
-        if self.size == 1:
-            return [part]
-        whole = torch.empty((self.size * len(part), *part.shape[1:]), dtype=part.dtype, device=part.device)
-        dist.all_gather_into_tensor(whole, part.contiguous(), group=self._process_group)
-        return list(torch.split(whole, len(part)))
+        return [part] if self.size == 1 else self.exchange.gather(part)
 
-    def concatenate(self, part: Tensor) -> Tensor | None:
+    def concatenate(self, part: "Tensor") -> "Tensor | None":
         """All ranks' tensors [rows, columns] side by side in rank order, on rank 0; None on the others."""
-        if self.size == 1:
-            return part
-        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(part.contiguous(), parts, group=self._process_group, group_dst=0)
-        return None if parts is None else torch.cat(parts, dim=-1)
+        return part if self.size == 1 else self.exchange.concatenate(part)
 
-    def broadcast(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: "Tensor") -> "Tensor":
         """Rank 0's tensor; on the other ranks it is written into `tensor`."""
         if self.size > 1:
-            dist.broadcast(tensor, group=self._process_group, group_src=0)
+            self.exchange.broadcast(tensor)
         return tensor
-
-
-def _groups_of_stages(size: int, num_stages: int) -> list[dist.ProcessGroup | int]:
-    """The process group of each stage. All ranks must call this, as every rank takes part in making each group.
-
-    For a group without this rank, torch returns a number.
-    """
-    return [dist.new_group(list(range(stage * size, (stage + 1) * size))) for stage in range(num_stages)]

@@ -12,8 +12,10 @@ from pyllm.config.process_config import WorkerConfig
 from pyllm.wire.messages import Step
 from pyllm.workers.cuda_graphs import CaptureBudget
 from pyllm.workers.forward_pass import Limits
+from pyllm.workers.layers.nccl_ranks import NcclRanks
 from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.rank_rendezvous import Place
 from pyllm.workers.sampling.sampler import SamplingRows
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
@@ -67,15 +69,18 @@ def _run_rank(config: WorkerConfig, steps: Steps, num_blocks: int, edited: bool,
         with torch.inference_mode():
             list(runner.model.matrices())[-1].data.view(torch.float32).mul_(0.5)
     answer["edited"] = [run(runner, step) for step in steps]
+    place = Place(config.rank, config.engine.parallel.tensor_parallel_size)
+    rendezvous = f"{config.rendezvous}-of-torch"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=place.rank, world_size=place.size)
     with torch.inference_mode():
-        connection.send(answer | _captured(config, steps) | _sums(config.rank) | _shared(config.rank))
+        groups = _groups(place) | {"host": runner._placement.group}
+        connection.send(answer | _captured(config, steps) | _sums(place, groups) | _shared(place))
     torch.distributed.destroy_process_group()
 
 
-def _groups(rank: int) -> dict[str, RankGroup]:
-    """Groups of the ranks that have joined, which add up as CPUs and as GPUs do, small tensors in one launch or not."""
-    size = torch.distributed.get_world_size()
-    in_order = RankGroup(rank, size)
+def _groups(place: Place) -> dict[str, RankGroup]:
+    """Groups of the ranks that torch has joined, with gloo in place of NCCL: small tensors in one launch or not."""
+    in_order = _group(place)
 
     def add_up(part: Tensor, out: Tensor) -> None:
         out.copy_(in_order.sum(part))
@@ -83,14 +88,19 @@ def _groups(rank: int) -> dict[str, RankGroup]:
     one_shot = OneShotAllReduce(torch.empty(ONE_SHOT_BYTES, dtype=torch.uint8), add_up)
     return {
         "in order": in_order,
-        "reduced": RankGroup(rank, size, in_rank_order=False),
-        "one shot": RankGroup(rank, size, in_rank_order=False, one_shot=one_shot),
+        "reduced": _group(place, in_rank_order=False),
+        "one shot": _group(place, in_rank_order=False, one_shot=one_shot),
     }
+
+
+def _group(place: Place, **options: Any) -> RankGroup:
+    return RankGroup(place.rank, place.size, NcclRanks(place, CPU, **options))
 
 
 def _captured(config: WorkerConfig, steps: Steps) -> dict[str, Any]:
     """The tokens of the same steps by graphs that hold all ops and collectives, as on GPUs."""
-    group, capture, limits = _groups(config.rank)["one shot"], FakeCapture(), LIMITS
+    place = Place(config.rank, config.engine.parallel.tensor_parallel_size)
+    group, capture, limits = _groups(place)["one shot"], FakeCapture(), LIMITS
     kernels, spec = capture.launching(select("reference", CPU)), config.checkpoint.spec
     forward, _, slots = make_forward(config.engine.model.model, kernels, "float32", limits, group=group)
     sampler = TokenSampler(SamplingSlots(limits.max_num_seqs, spec.vocab_size, None), CPU)
@@ -130,21 +140,19 @@ def _sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Te
     return cpu.sample(logits, *numbers, uniforms, rows)
 
 
-def _sums(rank: int) -> dict[str, Any]:
+def _sums(place: Place, groups: dict[str, RankGroup]) -> dict[str, Any]:
     """Sums of many rows, and of one of them alone, by each group's name."""
-    own = torch.randn((30, 16), generator=torch.Generator().manual_seed(rank)).bfloat16()
-    found = {
-        name: [group.sum(part.clone()).tolist() for part in (own, own[7:8])] for name, group in _groups(rank).items()
-    }
+    own = torch.randn((30, 16), generator=torch.Generator().manual_seed(place.rank)).bfloat16()
+    found = {name: [group.sum(part.clone()).tolist() for part in (own, own[7:8])] for name, group in groups.items()}
     return {"own": own.tolist(), "sums": found}
 
 
-def _shared(rank: int) -> dict[str, Any]:
+def _shared(place: Place) -> dict[str, Any]:
     """Whether memory is shared, by what is wrong with rank 1."""
-    size, in_order = torch.distributed.get_world_size(), RankGroup(rank, torch.distributed.get_world_size())
+    in_order = _group(place)
 
     def outcome(wrong: str) -> bool:
-        wrong = wrong if rank == 1 else ""
+        wrong = wrong if place.rank == 1 else ""
 
         def add_up(part: Tensor, out: Tensor) -> None:
             out.copy_(in_order.sum(part)).add_(wrong == "reads other numbers")
@@ -155,6 +163,6 @@ def _shared(rank: int) -> dict[str, Any]:
             return OneShotAllReduce(torch.empty(1 << 13, dtype=torch.uint8), add_up)
 
         obstacle = wrong if wrong == "has no link" else ""
-        return OneShotAllReduce.agreed(obstacle, share, rank, size, CPU) is not None
+        return OneShotAllReduce.agreed(obstacle, share, place.rank, place.size, CPU) is not None
 
     return {"shared": {wrong: outcome(wrong) for wrong in ("", "has no link", "cannot share", "reads other numbers")}}
