@@ -59,7 +59,7 @@ def _on_any_device(reference: Callable[P, R]) -> Callable[P, R]:
     return on_host(reference)
 
 
-def op(*, reference: Callable[P, R], triton: str = "") -> Callable[[Callable[P, R]], Op[P, R]]:
+def op(*, reference: Callable[..., Any], triton: str = "") -> Callable[[Callable[P, R]], Op[P, R]]:
     """Make the CPU version of an op, which this decorates, the op itself."""
     return lambda cpu: _documented(Op(cpu, reference, triton))
 

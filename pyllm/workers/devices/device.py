@@ -54,9 +54,6 @@ class Device(Protocol):
     def host_room(self, size: int, room: Array | None) -> Array:
         """uint8 [size] of the host, to fill for `from_host`: a part of `room` if that is free, or new memory."""
 
-    def fill(self, to: Tensor, array: Array) -> None:
-        """Copy an array of the host into a tensor, rounded to its dtype."""
-
     def host_array(self, tensor: Tensor) -> Array:
         """The memory of a tensor on a CPU as an array."""
 

@@ -62,10 +62,6 @@ class HostDevice:
             room = np.empty(max(size, 0 if room is None else 2 * len(room)), np.uint8)
         return room[:size]
 
-    def fill(self, to: Array, array: Array) -> None:
-        """See `Device.fill`."""
-        to[...] = array
-
     def host_array(self, tensor: Array) -> Array:
         """The array itself."""
         return tensor

@@ -82,10 +82,6 @@ class TorchDevice:
         del room
         return torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy()
 
-    def fill(self, to: Tensor, array: Array) -> None:
-        """See `Device.fill`."""
-        to.copy_(as_tensor(np.ascontiguousarray(array)))
-
     def host_array(self, tensor: Tensor) -> Array:
         """See `Device.host_array`."""
         return as_array(tensor)

@@ -1,14 +1,12 @@
 """The exchange of tensors between ranks on CPUs, by `pyllm_kernels`. Knows neither addresses nor layers."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pyllm_kernels._cpu import RankExchange
+from pyllm_kernels.tensors import Tensor, dtype_name, is_array
 
 from pyllm.workers.layers.rank_rendezvous import Place
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _SUMMED = ("float32", "bfloat16")  # dtypes of the kernels' sum
 
@@ -23,9 +21,9 @@ class HostRanks:
         self._ranks = ranks
         self._place = place
 
-    def sum(self, part: "Tensor") -> "Tensor":
+    def sum(self, part: Tensor) -> Tensor:
         part = _contiguous(part)
-        if (dtype := str(part.dtype).removeprefix("torch.")) in _SUMMED:
+        if (dtype := dtype_name(part.dtype)) in _SUMMED:
             self._ranks.sum(dtype, _bytes(part))
             return part
         total, *others = self.gather(part)
@@ -33,43 +31,43 @@ class HostRanks:
             total += other
         return total
 
-    def gather(self, part: "Tensor") -> "list[Tensor]":
+    def gather(self, part: Tensor) -> list[Tensor]:
         whole = _new(part, self._place.size * len(part), *part.shape[1:])
         self._ranks.all_gather(_bytes(_contiguous(part)), _bytes(whole))
         return [whole[rank * len(part) : (rank + 1) * len(part)] for rank in range(self._place.size)]
 
-    def concatenate(self, part: "Tensor") -> "Tensor | None":
+    def concatenate(self, part: Tensor) -> Tensor | None:
         rows, columns = part.shape
         whole = _new(part, rows, self._place.size * columns) if self._place.rank % self._place.size == 0 else None
         row_bytes = columns * part.itemsize
         self._ranks.gather(_bytes(_contiguous(part)), row_bytes, None if whole is None else _bytes(whole))
         return whole
 
-    def broadcast(self, tensor: "Tensor") -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         self._ranks.broadcast(_bytes(tensor))
 
     def allocate_messages(self, num_messages: int, num_bytes: int) -> None:
         self._ranks.allocate_messages(num_messages, num_bytes)
 
-    def send(self, states: "Tensor") -> None:
+    def send(self, states: Tensor) -> None:
         self._ranks.send([_bytes(_contiguous(part)) for part in states])
 
-    def receive(self, states: "Tensor") -> None:
+    def receive(self, states: Tensor) -> None:
         self._ranks.receive([_bytes(part) for part in states])
 
 
 def _new(like: Any, *shape: int) -> Any:
     """An array or a tensor of the same kind and dtype, not initialised."""
-    return np.empty(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_empty(shape)
+    return np.empty(shape, like.dtype) if is_array(like) else like.new_empty(shape)
 
 
 def _contiguous(array: Any) -> Any:
-    return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.contiguous()
+    return np.ascontiguousarray(array) if is_array(array) else array.contiguous()
 
 
 def _bytes(array: Any) -> Any:
     """The memory of a contiguous array or tensor, as bytes."""
-    if isinstance(array, np.ndarray):
+    if is_array(array):
         assert array.flags.c_contiguous, "a copy would not be written back"
         return array.reshape(-1).view(np.uint8)
     import torch

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-import torch
 from pyllm_kernels import (
     GGUF_BLOCKS,
     INT8_BLOCKS,
     MatrixRows,
     NotFiniteError,
     PackedLinear,
-    dtype_name,
     empty_bytes,
     zero_rows,
 )
 from pyllm_kernels.ops.packed_linear import kept_format, pack_linear, pack_rows
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WHOLE, WeightReader, check_finite
@@ -59,7 +57,7 @@ def pack(
     runs = [(kind, list(run)) for kind, run in groupby(found, lambda part: _packed_as(part[1], placement))]
     paddings = [0] * (len(runs) - 1) + [num_padding_rows]
     packed = tuple(
-        _pack_run(run, weight_format, placement, padding).to(placement.device)
+        _pack_run(run, weight_format, placement, padding).moved(placement.device.from_host)
         for ((weight_format, _), run), padding in zip(runs, paddings, strict=True)
     )
     if cache is not None:
@@ -89,7 +87,7 @@ def _packed_as(rows: MatrixRows, placement: WeightPlacement) -> tuple[str, str]:
         return kept, f"{rows.format} {scale_features}"
     if placement.quantization == "int8":
         return "int8", rows.format if rows.format in INT8_BLOCKS else ""
-    return dtype_name(placement.dtype), ""
+    return placement.dtype, ""
 
 
 def _pack_run(
@@ -112,7 +110,9 @@ def _read_floats(
 ) -> Tensor:
     sizes = [part.share[0] for part in parts]
     weight = placement.empty(sum(sizes) + num_padding_rows, parts[0].share[1])
-    for part, out in zip(parts, torch.split(weight[: sum(sizes)], sizes), strict=True):
-        reader.read(part.name, part.shape, out, part.rows, part.columns)
-    weight[sum(sizes) :] = 0
+    start = 0
+    for part, size in zip(parts, sizes, strict=True):
+        reader.read(part.name, part.shape, weight[start : start + size], part.rows, part.columns)
+        start += size
+    weight[start:] = 0
     return weight

@@ -3,14 +3,13 @@
 Knows no layer. With one rank there is nothing to join, and every collective returns its input.
 """
 
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
+from pyllm_kernels.tensors import Tensor
+
+from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.host_ranks import HostRanks
 from pyllm.workers.layers.rank_rendezvous import Place, meet
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 class Exchange(Protocol):
@@ -19,13 +18,13 @@ class Exchange(Protocol):
     See `RankGroup` for the collectives. `send` and `receive` are between pipeline stages, see `StageLink`.
     """
 
-    def sum(self, part: "Tensor") -> "Tensor": ...
-    def gather(self, part: "Tensor") -> "list[Tensor]": ...
-    def concatenate(self, part: "Tensor") -> "Tensor | None": ...
-    def broadcast(self, tensor: "Tensor") -> None: ...
+    def sum(self, part: Tensor) -> Tensor: ...
+    def gather(self, part: Tensor) -> list[Tensor]: ...
+    def concatenate(self, part: Tensor) -> Tensor | None: ...
+    def broadcast(self, tensor: Tensor) -> None: ...
     def allocate_messages(self, num_messages: int, num_bytes: int) -> None: ...
-    def send(self, states: "Tensor") -> None: ...
-    def receive(self, states: "Tensor") -> None: ...
+    def send(self, states: Tensor) -> None: ...
+    def receive(self, states: Tensor) -> None: ...
 
 
 class RankGroup:
@@ -40,7 +39,7 @@ class RankGroup:
     def join(
         cls,
         place: Place,
-        device: "torch.device",
+        device: Device,
         rendezvous: str,
         *,
         batch_invariant: bool = False,
@@ -59,9 +58,13 @@ class RankGroup:
         """
         exchange: Exchange | None = None
         if device.type == "cuda":
+            from pyllm.workers.devices.torch_device import TorchDevice
             from pyllm.workers.layers.nccl_ranks import NcclRanks
 
-            exchange = NcclRanks.join(place, device, rendezvous, in_rank_order=batch_invariant, only_nccl=only_nccl)
+            assert isinstance(device, TorchDevice), "GPUs are torch's"
+            exchange = NcclRanks.join(
+                place, device.device, rendezvous, in_rank_order=batch_invariant, only_nccl=only_nccl
+            )
         elif place.num_ranks > 1:
             exchange = HostRanks(meet(place, rendezvous, host, secret), place)
         return cls(place.rank % place.size, place.size, exchange)
@@ -72,19 +75,19 @@ class RankGroup:
         assert self._exchange is not None, "one rank has nobody to exchange tensors with"
         return self._exchange
 
-    def sum(self, part: "Tensor") -> "Tensor":
+    def sum(self, part: Tensor) -> Tensor:
         """The sum of all ranks' tensors, on every rank; it may be written into `part`."""
         return part if self.size == 1 else self.exchange.sum(part)
 
-    def gather(self, part: "Tensor") -> "list[Tensor]":
+    def gather(self, part: Tensor) -> list[Tensor]:
         """All ranks' tensors in rank order, on every rank: views of one tensor."""
         return [part] if self.size == 1 else self.exchange.gather(part)
 
-    def concatenate(self, part: "Tensor") -> "Tensor | None":
+    def concatenate(self, part: Tensor) -> Tensor | None:
         """All ranks' tensors [rows, columns] side by side in rank order, on rank 0; None on the others."""
         return part if self.size == 1 else self.exchange.concatenate(part)
 
-    def broadcast(self, tensor: "Tensor") -> "Tensor":
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor; on the other ranks it is written into `tensor`."""
         if self.size > 1:
             self.exchange.broadcast(tensor)

@@ -3,11 +3,11 @@
 Knows neither layers nor plans. Sizes follow from the plan, which all stages have.
 """
 
-import torch
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, numpy_dtype
 
 from pyllm.config.engine_settings import ParallelConfig
 from pyllm.config.rank_coordinates import coordinates_of
+from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.rank_group import RankGroup
 
 
@@ -34,12 +34,12 @@ class StageLink:
         """
         return self._incoming
 
-    def allocate(self, max_tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def allocate(self, max_tokens: int, hidden_size: int, dtype: str, device: Device) -> None:
         """Allocate the buffers, for steps of up to `max_tokens` tokens."""
         if self._receives:
-            self._incoming = torch.zeros((2, max_tokens, hidden_size), dtype=dtype, device=device)
+            self._incoming = device.zeros((2, max_tokens, hidden_size), dtype)
         if self._num_stages > 1:
-            num_bytes = 2 * max_tokens * hidden_size * dtype.itemsize
+            num_bytes = 2 * max_tokens * hidden_size * numpy_dtype(dtype).itemsize
             self._group.exchange.allocate_messages(self._num_stages, num_bytes)
 
     def receive(self, num_tokens: int) -> None:

@@ -3,9 +3,9 @@
 import zlib
 from collections.abc import Iterable
 
-import torch
+import numpy as np
 from pyllm_kernels import MatrixRows
-from torch import Tensor
+from pyllm_kernels.tensors import Array, Tensor, fill, numpy_dtype
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.workers.loaders.tensor_table import DTYPES
@@ -24,7 +24,7 @@ class DummyReader:
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
         del shape, rows, columns
-        out.copy_(self._draw(name, tuple(out.shape)))
+        fill(out, self._draw(name, tuple(out.shape)))
 
     def rows(
         self,
@@ -42,7 +42,6 @@ class DummyReader:
     def release(self, names: Iterable[str]) -> None:
         """See `WeightReader.release`; there is no file."""
 
-    def _draw(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        numbers = torch.empty(shape, dtype=DTYPES[self._types[name]])
-        return numbers.uniform_(-_LARGEST, _LARGEST, generator=generator)
+    def _draw(self, name: str, shape: tuple[int, ...]) -> Array:
+        numbers = np.random.default_rng(zlib.crc32(name.encode())).random(shape, np.float32)
+        return ((2 * numbers - 1) * np.float32(_LARGEST)).astype(numpy_dtype(DTYPES[self._types[name]]))

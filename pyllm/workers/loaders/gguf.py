@@ -4,9 +4,8 @@ import logging
 from collections.abc import Iterable
 
 import numpy as np
-import torch
 from pyllm_kernels import GGUF_BLOCKS, MatrixRows
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, fill
 
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.requantise import as_q8_0
@@ -33,13 +32,13 @@ class GgufReader:
         num_rows, width = (shape[0], shape[1]) if len(shape) == 2 else (shape[0], 1)
         offset = added(self._table.find(name, shape)[0])
         wanted = range(num_rows)[rows]
-        matrix = out.view(len(wanted), -1)
+        matrix = out.reshape(len(wanted), -1)
         step = max(1, _CHUNK_BYTES // (4 * width))
         for start in range(0, len(wanted), step):
             chunk = slice(wanted.start + start, wanted.start + min(start + step, len(wanted)))
             numbers = self._rows(name, shape, chunk, columns, keep_quantised=False).numbers()
-            check_finite(name, bool(numbers.isfinite().all()))
-            matrix[start : start + step].copy_(numbers + offset)
+            check_finite(name, bool(np.isfinite(numbers).all()))
+            fill(matrix[start : start + step], numbers + np.float32(offset))
 
     def rows(
         self,
@@ -86,9 +85,9 @@ class GgufReader:
         source = gguf.GGMLQuantizationType[kind]
         step = max(1, _CHUNK_BYTES // max(1, 32 * stored.shape[1]))
         chunks = (gguf.quants.dequantize(stored[at : at + step], source) for at in range(0, len(stored), step))
-        numbers = (torch.from_numpy(np.ascontiguousarray(chunk[:, columns])) for chunk in chunks)
+        numbers = (np.ascontiguousarray(chunk[:, columns]) for chunk in chunks)
         if not keep_quantised:
-            return MatrixRows.of(torch.cat(list(numbers)))
+            return MatrixRows.of(np.concatenate(list(numbers)))
         if kind not in self._logged:
             self._logged.add(kind)
             logger.info("tensors of type %s have no kernel, and are requantised to Q8_0", kind)

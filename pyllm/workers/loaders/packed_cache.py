@@ -21,9 +21,8 @@ from typing import IO, NamedTuple
 import msgspec
 import numpy as np
 import pyllm_kernels
-import torch
-from pyllm_kernels import LinearLayout, PackedLinear, dtype_name, empty_bytes
-from torch import Tensor
+from pyllm_kernels import LinearLayout, PackedLinear, empty_bytes
+from pyllm_kernels.tensors import Array, address, numpy_dtype
 
 from pyllm.checkpoint.cache import cache_folder, file_identity
 from pyllm.checkpoint.types import Checkpoint
@@ -83,7 +82,7 @@ class PackedCache:
             return None
         return tuple(_packed(self._content, matrix) for matrix in self._matrices[name])
 
-    def room(self, num_bytes: int) -> Tensor:
+    def room(self, num_bytes: int) -> Array:
         """Memory for a matrix to be added: part of the file, or ordinary memory if the disk is full."""
         return empty_bytes(num_bytes) if self._file is None else self._file.room(num_bytes)
 
@@ -126,17 +125,17 @@ class _Unfinished:
         except OSError as error:
             self._give_up(error)
 
-    def room(self, num_bytes: int) -> Tensor:
+    def room(self, num_bytes: int) -> Array:
         if self._file is not None:
             try:
                 self._make_room(num_bytes)
                 # Reserve disk blocks first: a write to a mapped page without a disk block raises a fatal signal.
                 os.posix_fallocate(self._file.fileno(), self._size, num_bytes)
                 content = mmap.mmap(self._file.fileno(), num_bytes, offset=self._size)
-                tensor = torch.frombuffer(content, dtype=torch.uint8)
-                self._offsets[tensor.data_ptr()] = self._size
+                memory = np.frombuffer(content, np.uint8)
+                self._offsets[address(memory)] = self._size
                 self._size += -(-num_bytes // _PAGE) * _PAGE
-                return tensor
+                return memory
             except (OSError, ValueError) as error:
                 self._give_up(error)
         return empty_bytes(num_bytes)
@@ -148,10 +147,10 @@ class _Unfinished:
         layout = matrix.layout
         assert layout is not None, "a matrix that Rust has not packed"
         return _Matrix(
-            self._offsets.get(matrix.data.data_ptr(), -1),
+            self._offsets.get(address(matrix.data), -1),
             matrix.data.nbytes,
             matrix.format,
-            dtype_name(matrix.dtype),
+            matrix.dtype,
             layout.in_features,
             layout.out_features,
             layout.blocks,
@@ -213,7 +212,7 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
         return None
     # Weights in fp8 also become floats on a CPU.
     are_floats = model.quantization == "none" or any(entry.source.type == "F8_E4M3" for entry in checkpoint.tensors)
-    float_bytes = num_parameters(checkpoint.spec) * getattr(torch, model.dtype).itemsize
+    float_bytes = num_parameters(checkpoint.spec) * numpy_dtype(model.dtype).itemsize
     if are_floats and float_bytes > MAX_GROWTH * size:
         return None
     try:
@@ -235,7 +234,7 @@ def _key(parts: Sequence[object]) -> str:
     kernels = Path(pyllm_kernels.__file__).parent
     # These files determine the packed bytes, so the key changes with them: no version number needs to be raised.
     home = Path(__file__).parents[2]
-    code = [*kernels.glob("_cpu*.so"), kernels / "cpu_linear.py", kernels / "matrix_rows.py"]
+    code = [*kernels.glob("_cpu*.so"), kernels / "ops" / "packed_linear.py", kernels / "matrix_rows.py"]
     for folder in (home / "families", home / "workers" / "loaders", home / "workers" / "layers"):
         code += folder.glob("*.py")
     for module in sorted(code):
@@ -244,17 +243,18 @@ def _key(parts: Sequence[object]) -> str:
 
 
 def _packed(content: mmap.mmap, matrix: _Matrix) -> PackedLinear:
-    data = torch.from_numpy(np.frombuffer(content, np.uint8, matrix.num_bytes, matrix.offset))
+    data: Array = np.frombuffer(content, np.uint8, matrix.num_bytes, matrix.offset)
     layout = LinearLayout(matrix.format, matrix.dtype, matrix.in_features, matrix.out_features, matrix.blocks)
-    dtype: torch.dtype = getattr(torch, matrix.dtype)
-    return PackedLinear(data.view(dtype) if matrix.format == matrix.dtype else data, matrix.format, dtype, layout)
+    if matrix.format == matrix.dtype:
+        data = data.view(numpy_dtype(matrix.dtype))
+    return PackedLinear(data, matrix.format, matrix.dtype, layout)
 
 
 def _open(path: Path, key: str) -> tuple[mmap.mmap | None, _Index | None]:
     """Map a file; (None, None) if its index is damaged or has another key."""
     try:
         with path.open("rb") as file:
-            # A private mapping: torch warns about read-only memory. Nothing writes to it.
+            # A private mapping, which nothing writes to: torch warns about read-only memory.
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         length = int.from_bytes(content[-_TRAILER_BYTES : -_TRAILER_BYTES + 8], "little")
         start = len(content) - _TRAILER_BYTES - length

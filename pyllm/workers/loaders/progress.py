@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from pyllm_kernels import MatrixRows
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.workers.loaders.weights import WHOLE, WeightReader

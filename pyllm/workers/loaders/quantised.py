@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pyllm_kernels import GGUF_BLOCKS, MatrixRows, Scales
-from torch import Tensor
+from pyllm_kernels.tensors import Array, Floats, Tensor, fill, numpy_dtype
 
 from pyllm.families.tensors import FileTensor, TensorEntry
 from pyllm.workers.loaders.packed_integers import Codes, Words, as_slice, columns_of, unpacked
@@ -48,8 +47,8 @@ class QuantisedReader:
         for part in _chunks(len(wanted), shape[1]):
             chunk = slice(wanted.start + part.start, wanted.start + part.stop)
             numbers = self.rows(name, (shape[0], shape[1]), chunk, columns).numbers()
-            check_finite(name, bool(numbers.isfinite().all()))
-            out[part].copy_(numbers)
+            check_finite(name, bool(np.isfinite(numbers).all()))
+            fill(out[part], numbers)
 
     def rows(
         self,
@@ -91,14 +90,14 @@ class QuantisedReader:
         assert quantised is not None
         scales = self._table.content(quantised.scales).reshape(num_rows, -1)[rows]
         content = self._table.content(entry.source).reshape(num_rows, -1, _GROUP // 2)[rows]
-        blocks = torch.empty(*scales.shape, GGUF_BLOCKS["mxfp4"][1], dtype=torch.uint8)
-        blocks[..., 0] = torch.from_numpy(scales.copy())
+        blocks = np.empty((*scales.shape, GGUF_BLOCKS["mxfp4"][1]), np.uint8)
+        blocks[..., 0] = scales
         for part in _chunks(len(content), entry.source.shape[1]):
-            first, second = torch.from_numpy(content[part]).chunk(2, dim=-1)
+            first, second = np.split(content[part], 2, axis=-1)
             blocks[part, :, 1::2] = first & 0x0F | second << 4
             blocks[part, :, 2::2] = first >> 4 | second & 0xF0
         start, stop = columns.start // _GROUP, -(-columns.stop // _GROUP)
-        found = MatrixRows.of(blocks[:, start:stop].flatten(1), "mxfp4")
+        found = MatrixRows.of(_flat(blocks[:, start:stop]), "mxfp4")
         if columns.start % _GROUP or columns.stop % _GROUP:
             first = start * _GROUP
             return MatrixRows.of(found.numbers()[:, columns.start - first : columns.stop - first])
@@ -115,27 +114,28 @@ class QuantisedReader:
         if grid.blocks is None or (grid.bits == 8 and not grid.is_symmetric):
             self._log("Q8_0 where groups are in act-order or not of 32, or 8 bits are asymmetric, for a small loss")
             return self._requantised(name, entry, share, grid)
-        scales = grid.scales[:, grid.blocks].half()  # [rows, blocks]
-        minimums = (-scales.float() * grid.zeros[:, grid.blocks]).half()
-        if not (_nearly(scales, grid.scales[:, grid.blocks]) and minimums.isfinite().all()):
+        with np.errstate(over="ignore", invalid="ignore"):
+            scales = grid.scales[:, grid.blocks].astype(np.float16)  # [rows, blocks]
+            minimums = (-scales.astype(np.float32) * grid.zeros[:, grid.blocks]).astype(np.float16)
+        if not (_nearly(scales, grid.scales[:, grid.blocks]) and np.isfinite(minimums).all()):
             self._log("floats where float16 cannot hold their scales")
             return self._exact(entry, share, grid)
         kind = "q8_0" if grid.bits == 8 else "q4_0" if grid.is_symmetric else "q4_1"
         self._log(kind.upper())
         factors = [scales, minimums] if kind == "q4_1" else [scales]
-        blocks = torch.empty(*scales.shape, GGUF_BLOCKS[kind][1], dtype=torch.uint8)
+        blocks = np.empty((*scales.shape, GGUF_BLOCKS[kind][1]), np.uint8)
         for index, factor in enumerate(factors):
-            blocks[..., 2 * index : 2 * index + 2] = factor.unsqueeze(-1).view(torch.uint8)
+            blocks[..., 2 * index : 2 * index + 2] = factor[..., None].view(np.uint8)
         for part in _chunks(*share.shape):
-            codes = torch.from_numpy(self._codes(entry, share.part(part))).view(-1, scales.shape[1], _GROUP)
-            lows, highs = codes.chunk(2, dim=-1)
-            blocks[part, :, 2 * len(factors) :] = codes ^ 0x80 if kind == "q8_0" else lows | highs << 4
-        return MatrixRows.of(blocks.flatten(1), kind)
+            codes = self._codes(entry, share.part(part)).reshape(-1, scales.shape[1], _GROUP)
+            lows, highs = np.split(codes, 2, axis=-1)
+            blocks[part, :, 2 * len(factors) :] = codes ^ np.uint8(0x80) if kind == "q8_0" else lows | highs << 4
+        return MatrixRows.of(_flat(blocks), kind)
 
     def _requantised(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
-        def finite_numbers(part: slice) -> Tensor:
+        def finite_numbers(part: slice) -> Floats:
             numbers = self._numbers(entry, share, grid, part)
-            check_finite(name, bool(numbers.isfinite().all()))
+            check_finite(name, bool(np.isfinite(numbers).all()))
             return numbers
 
         return as_q8_0(map(finite_numbers, _chunks(*share.shape)))
@@ -145,21 +145,24 @@ class QuantisedReader:
         if grid.is_int8:
             scales = Scales(grid.scales, share.width)
         elif grid.blocks is not None and (grid.bits == 4 or grid.is_symmetric):
-            scales = Scales(grid.scales[:, grid.blocks].contiguous(), _GROUP)
+            scales = Scales(np.ascontiguousarray(grid.scales[:, grid.blocks]), _GROUP)
         else:
-            return MatrixRows.of(torch.cat([self._numbers(entry, share, grid, part) for part in _chunks(*share.shape)]))
-        integers = torch.empty(share.shape, dtype=torch.int8)
+            return MatrixRows.of(
+                np.concatenate([self._numbers(entry, share, grid, part) for part in _chunks(*share.shape)])
+            )
+        integers = np.empty(share.shape, np.int8)
         for part in _chunks(*share.shape):
-            integers[part] = self._integers(entry, share, grid, part).to(torch.int8)
+            integers[part] = self._integers(entry, share, grid, part)
         return MatrixRows.scaled(integers, scales)
 
-    def _numbers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Tensor:
+    def _numbers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Floats:
         """The dequantised numbers, float32 [rows, width]."""
-        return grid.scales[rows][:, grid.groups] * self._integers(entry, share, grid, rows)
+        numbers: Floats = grid.scales[rows][:, grid.groups] * self._integers(entry, share, grid, rows)
+        return numbers
 
-    def _integers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Tensor:
+    def _integers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Array:
         """The integers minus their zero points, int16 [rows, width]."""
-        codes = torch.from_numpy(self._codes(entry, share.part(rows))).to(torch.int16)
+        codes = self._codes(entry, share.part(rows)).astype(np.int16)
         return codes - grid.zeros[rows][:, grid.groups]
 
     def _codes(self, entry: TensorEntry, share: "_Share") -> Codes:
@@ -186,15 +189,16 @@ class QuantisedReader:
     def _grid(self, entry: TensorEntry, share: "_Share") -> "_Grid":
         quantised = entry.quantised
         assert quantised is not None
-        groups = torch.arange(share.start, share.stop) // quantised.block[1]
+        groups = np.arange(share.start, share.stop) // quantised.block[1]
         if quantised.groups is not None:
             stored = _integers(self._table.content(quantised.groups))[share.start : share.stop]
-            groups = torch.from_numpy(stored.astype(np.int64))
+            groups = stored.astype(np.int64)
         scales = self._scales(entry, share)
-        zeros = torch.full(scales.shape, 1 << (quantised.bits - 1), dtype=torch.int16)
+        zeros = np.full(scales.shape, 1 << (quantised.bits - 1), np.int16)
         if quantised.zeros is not None:
             codes = self._stored_zeros(entry, quantised.zeros, share)
-            zeros.copy_(torch.from_numpy(np.ascontiguousarray(codes))).add_(quantised.zero_offset)
+            zeros[...] = codes
+            zeros += np.int16(quantised.zero_offset)
         return _Grid.of(quantised.bits, scales, zeros, groups)
 
     def _stored_zeros(self, entry: TensorEntry, zeros: FileTensor, share: "_Share") -> Codes:
@@ -208,17 +212,17 @@ class QuantisedReader:
         words = words.T if quantised.layout == "packed" else words
         return columns_of(words, quantised.bits, share.order, quantised.layout == "awq").T
 
-    def _scales(self, entry: TensorEntry, share: "_Share") -> Tensor:
+    def _scales(self, entry: TensorEntry, share: "_Share") -> Floats:
         """The scales float32 [rows, groups], for all columns of the matrix."""
         quantised = entry.quantised
         assert quantised is not None
         stored = quantised.scales
         # Copied, as a tensor may start at any byte of the file.
-        scales = torch.from_numpy(self._table.content(stored).copy()).view(DTYPES[stored.type]).float()
+        scales = self._table.content(stored).copy().view(numpy_dtype(DTYPES[stored.type])).astype(np.float32)
         if quantised.layout in {"gptq", "awq"}:
-            return scales.view(stored.shape)[:, torch.from_numpy(share.order)].T.contiguous()
+            return np.ascontiguousarray(scales.reshape(stored.shape)[:, share.order].T)
         num_groups = -(-entry.source.shape[1] // quantised.block[1])
-        return scales.view(-1, num_groups)[torch.from_numpy(share.order // quantised.block[0])]
+        return scales.reshape(-1, num_groups)[share.order // quantised.block[0]]
 
     def _log(self, kind: str) -> None:
         if kind not in self._logged:
@@ -252,17 +256,17 @@ class _Grid(NamedTuple):
     """
 
     bits: int
-    scales: Tensor
-    zeros: Tensor
-    groups: Tensor
-    blocks: Tensor | None
+    scales: Floats
+    zeros: Array
+    groups: Array
+    blocks: Array | None
     is_symmetric: bool
 
     @classmethod
-    def of(cls, bits: int, scales: Tensor, zeros: Tensor, groups: Tensor) -> "_Grid":
+    def of(cls, bits: int, scales: Floats, zeros: Array, groups: Array) -> "_Grid":
         blocks = None
         if not len(groups) % _GROUP:
-            by_block = groups.view(-1, _GROUP)
+            by_block = groups.reshape(-1, _GROUP)
             blocks = by_block[:, 0] if bool((by_block == by_block[:, :1]).all()) else None
         return cls(bits, scales, zeros, groups, blocks, bool((zeros == 1 << (bits - 1)).all()))
 
@@ -271,18 +275,23 @@ class _Grid(NamedTuple):
         return self.bits == 8 and self.is_symmetric and self.scales.shape[1] == 1
 
 
-def _of_columns(scales: Tensor, features: int, share: _Share) -> Scales:
+def _of_columns(scales: Floats, features: int, share: _Share) -> Scales:
     """The scales of some columns, from the scales of all groups; the columns may begin and end within a group."""
     is_one = share.start // features == (share.stop - 1) // features
     unit = share.width if is_one else gcd(features, share.start)
-    groups = torch.arange(share.start, share.stop, unit) // features
-    return Scales(scales[:, groups].contiguous(), unit)
+    groups = np.arange(share.start, share.stop, unit) // features
+    return Scales(np.ascontiguousarray(scales[:, groups]), unit)
 
 
-def _nearly(rounded: Tensor, scales: Tensor) -> bool:
+def _nearly(rounded: Array, scales: Floats) -> bool:
     """Whether no scale is off by more than the rounding error of its row's largest scale in float16."""
-    largest = scales.abs().amax(1, keepdim=True)
-    return bool(((rounded.float() - scales).abs() <= largest * 2.0**-11).all())
+    largest = np.abs(scales).max(1, keepdims=True)
+    return bool((np.abs(rounded.astype(np.float32) - scales) <= largest * np.float32(2.0**-11)).all())
+
+
+def _flat(blocks: Array) -> Array:
+    """[rows, blocks, bytes] as [rows, bytes]."""
+    return blocks.reshape(len(blocks), -1)
 
 
 def _integers(content: npt.NDArray[np.uint8]) -> Words:

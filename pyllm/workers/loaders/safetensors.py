@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-import torch
-from pyllm_kernels import MatrixRows, dtype_name
-from torch import Tensor
+import numpy as np
+from pyllm_kernels import MatrixRows
+from pyllm_kernels.tensors import Array, Tensor, fill, numpy_dtype
 
 from pyllm.workers.loaders.tensor_table import DTYPES, RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
@@ -20,10 +20,9 @@ class SafetensorsReader:
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
         wanted, offset = self._view(name, shape, rows), added(self._table.find(name, shape)[0])
-        out.copy_(wanted[:, columns] if wanted.ndim == 2 else wanted)
-        check_finite(name, bool(out.sum(dtype=torch.float32).isfinite()))  # one pass, without another tensor
-        if offset:
-            out += offset
+        wanted = wanted[:, columns] if wanted.ndim == 2 else wanted
+        check_finite(name, bool(np.isfinite(wanted.sum(dtype=np.float32))))  # one pass, without another array
+        fill(out, wanted.astype(np.float32) + np.float32(offset) if offset else wanted)
 
     def rows(
         self,
@@ -38,18 +37,18 @@ class SafetensorsReader:
         entry, content = self._table.find(name, shape)
         if is_transposed(entry):
             return MatrixRows.of(self._view(name, shape, rows)[:, columns])
-        dtype = DTYPES[entry.source.type]
-        if dtype == torch.float64:
-            return MatrixRows.of(self._view(name, shape, rows)[:, columns].float())
+        row_format = DTYPES[entry.source.type]
+        if row_format == "float64":
+            return MatrixRows.of(self._view(name, shape, rows)[:, columns].astype(np.float32))
         start, stop, _ = columns.indices(shape[1])
-        row_format = dtype_name(dtype)
-        return rows_of(entry, content, row_format, RowSlice(rows, start * dtype.itemsize, stop - start))
+        first_byte = start * numpy_dtype(row_format).itemsize
+        return rows_of(entry, content, row_format, RowSlice(rows, first_byte, stop - start))
 
     def release(self, names: Iterable[str]) -> None:
         """See `WeightReader.release`."""
         self._table.release(names)
 
-    def _view(self, name: str, shape: tuple[int, ...], rows: slice) -> Tensor:
+    def _view(self, name: str, shape: tuple[int, ...], rows: slice) -> Array:
         entry, _ = self._table.find(name, shape)
         tensor = self._table.elements(entry.source)
         return (tensor.T if is_transposed(entry) else tensor)[source_rows(entry, rows)]

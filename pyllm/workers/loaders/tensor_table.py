@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pyllm_kernels import MatrixRows, Scales
+from pyllm_kernels.tensors import Array, numpy_dtype
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
@@ -17,17 +17,18 @@ from pyllm.workers.loaders.transforms import source_rows
 from pyllm.workers.loaders.weights import check_finite
 
 DTYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F64": "float64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
+_FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
 class TensorTable:
@@ -59,18 +60,18 @@ class TensorTable:
             raise ConfigError(f"tensor {tensor.name!r} ends behind the end of its file: was the file changed just now?")
         return content
 
-    def elements(self, tensor: FileTensor) -> torch.Tensor:
+    def elements(self, tensor: FileTensor) -> Array:
         """A tensor of plain elements in its shape, as a view of the file if it is aligned.
 
         Raises:
             ConfigError: the file has shrunk.
         """
         # A tensor may start at any byte of the file: copy it if its elements are not aligned.
-        content, dtype = self.content(tensor), DTYPES[tensor.type]
+        content, dtype = self.content(tensor), numpy_dtype(DTYPES[tensor.type])
         aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
-        return torch.from_numpy(aligned).view(dtype).view(tensor.shape)
+        return aligned.view(dtype).reshape(tensor.shape)
 
-    def unmapped(self) -> dict[str, torch.Tensor]:
+    def unmapped(self) -> dict[str, Array]:
         """The tensors that are no parameters of pyllm's layers, by their names in the file.
 
         Raises:
@@ -80,8 +81,8 @@ class TensorTable:
         for entry in self._entries.values():
             if entry.name.startswith(UNMAPPED):
                 tensor = self.elements(entry.source)
-                if tensor.is_floating_point():
-                    check_finite(entry.source.name, bool(tensor.isfinite().all()))
+                if entry.source.type in _FLOATS:
+                    check_finite(entry.source.name, bool(np.isfinite(tensor).all()))
                 found[entry.source.name] = tensor
         return found
 
@@ -116,4 +117,4 @@ def rows_of(
     row_bytes = len(content) // num_rows
     order = source_rows(entry, part.rows)
     addresses = (content.ctypes.data + part.first_byte + np.arange(num_rows, dtype=np.int64) * row_bytes)[order]
-    return MatrixRows(row_format, part.in_features, torch.from_numpy(addresses), (content,), scales)
+    return MatrixRows(row_format, part.in_features, addresses, (content,), scales)

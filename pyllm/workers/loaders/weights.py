@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from pyllm_kernels import MatrixRows
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.errors import ConfigError
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from pyllm_kernels import PackedLinear, stay_awake
+from pyllm_kernels.tensors import Array
+from pyllm_kernels.torch_bridge import as_tensor
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -32,11 +34,12 @@ class TransformersModel:
     """The whole model, or one rank's share of it. `others` are the file's tensors that transformers loads itself."""
 
     def __init__(
-        self, spec: ModelSpec, placement: WeightPlacement, others: dict[str, Tensor], max_model_len: int
+        self, spec: ModelSpec, placement: WeightPlacement, others: dict[str, Array], max_model_len: int
     ) -> None:
         assert spec.transformers is not None, "the probe found no model of transformers"
         self.spec, self.dtype = spec, torch_dtype(placement.dtype)
-        self._placement, self._others, self._max_model_len = placement, others, max_model_len
+        self._placement, self._max_model_len = placement, max_model_len
+        self._others = {name: as_tensor(array) for name, array in others.items()}
         self._model = build(spec.transformers.config, self.dtype, "cpu")
         # It needs the model's original parameters, so read it before the replacements.
         self._mapping: list[Any] = get_model_conversion_mapping(self._model)

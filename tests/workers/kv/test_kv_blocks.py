@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pyllm_kernels.tensors import fill
 
 from pyllm.workers.devices.device import Device
 from pyllm.workers.devices.host import HostDevice
@@ -45,7 +46,7 @@ class FakeCuda:
 
 def random_cache(dtype: str, num_blocks: int, device: Device) -> KVCache:
     cache = KVCache(KVCacheShape(3, 4, 2, 8, dtype), num_blocks, device)
-    device.fill(cache.memory, np.random.default_rng(0).standard_normal(cache.memory.shape, np.float32))
+    fill(cache.memory, np.random.default_rng(0).standard_normal(cache.memory.shape, np.float32))
     return cache
 
 
