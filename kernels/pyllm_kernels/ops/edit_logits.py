@@ -1,7 +1,7 @@
 """Masks, biases and penalties on logits. Knows neither requests nor the reasons for edits."""
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
@@ -34,7 +34,7 @@ class LogitsEdits:
 
     def moved(self, move: Callable[[Array], Tensor]) -> Self:
         """The edits where `move` puts an array of the host: one array for all of them."""
-        columns = astuple(self)
+        columns: list[Array] = [getattr(self, field.name) for field in fields(self)]
         packed = np.concatenate([column.view(np.int32) for column in columns])
         there, ends = move(packed), np.cumsum([len(column) for column in columns]).tolist()
         parts = (there[end - len(column) : end] for column, end in zip(columns, ends, strict=True))
@@ -43,6 +43,7 @@ class LogitsEdits:
         )
 
 
+@np.errstate(all="ignore")
 def _edit_logits(
     logits: Array,
     rows: Array,
