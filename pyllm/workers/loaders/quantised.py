@@ -147,9 +147,8 @@ class QuantisedReader:
         elif grid.blocks is not None and (grid.bits == 4 or grid.is_symmetric):
             scales = Scales(np.ascontiguousarray(grid.scales[:, grid.blocks]), _GROUP)
         else:
-            return MatrixRows.of(
-                np.concatenate([self._numbers(entry, share, grid, part) for part in _chunks(*share.shape)])
-            )
+            numbers = [self._numbers(entry, share, grid, part) for part in _chunks(*share.shape)]
+            return MatrixRows.of(np.concatenate(numbers))
         integers = np.empty(share.shape, np.int8)
         for part in _chunks(*share.shape):
             integers[part] = self._integers(entry, share, grid, part)

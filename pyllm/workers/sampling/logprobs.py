@@ -26,7 +26,7 @@ _NO_ENTRIES = Entries(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """The result of `pyllm_kernels.ops.logprobs` for M tokens with at most K likeliest others each, still being copied."""
+    """The log-probabilities of M tokens, with at most K likeliest others each, still being copied."""
 
     num_entries: Ints  # [M], 1 + the number wanted
     ids: HostCopy  # int32 [M, 1 + K]

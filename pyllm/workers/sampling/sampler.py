@@ -1,4 +1,4 @@
-"""The sampling parameters of rows, and the draw of a token for each. Owns no generator; knows neither slots nor requests."""
+"""The sampling parameters of rows, and the draw of a token for each. Knows neither slots nor requests."""
 
 from dataclasses import dataclass
 
