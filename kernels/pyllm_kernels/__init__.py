@@ -17,8 +17,6 @@ from pyllm_kernels._cpu import (
     stay_awake,
 )
 from pyllm_kernels.cards import CardError, check_card
-from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
-from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.graph import CaptureError, Graph
 from pyllm_kernels.matrix_rows import (
     FLOAT_DTYPES,
@@ -33,6 +31,8 @@ from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, 
 from pyllm_kernels.op import BackendError, Kernels
 from pyllm_kernels.ops.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.ops.edit_logits import LogitsEdits
+from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertMatrices, Router
+from pyllm_kernels.ops.packed_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.registry import batch_invariant, select
 from pyllm_kernels.tensors import dtype_name
 

@@ -1,14 +1,14 @@
 """Matrices in the formats of files: rows of elements or of quantised blocks, each at its own address. Knows no file."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from pyllm_kernels import _cpu
-from pyllm_kernels.tensors import dtype_name
+from pyllm_kernels.tensors import Array, Floats, Tensor, address, dtype_name, is_array, numpy_dtype
 
 GGUF_BLOCKS = {
     "q8_0": (32, 34),
@@ -26,9 +26,10 @@ GGUF_BLOCKS = {
     "iq4_xs": (256, 136),
 }
 """Features and bytes of a block of GGUF's formats that have kernels: a row may be cut where a block ends."""
-FLOAT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-SCALED_DTYPES = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
+FLOAT_DTYPES = {name: numpy_dtype(name) for name in ("float32", "float16", "bfloat16")}
+SCALED_DTYPES = {name: numpy_dtype(name) for name in ("int8", "float8_e4m3fn")}
 """Elements of a byte, which are numbers only together with their scales."""
+_ALIGNMENT = 64  # a vector of AVX-512, and a cache line
 
 
 class Scales(NamedTuple):
@@ -38,33 +39,23 @@ class Scales(NamedTuple):
     smaller.
     """
 
-    numbers: Tensor
+    numbers: Floats
     features: int
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
-    """Rows on the CPU, of `in_features` in a format of `GGUF_BLOCKS` or a dtype of `FLOAT_DTYPES` or `SCALED_DTYPES`.
+    """Rows of `in_features` in a format of `GGUF_BLOCKS` or a dtype of `FLOAT_DTYPES` or `SCALED_DTYPES`.
 
-    `addresses` is int64 [rows], 0 for a row of zeros; `owners` keeps their memory alive.
+    `addresses` is int64 [rows], 0 for a row of zeros; `owners` keeps their memory alive. Rows of `SCALED_DTYPES` have
+    `scales`, others have none: Rust checks it when it reads them.
     """
 
     format: str
     in_features: int
-    addresses: Tensor
+    addresses: npt.NDArray[np.int64]
     owners: tuple[object, ...]
     scales: Scales | None = None
-
-    def __post_init__(self) -> None:
-        if (self.format in SCALED_DTYPES) != (self.scales is not None):
-            raise ValueError(f"rows of {self.format}, {'without' if self.scales is None else 'with'} scales")
-        if self.scales is not None:
-            numbers, features = self.scales
-            shape = (len(self), -(-self.in_features // features))
-            if numbers.shape != shape or numbers.dtype is not torch.float32 or not numbers.is_contiguous():
-                raise ValueError(
-                    f"scales are {numbers.dtype} {list(numbers.shape)}: give contiguous float32 {list(shape)}"
-                )
 
     @classmethod
     def of(cls, rows: Tensor, weight_format: str = "") -> "MatrixRows":
@@ -73,27 +64,27 @@ class MatrixRows:
         Raises:
             ValueError: `rows` is no matrix of the format.
         """
-        if rows.ndim != 2 or not rows.is_cpu:
-            raise ValueError(f"rows are {list(rows.shape)} on {rows.device}: give a matrix on the CPU")
-        rows = rows.contiguous()
-        addresses = rows.data_ptr() + torch.arange(len(rows)) * rows.stride(0) * rows.element_size()
+        rows = _on_host(rows)
+        if rows.ndim != 2:
+            raise ValueError(f"rows are {list(rows.shape)}: give a matrix")
+        rows = np.ascontiguousarray(rows)
         if not weight_format:
-            return cls(dtype_name(rows.dtype), rows.shape[1], addresses, (rows,))
+            return cls(dtype_name(rows.dtype), rows.shape[1], _addresses(rows), (rows,))
         if weight_format not in GGUF_BLOCKS:
             raise ValueError(f"no blocks of {weight_format}: use {', '.join(GGUF_BLOCKS)}, or floats")
         features, block_bytes = GGUF_BLOCKS[weight_format]
         num_blocks, rest = divmod(rows.shape[1], block_bytes)
-        if rows.dtype is not torch.uint8 or rest:
+        if dtype_name(rows.dtype) != "uint8" or rest:
             raise ValueError(
                 f"blocks are {rows.dtype} {list(rows.shape)}: {weight_format} has uint8, {block_bytes} of them a block"
             )
-        return cls(weight_format, num_blocks * features, addresses, (rows,))
+        return cls(weight_format, num_blocks * features, _addresses(rows), (rows,))
 
     @classmethod
     def scaled(cls, rows: Tensor, scales: Scales) -> "MatrixRows":
         """The rows of a contiguous matrix [rows, in_features] of a dtype of `SCALED_DTYPES`."""
-        addresses = rows.data_ptr() + torch.arange(len(rows)) * rows.shape[1]
-        return cls(dtype_name(rows.dtype), rows.shape[1], addresses, (rows,), scales)
+        rows, scales = _on_host(rows), scales._replace(numbers=_on_host(scales.numbers))
+        return cls(dtype_name(rows.dtype), rows.shape[1], _addresses(rows), (rows,), scales)
 
     def __len__(self) -> int:
         return len(self.addresses)
@@ -103,16 +94,16 @@ class MatrixRows:
         """Whether the rows are integers with one scale each, which "int8" keeps unchanged."""
         return self.format == "int8" and self.scales is not None and self.scales.numbers.shape[1] == 1
 
-    def numbers(self) -> Tensor:
+    def numbers(self) -> Floats:
         """The dequantised numbers, float32 [rows, in_features]."""
-        out = torch.empty(len(self), self.in_features)
-        _cpu.read_rows(sources([self]), self.in_features, out.data_ptr())
+        out = np.empty((len(self), self.in_features), np.float32)
+        _cpu.read_rows(self, out)
         return out
 
-    def stored(self) -> Tensor:
+    def stored(self) -> npt.NDArray[np.uint8]:
         """The bytes in the file's format, uint8 [rows, bytes]."""
-        out = torch.empty(len(self), self._row_bytes(), dtype=torch.uint8)
-        _cpu.copy_rows(sources([self]), self.in_features, out.data_ptr())
+        out = np.empty((len(self), self._row_bytes()), np.uint8)
+        _cpu.copy_rows(self, out)
         return out
 
     def _row_bytes(self) -> int:
@@ -124,18 +115,17 @@ class MatrixRows:
 
 def zero_rows(like: MatrixRows, num_rows: int) -> MatrixRows:
     """`num_rows` rows of zeros in the format of `like`."""
-    scales = like.scales and Scales(torch.zeros(num_rows, like.scales.numbers.shape[1]), like.scales.features)
-    return MatrixRows(like.format, like.in_features, torch.zeros(num_rows, dtype=torch.int64), (), scales)
+    scales = like.scales
+    if scales is not None:
+        scales = scales._replace(numbers=np.zeros((num_rows, scales.numbers.shape[1]), np.float32))
+    return MatrixRows(like.format, like.in_features, np.zeros(num_rows, np.int64), (), scales)
 
 
-def sources(parts: Iterable[MatrixRows]) -> list[tuple[str, int, int, int, int]]:
-    """The parts as arguments of `_cpu`; keep the parts alive as long as it uses them."""
-    return [(part.format, part.addresses.data_ptr(), len(part), *_scales(part)) for part in parts]
-
-
-def empty_bytes(num_bytes: int) -> Tensor:
-    """Memory for a packed matrix, uint8."""
-    return torch.empty(num_bytes, dtype=torch.uint8)
+def empty_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Memory for a packed matrix, uint8, aligned for vectors, which numpy's own is not."""
+    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    start = -address(memory) % _ALIGNMENT
+    return memory[start : start + num_bytes]
 
 
 def check_alike(parts: Sequence[MatrixRows]) -> int:
@@ -150,5 +140,15 @@ def check_alike(parts: Sequence[MatrixRows]) -> int:
     return features.pop()
 
 
-def _scales(part: MatrixRows) -> tuple[int, int]:
-    return (0, 0) if part.scales is None else (part.scales.numbers.data_ptr(), part.scales.features)
+def _addresses(rows: Array) -> npt.NDArray[np.int64]:
+    return address(rows) + np.arange(len(rows)) * (rows.shape[1] * rows.itemsize)
+
+
+def _on_host(tensor: Tensor) -> Array:
+    """An array, or the memory of a tensor of torch as one."""
+    if is_array(tensor):
+        array: Array = tensor
+        return array
+    from pyllm_kernels.torch_bridge import as_array
+
+    return as_array(tensor)

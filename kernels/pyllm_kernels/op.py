@@ -51,8 +51,7 @@ class Op(Generic[P, R]):
 
 def _on_any_device(reference: Callable[P, R]) -> Callable[P, R]:
     """A reference that also takes tensors of torch, which a process that has not imported torch cannot have."""
-    is_torchs = reference.__module__ in {"pyllm_kernels.reference", "pyllm_kernels.paged_reference"}  # not ported yet
-    if "torch" not in sys.modules or is_torchs:
+    if "torch" not in sys.modules:
         return reference
     from pyllm_kernels.torch_bridge import on_host
 

@@ -3,12 +3,9 @@
 Does not know how they are multiplied; the reference and the Triton kernels both use it.
 """
 
-import torch
-from torch import Tensor
+from pyllm_kernels.matrix_rows import FLOAT_DTYPES
+from pyllm_kernels.tensors import Tensor, dtype_name, is_contiguous, strides
 
-from pyllm_kernels.cpu_linear import PackedLinear
-
-_FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 _GROUP_UNIT = 32
 # The widest row whose sum of int8 products (-128 * 127 each) fits into int32.
 _MAX_INT8_FEATURES = (2**31 - 1) // (128 * 127)
@@ -18,9 +15,9 @@ FP8_SCALE_UNIT = 64
 
 def w4a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None) -> int:
     """The features that share a scale and a minimum; `ValueError` if the arguments of `linear_w4a16` do not fit."""
-    _check_matrix("integers", integers, torch.uint8)
-    _check_matrix("scales", scales, torch.float16)
-    _check_matrix("minimums", minimums, torch.float16)
+    _check_matrix("integers", integers, "uint8")
+    _check_matrix("scales", scales, "float16")
+    _check_matrix("minimums", minimums, "float16")
     out_features, in_features = integers.shape[0], 2 * integers.shape[1]
     _check_input_and_output(x, in_features, out_features, out)
     if minimums.shape != scales.shape:
@@ -30,8 +27,8 @@ def w4a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tens
 
 def w8a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None) -> int:
     """The number of features that share a scale; `ValueError` if the arguments of `linear_w8a16` do not fit."""
-    _check_matrix("integers", integers, torch.int8)
-    _check_matrix("scales", scales, torch.float16)
+    _check_matrix("integers", integers, "int8")
+    _check_matrix("scales", scales, "float16")
     out_features, in_features = integers.shape
     _check_input_and_output(x, in_features, out_features, out)
     return _group_size(scales, out_features, in_features)
@@ -39,26 +36,21 @@ def w8a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | 
 
 def check_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None) -> None:
     """Raise a `ValueError` if the arguments of `linear_w8a8` do not fit."""
-    _check_matrix("integers", integers, torch.int8)
+    _check_matrix("integers", integers, "int8")
     out_features, in_features = integers.shape
     _check_input_and_output(x, in_features, out_features, out)
-    if scales.dtype is not torch.float32 or scales.shape != (out_features,) or not scales.is_contiguous():
+    if dtype_name(scales.dtype) != "float32" or scales.shape != (out_features,) or not is_contiguous(scales):
         raise ValueError(f"scales are {scales.dtype} {list(scales.shape)}: integers take float32 [{out_features}]")
     if not 0 < in_features <= _MAX_INT8_FEATURES:
         raise ValueError(f"integers have {in_features} features: int32 sums are exact for 1 to {_MAX_INT8_FEATURES}")
-
-
-def fp8_block(packed: PackedLinear) -> tuple[int, int]:
-    """The outputs and features that share a scale, as the argument `block` of `linear_fp8`."""
-    return 1, packed.scale_features if packed.factors[0].shape[1] > 1 else FP8_SCALE_UNIT
 
 
 def fp8_scale_block(
     x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None, block: tuple[int, int]
 ) -> tuple[int, int]:
     """The outputs and features that share a scale; `ValueError` if the arguments of `linear_fp8` do not fit."""
-    _check_matrix("weight", weight, torch.float8_e4m3fn)
-    _check_matrix("scales", scales, torch.float32)
+    _check_matrix("weight", weight, "float8_e4m3fn")
+    _check_matrix("scales", scales, "float32")
     out_features, in_features = weight.shape
     _check_input_and_output(x, in_features, out_features, out)
     block_out, block_in = block
@@ -87,23 +79,23 @@ def _group_size(scales: Tensor, out_features: int, in_features: int) -> int:
     return in_features // groups
 
 
-def _check_matrix(name: str, matrix: Tensor, dtype: torch.dtype) -> None:
-    if matrix.dtype is not dtype or matrix.dim() != 2 or not matrix.is_contiguous():
+def _check_matrix(name: str, matrix: Tensor, dtype: str) -> None:
+    if dtype_name(matrix.dtype) != dtype or matrix.ndim != 2 or not is_contiguous(matrix):
         raise ValueError(
-            f"{name} is {matrix.dtype} {list(matrix.shape)} with strides {matrix.stride()}: it takes a contiguous "
+            f"{name} is {matrix.dtype} {list(matrix.shape)} with strides {strides(matrix)}: it takes a contiguous "
             f"matrix of {dtype}"
         )
 
 
 def _check_input_and_output(x: Tensor, in_features: int, out_features: int, out: Tensor | None) -> None:
-    if x.dtype not in _FLOATS or x.dim() != 2 or x.shape[1] != in_features or not x.is_contiguous():
+    if dtype_name(x.dtype) not in FLOAT_DTYPES or x.ndim != 2 or x.shape[1] != in_features or not is_contiguous(x):
         raise ValueError(
-            f"x is {x.dtype} {list(x.shape)} with strides {x.stride()}: the weight takes contiguous float16, bfloat16 "
+            f"x is {x.dtype} {list(x.shape)} with strides {strides(x)}: the weight takes contiguous float16, bfloat16 "
             f"or float32 [tokens, {in_features}]"
         )
     shape = (x.shape[0], out_features)
-    if out is not None and (out.dtype is not x.dtype or out.shape != shape or out.stride(1) != 1):
+    if out is not None and (out.dtype != x.dtype or out.shape != shape or strides(out)[1] != 1):
         raise ValueError(
-            f"out is {out.dtype} {list(out.shape)} with strides {out.stride()}: it takes {x.dtype} {list(shape)}, each "
+            f"out is {out.dtype} {list(out.shape)} with strides {strides(out)}: it takes {x.dtype} {list(shape)}, each "
             "row in one piece"
         )

@@ -3,6 +3,7 @@
 Imports neither torch nor a kernel. A dtype is known by its name, such as "bfloat16".
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
@@ -79,9 +80,14 @@ def widened(array: Array) -> Floats:
     return array.astype(np.float32)
 
 
-def rounded(numbers: Floats, like: Array) -> Array:
-    """Numbers as elements of the dtype of `like`, to the nearest, halves to even."""
-    return numbers.astype(like.dtype)
+def rounded(numbers: Floats, like: Array, out: Array | None = None) -> Array:
+    """Numbers as elements of the dtype of `like`, to the nearest, halves to even; in `out`, if that is given."""
+    with np.errstate(over="ignore"):
+        elements = numbers.astype(like.dtype)
+    if out is None:
+        return elements
+    out[...] = elements
+    return out
 
 
 def softmax(scores: Floats) -> Floats:
@@ -91,6 +97,25 @@ def softmax(scores: Floats) -> Floats:
     return normalised
 
 
+def product(x: Array, weight: Floats, out: Array | None = None) -> Array:
+    """`x @ weight.T`, summed in float32 and rounded to the dtype of x; in `out`, if that is given."""
+    with np.errstate(all="ignore"):  # Numbers may be infinite or NaN.
+        return rounded(widened(x) @ weight.T, x, out)
+
+
+def strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor, in elements."""
+    if not is_array(tensor):
+        return tuple(tensor.stride())
+    return tuple(stride // tensor.itemsize for stride in tensor.strides)
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """Whether a tensor is in one piece, row by row."""
+    return bool(tensor.flags.c_contiguous if is_array(tensor) else tensor.is_contiguous())
+
+
+@functools.cache
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype of numpy or torch: "bfloat16" for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")
@@ -101,6 +126,7 @@ def _dtype_beside(tensor: Tensor, name: str) -> Any:
     return getattr(sys.modules[type(tensor).__module__.partition(".")[0]], name)
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The dtype of this name: numpy's own, or one of `ml_dtypes`.
 

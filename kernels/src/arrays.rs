@@ -38,7 +38,7 @@ fn of_numpy(array: &Bound<'_, PyUntypedArray>) -> PyResult<Array> {
     let dtype = match (descr.kind(), itemsize) {
         (b'f', 4) => "float32".to_owned(),
         (b'i', 4) => "int32".to_owned(),
-        _ => descr.str()?.to_cow()?.into_owned(),
+        _ => descr.typeobj().name()?.to_cow()?.into_owned(),
     };
     let strides = array.strides().iter().map(|&stride| stride / itemsize.max(1).cast_signed()).collect();
     // SAFETY: the pointer of a living array, whose data does not move.
@@ -124,7 +124,7 @@ impl Array {
         let width = self.shape.iter().skip(1).product::<usize>();
         let stride = self.strides.first().copied().unwrap_or(0);
         let is_apart = self.len() <= 1 || usize::try_from(stride).is_ok_and(|stride| stride >= width);
-        if !is_apart || !is_contiguous(&self.shape[1..], &self.strides[1..]) {
+        if !self.shape.contains(&0) && !(is_apart && is_contiguous(&self.shape[1..], &self.strides[1..])) {
             return Err(self.wrong_strides(name, "give contiguous rows that do not overlap"));
         }
         let stride = if self.len() <= 1 { width } else { stride.unsigned_abs() };
@@ -169,10 +169,7 @@ impl Array {
 
     pub(crate) fn check_shape(&self, name: &str, shape: &[usize]) -> PyResult<()> {
         if self.shape != shape {
-            return Err(PyValueError::new_err(format!(
-                "{name} is of shape {:?}: it must be of {shape:?}",
-                self.shape
-            )));
+            return Err(PyValueError::new_err(format!("{name} is of shape {:?}: it must be of {shape:?}", self.shape)));
         }
         Ok(())
     }
@@ -185,10 +182,7 @@ impl Array {
     }
 
     fn wrong_strides(&self, name: &str, remedy: &str) -> PyErr {
-        PyValueError::new_err(format!(
-            "{name} is of shape {:?} with strides {:?}: {remedy}",
-            self.shape, self.strides
-        ))
+        PyValueError::new_err(format!("{name} is of shape {:?} with strides {:?}: {remedy}", self.shape, self.strides))
     }
 }
 

@@ -9,10 +9,16 @@ mod routing;
 
 use std::mem;
 
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::linear::{GROUP_ROWS, Linear, Product};
 use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
+use crate::ops::execute;
+use crate::packed_linear;
 use crate::rows::activation::{Activate, Activation, Kind};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
@@ -45,6 +51,93 @@ pub(crate) struct Experts {
     pub(crate) down: ExpertMatrices,
     /// [tokens, hidden], of the dtype of x.
     pub(crate) out: Matrix,
+}
+
+/// `ExpertMatrices` of Python: gate, up and down of all of this rank's experts, stacked by rows.
+#[derive(FromPyObject)]
+pub(crate) struct PackedExperts {
+    gate: Packed,
+    up: Packed,
+    down: Packed,
+    gate_bias: Option<Array>,
+    up_bias: Option<Array>,
+    down_bias: Option<Array>,
+}
+
+/// `PackedLinear` of Python.
+#[derive(FromPyObject)]
+pub(crate) struct Packed {
+    layout: Py<packed_linear::Linear>,
+    data: Array,
+}
+
+/// The sum of each token's experts, see `ops/experts.py`.
+#[pyfunction]
+pub(crate) fn experts(
+    py: Python<'_>,
+    x: Array,
+    logits: Array,
+    router: Router,
+    kind: Kind,
+    matrices: PackedExperts,
+    out: Array,
+) -> PyResult<()> {
+    let Router { num_experts, active, first, count, .. } = router;
+    if active == 0 || active > num_experts || count == 0 || first + count > num_experts {
+        return Err(PyValueError::new_err(format!(
+            "{active} of {num_experts} experts, of which those from {first} on, {count} in number, are here"
+        )));
+    }
+    let (dtype, shape @ [tokens, hidden]) = (x.dtype("x")?, x.dimensions("x")?);
+    let PackedExperts { gate, up, down, gate_bias, up_bias, down_bias } = &matrices;
+    let size = down.layout.get().0.in_features;
+    let read = |name, packed, bias, shape| read_matrices(name, packed, bias, count, dtype, shape);
+    let op = Experts {
+        tokens,
+        x: x.matrix("x", shape)?,
+        logits: logits.matrix_of("logits", dtype, [tokens, num_experts])?,
+        router,
+        kind,
+        gate: read("gate", gate, gate_bias.as_ref(), [size, hidden])?,
+        up: read("up", up, up_bias.as_ref(), [size, hidden])?,
+        down: read("down", down, down_bias.as_ref(), [hidden, size])?,
+        out: out.matrix_of("out", dtype, shape)?,
+    };
+    if op.gate.bias.is_some() != op.up.bias.is_some() {
+        return Err(PyValueError::new_err("a bias of the gate or of up alone: give both or none"));
+    }
+    let biases = [gate_bias, up_bias, down_bias].into_iter().flatten();
+    let arrays: Vec<_> = [&x, &logits, &gate.data, &up.data, &down.data, &out].into_iter().chain(biases).collect();
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &arrays) }
+}
+
+/// The matrices of `count` experts, each of the shape [outputs, inputs].
+fn read_matrices(
+    name: &str,
+    packed: &Packed,
+    bias: Option<&Array>,
+    count: usize,
+    dtype: DType,
+    shape: [usize; 2],
+) -> PyResult<ExpertMatrices> {
+    let whole = packed.layout.get();
+    let Some(linear) = whole.0.split(count) else {
+        let outputs = whole.0.out_features;
+        return Err(PyValueError::new_err(format!(
+            "{outputs} outputs are not those of {count} experts, each a multiple of 32"
+        )));
+    };
+    let found = [linear.out_features, linear.in_features];
+    if found != shape || linear.dtype != dtype {
+        return Err(PyValueError::new_err(format!(
+            "an expert's matrix {name} is {} {found:?}, beside {} {shape:?}",
+            linear.dtype.name(),
+            dtype.name()
+        )));
+    }
+    let of_bias = |bias: &Array| bias.matrix_of(&format!("{name}_bias"), dtype, [count, shape[0]]);
+    Ok(ExpertMatrices { linear, packed: whole.memory_of(&packed.data)?, bias: bias.map(of_bias).transpose()? })
 }
 
 impl Op for Experts {

@@ -1,23 +1,18 @@
-//! The shim of every op except the packed linears: Python's tuples to an op, which runs or is recorded in this thread's
-//! graph. `_cpu.pyi` documents each function.
+//! The run of an op that Python calls: at once, timed, or recorded in this thread's graph. Knows no particular op.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedStr;
 
 use crate::arrays::Array;
-use crate::dtype::DType;
-use crate::experts::{ExpertMatrices, Experts, Router};
 use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
 use crate::memory::arena::Arena;
+use crate::op::Op;
 use crate::op::times::{OpName, OpTimes, Watch};
-use crate::op::{Indices, Matrix, Op};
 use crate::threads::pool::pool;
-use crate::rows::activation::Kind;
 
 /// The graph that a thread records its ops in, with the arrays that they use.
 #[derive(Clone, Default)]
@@ -129,90 +124,5 @@ pub(crate) fn graph_error(error: &GraphError) -> PyErr {
     match error {
         GraphError::Index(error) => PyIndexError::new_err(error.to_string()),
         GraphError::Tokens { .. } | GraphError::Capacity { .. } => PyValueError::new_err(error.to_string()),
-    }
-}
-
-/// # Safety
-///
-/// The addresses are those that the stub documents.
-#[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
-pub(crate) unsafe fn experts(
-    py: Python<'_>,
-    tokens: usize,
-    x: Matrix,
-    logits: Matrix,
-    router: (usize, usize, bool),
-    own: (usize, usize),
-    kind: Kind,
-    matrices: [(PyRef<'_, crate::Linear>, usize, Option<Matrix>); 3],
-    out: Matrix,
-) -> PyResult<()> {
-    let ((num_experts, active, normalised), (first, count)) = (router, own);
-    if active == 0 || active > num_experts || count == 0 || first + count > num_experts {
-        return Err(PyValueError::new_err(format!(
-            "{active} of {num_experts} experts, of which those from {first} on, {count} in number, are here"
-        )));
-    }
-    let [gate, up, down] = matrices.map(|(linear, packed, bias)| {
-        let matrix = linear.0.split(count).map(|linear| ExpertMatrices { linear, packed, bias });
-        matrix.ok_or_else(|| {
-            PyValueError::new_err(format!(
-                "{} outputs are not those of {count} experts, each a multiple of 32",
-                linear.0.out_features
-            ))
-        })
-    });
-    let (gate, up, down) = (gate?, up?, down?);
-    let (hidden, size) = (down.linear.out_features, down.linear.in_features);
-    for (linear, shape) in [(gate.linear, (size, hidden)), (up.linear, (size, hidden)), (down.linear, (hidden, size))] {
-        if (linear.out_features, linear.in_features) != shape || linear.dtype != x.dtype {
-            return Err(PyValueError::new_err(format!(
-                "an expert's matrix of {:?} [{}, {}] beside {:?} {shape:?}",
-                linear.dtype, linear.out_features, linear.in_features, x.dtype
-            )));
-        }
-    }
-    for (matrices, width) in [(gate, size), (up, size), (down, hidden)] {
-        matrices.bias.map_or(Ok(()), |bias| check_alike("bias", bias, x, (count, width)))?;
-    }
-    if gate.bias.is_some() != up.bias.is_some() {
-        return Err(PyValueError::new_err("a bias of the gate or of up alone: give both or none"));
-    }
-    check_alike("x", x, x, (tokens, hidden))?;
-    check_alike("logits", logits, x, (tokens, num_experts))?;
-    check_alike("out", out, x, (tokens, hidden))?;
-    let router = Router { num_experts, active, normalised, first, count };
-    let op = Experts { tokens, x, logits, router, kind, gate, up, down, out };
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, op, &[]) }
-}
-
-/// dtype, address, elements from one row to the next.
-impl<'py> FromPyObject<'_, 'py> for Matrix {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (dtype, address, stride) = object.extract::<(PyBackedStr, usize, usize)>()?;
-        Ok(Self { dtype: parse_dtype(&dtype)?, address, stride })
-    }
-}
-
-/// Check that rows have the dtype of another matrix, and do not overlap, as threads write to them in parallel.
-fn check_alike(name: &str, rows: Matrix, other: Matrix, (num_rows, width): (usize, usize)) -> PyResult<()> {
-    if rows.dtype != other.dtype || (num_rows > 1 && rows.stride < width) {
-        return Err(PyValueError::new_err(format!(
-            "{name} is {:?} with rows {} apart: it must be {:?}, and a row has {width} elements",
-            rows.dtype, rows.stride, other.dtype
-        )));
-    }
-    Ok(())
-}
-
-fn parse_dtype(dtype: &str) -> PyResult<DType> {
-    match dtype {
-        "float32" => Ok(DType::Float32),
-        "bfloat16" => Ok(DType::Bfloat16),
-        _ => Err(PyValueError::new_err(format!("no kernel for {dtype}: use float32 or bfloat16"))),
     }
 }

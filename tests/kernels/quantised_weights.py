@@ -8,6 +8,7 @@ import gguf
 import pytest
 import torch
 from pyllm_kernels import GGUF_BLOCKS, MatrixRows, Scales
+from pyllm_kernels.torch_bridge import as_array
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -44,13 +45,13 @@ def rows_of(kind: str, num_rows: int, features: int = FEATURES) -> MatrixRows:
         return random_blocks(kind, num_rows, features)
     if kind in GGUF_BLOCKS:
         blocks = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[kind.upper()])
-        return MatrixRows.of(torch.from_numpy(blocks), kind)
+        return MatrixRows.of(blocks, kind)
     if kind == "int8":
         scales = weight.abs().amax(1, keepdim=True) / 127
-        return MatrixRows.scaled((weight / scales).round().to(torch.int8), Scales(scales, features))
+        return MatrixRows.scaled(as_array((weight / scales).round().to(torch.int8)), Scales(scales.numpy(), features))
     scale_features = int(kind.split()[1])
     scales = torch.rand(num_rows, -(-features // scale_features)) + 0.5
-    return MatrixRows.scaled(weight.to(torch.float8_e4m3fn), Scales(scales, scale_features))
+    return MatrixRows.scaled(as_array(weight.to(torch.float8_e4m3fn)), Scales(scales.numpy(), scale_features))
 
 
 def random_blocks(kind: str, num_rows: int, features: int = FEATURES) -> MatrixRows:
@@ -58,7 +59,7 @@ def random_blocks(kind: str, num_rows: int, features: int = FEATURES) -> MatrixR
     block_features, block_bytes = GGUF_BLOCKS[kind]
     blocks = torch.randint(0, 256, (num_rows, features // block_features, block_bytes), dtype=torch.uint8)
     blocks[..., :2] = (torch.randn(blocks.shape[:2]) / 64).half().unsqueeze(-1).view(torch.uint8)
-    return MatrixRows.of(blocks.flatten(1), kind)
+    return MatrixRows.of(blocks.flatten(1).numpy(), kind)
 
 
 def check(output: Tensor, x: Tensor, weight: Tensor) -> None:

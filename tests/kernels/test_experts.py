@@ -161,12 +161,12 @@ def test_what_does_not_fit_is_refused() -> None:
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, 3), "silu", good)
     with pytest.raises(ValueError, match="an expert's matrix"):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, down=up))
-    with pytest.raises(ValueError, match=r"a bias of experts is of shape \[5, 3\]: it must be of \[5, 64\]"):
+    with pytest.raises(ValueError, match=r"gate_bias is of shape \[5, 3\]: it must be of \[5, 64\]"):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, gate_bias=torch.ones(5, 3)))
     with pytest.raises(ValueError, match="a bias of the gate or of up alone"):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, up_bias=torch.ones(5, 64)))
     odd = replace(good, down_bias=torch.ones(5, 256, dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="bias is Bfloat16"):
+    with pytest.raises(ValueError, match="down_bias is bfloat16: give float32"):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", odd)
     with pytest.raises(ValueError, match='no activation "relu"'):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "relu", good)

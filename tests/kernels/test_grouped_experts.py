@@ -26,6 +26,7 @@ from torch import Tensor
 from tests.kernels.quantised_weights import DTYPES, rows_of
 from tests.tiers import full
 
+reference = experts.version("reference")
 HIDDEN, SIZE, EXPERTS = 96, 64, 5
 KINDS = ["float", "q4_0", "q4_1", "q8_0", "int8", "fp8 64", "fp8 96"]
 BIASES = ("gate_bias", "up_bias", "down_bias")
@@ -50,7 +51,7 @@ def pack(kernels: Kernels, kind: str, shape: tuple[int, int], dtype: torch.dtype
     if kind == "float":
         return kernels[pack_linear]((torch.randn(outputs, features) * features**-0.5).to(dtype).to(device))
     rows: MatrixRows = rows_of(kind, outputs, features)
-    packed = kernels[pack_rows]([rows], kernels[kept_format](rows) or dtype_name(dtype), dtype).to(device)
+    packed = kernels[pack_rows]([rows], kernels[kept_format](rows) or dtype_name(dtype), dtype_name(dtype)).to(device)
     assert packed.factors
     return packed
 
@@ -69,7 +70,10 @@ def with_biases(matrices: ExpertMatrices, names: tuple[str, ...] = BIASES) -> Ex
     widths = {"gate_bias": SIZE, "up_bias": SIZE, "down_bias": HIDDEN}
     return replace(
         matrices,
-        **{name: torch.randn(EXPERTS, widths[name]).to(matrices.gate.dtype).to(weight.device) for name in names},
+        **{
+            name: torch.randn(EXPERTS, widths[name]).to(getattr(torch, matrices.gate.dtype)).to(weight.device)
+            for name in names
+        },
     )
 
 
@@ -109,7 +113,9 @@ def test_it_is_the_reference(kind: str, dtype: torch.dtype, tokens: int, triton:
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
     output = triton[experts](x, logits, router, "silu", matrices)
     check(
-        output, experts.reference(x, logits, router, "silu", matrices), max(TOLERANCE[dtype], 0.02 * (kind == "int8"))
+        output,
+        reference(x, logits, router, "silu", matrices),
+        max(TOLERANCE[dtype], 0.02 * (kind == "int8")),
     )
 
 
@@ -124,7 +130,7 @@ def test_rules_and_activations(active: int, normalised: bool, kind: str, triton:
     router = Router(EXPERTS, active, normalised, 0, EXPERTS)
     check(
         triton[experts](x, logits, router, kind, matrices),
-        experts.reference(x, logits, router, kind, matrices),
+        reference(x, logits, router, kind, matrices),
         TOLERANCE[torch.float32],
     )
 
@@ -138,7 +144,7 @@ def test_biases_and_a_clamped_gate(
     matrices = with_biases(matrices_of(triton, (kind, kind, kind), dtype, device))
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
     output = triton[experts](x, logits, router, CLAMPED, matrices)
-    expected = experts.reference(x, logits, router, CLAMPED, matrices)
+    expected = reference(x, logits, router, CLAMPED, matrices)
     check(output, expected, max(TOLERANCE[dtype], 0.02 * (kind == "int8")))
 
 
@@ -152,7 +158,7 @@ def test_some_of_the_biases(
     matrices = with_biases(matrices_of(triton, ("float", "q4_1", "float"), torch.float32, device), names)
     router = Router(EXPERTS, 3, True, 0, EXPERTS)
     output = triton[experts](8 * x, logits, router, activation, matrices)
-    check(output, experts.reference(8 * x, logits, router, activation, matrices), TOLERANCE[torch.float32])
+    check(output, reference(8 * x, logits, router, activation, matrices), TOLERANCE[torch.float32])
 
 
 @NUMPY_WARNS
@@ -176,7 +182,7 @@ def test_all_tokens_to_two_experts(
     matrices = matrices_of(triton, ("float", "float", "float"), dtype, device)
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
     output = triton[experts](x, logits, router, "silu", matrices)
-    check(output, experts.reference(x, logits, router, "silu", matrices), TOLERANCE[dtype])
+    check(output, reference(x, logits, router, "silu", matrices), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(
@@ -194,7 +200,11 @@ def test_ranks_with_some_of_the_experts_add_up(
     for first, count in ((0, 1), (1, 3), (4, 1)):
         own, rank = part_of(whole, first, count), replace(router, first=first, count=count)
         part = triton[experts](x, logits, rank, activation, own)
-        check(part + 1, experts.reference(x, logits, rank, activation, own) + 1, 0.02 if kind == "int8" else 1e-5)
+        check(
+            part + 1,
+            reference(x, logits, rank, activation, own) + 1,
+            0.02 if kind == "int8" else 1e-5,
+        )
         total += part
     check(total, triton[experts](x, logits, router, activation, whole), 1e-5)
 
@@ -317,8 +327,8 @@ def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> 
             "80 outputs are not those of 3 experts",
         ),
         ((x, logits, router, "silu", replace(good, gate=thin, up=thin)), "experts, each a multiple of 32"),
-        ((x, logits, router, "silu", replace(good, down=good.up)), r"matrix down is torch.float32 \[64, 96\], beside"),
-        ((x, logits, router, "silu", half), r"matrix gate is torch.float16 .*, beside torch.float32"),
+        ((x, logits, router, "silu", replace(good, down=good.up)), r"matrix down is float32 \[64, 96\], beside"),
+        ((x, logits, router, "silu", half), r"matrix gate is float16 .*, beside float32"),
         ((x, logits, router, "silu", replace(good, up=rust)), "matrices up are float32, not packed for Triton"),
         ((x, logits, router, "silu", replace(good, up=aside)), r"matrices up have strides \(192, 1\)"),
         (

@@ -83,11 +83,11 @@ def test_some_columns_of_a_wider_tensor_are_written_to(name: str, kernels: Kerne
     ("x", "out", "message"),
     [
         (torch.zeros(2, 191), None, r"the weight takes contiguous float16, bfloat16 or float32 \[tokens, 192\]"),
-        (torch.zeros(192), None, r"x is torch.float32 \[192\]"),
+        (torch.zeros(192), None, r"x is .*float32 \[192\]"),
         (torch.zeros(192, 2).T, None, r"x is .* with strides \(1, 2\)"),
-        (torch.zeros(2, 192, dtype=torch.float64), None, "x is torch.float64"),
-        (torch.zeros(2, 192), torch.zeros(2, 32), r"out is .*: it takes torch.float32 \[2, 33\]"),
-        (torch.zeros(2, 192), torch.zeros(2, 33).half(), "out is torch.float16"),
+        (torch.zeros(2, 192, dtype=torch.float64), None, "x is .*float64"),
+        (torch.zeros(2, 192), torch.zeros(2, 32), r"out is .*: it takes .*float32 \[2, 33\]"),
+        (torch.zeros(2, 192), torch.zeros(2, 33).half(), "out is .*float16"),
         (torch.zeros(2, 192), torch.zeros(33, 2).T, "each row in one piece"),
     ],
 )

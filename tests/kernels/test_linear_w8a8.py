@@ -28,7 +28,7 @@ def test_w8a8(kernels: Kernels, tokens: int, inner: int, outer: int, dtype: torc
     assert output.dtype is dtype
     assert ((output.double() - x.double() @ weight.T).abs() <= slack).all()
     # Integers are exact, and the float operations around them are specified one by one.
-    torch.testing.assert_close(output, linear_w8a8.reference(x, integers, scales), atol=0, rtol=0)
+    torch.testing.assert_close(output, linear_w8a8.version("reference")(x, integers, scales), atol=0, rtol=0)
 
 
 def test_inputs_are_rounded_to_even_by_their_rows_scale(kernels: Kernels, device: torch.device) -> None:
@@ -52,15 +52,15 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(kernels: Kernels, devi
 def test_programs_in_groups_reach_each_row_and_output(triton: Kernels, device: torch.device) -> None:
     x = torch.randn(600, 32, device=device)  # Ten blocks of rows: more than a group has.
     integers, scales = random_w8(300, 32, device)
-    assert torch.equal(triton[linear_w8a8](x, integers, scales), linear_w8a8.reference(x, integers, scales))
+    assert torch.equal(triton[linear_w8a8](x, integers, scales), linear_w8a8.version("reference")(x, integers, scales))
 
 
 def test_int8_without_integer_dot_products_is_the_same(triton: Kernels, device: torch.device) -> None:
-    from pyllm_kernels.gpu import linear_w8a8  # After `select`: it imports Triton.
+    from pyllm_kernels.gpu.linear_w8a8 import linear_w8a8 as multiply  # After `select`: it imports Triton.
 
     x = torch.randn(20, 300, device=device)
     integers, scales = random_w8(70, 300, device)
-    output = linear_w8a8.linear_w8a8(x, integers, scales, card=Card(75, 1))
+    output = multiply(x, integers, scales, card=Card(75, 1))
     assert torch.equal(output, triton[linear_w8a8](x, integers, scales))
 
 
@@ -76,7 +76,7 @@ def test_the_widest_int8_row_does_not_overflow(kernels: Kernels, device: torch.d
 def test_weights_that_do_not_fit(kernels: Kernels, device: torch.device) -> None:
     x = torch.zeros(2, 192, device=device)
     integers, scales = random_w8(33, 192, device)
-    with pytest.raises(ValueError, match=r"contiguous matrix of torch.int8"):
+    with pytest.raises(ValueError, match=r"contiguous matrix of int8"):
         kernels[linear_w8a8](x, integers[:, ::2], scales)
     with pytest.raises(ValueError, match=r"integers take float32 \[33\]"):
         kernels[linear_w8a8](x, integers, scales[:, None])

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.experts import Router
 from pyllm_kernels.integers import next_power_of_2
+from pyllm_kernels.ops.experts import Router
 
 _PAIRS_AT_ONCE = 1024
 _EXPERTS_A_WARP = 256

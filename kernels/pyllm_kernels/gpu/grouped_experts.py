@@ -17,8 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card, card_of
-from pyllm_kernels.cpu_linear import PackedLinear
-from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.gpu.elementwise import activate_gated
 from pyllm_kernels.gpu.expert_routing import Blocks, align_block_size, choose_experts
 from pyllm_kernels.gpu.linear_fp8 import fp8_sums
@@ -36,8 +34,10 @@ from pyllm_kernels.gpu.linear_w8a8 import has_integer_dot, quantise_rows, w8a8_s
 from pyllm_kernels.gpu.linear_w8a16 import w8a16_block_k, w8a16_sums
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES
-from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size, w8a16_group_size
-from pyllm_kernels.reference import ACTIVATIONS
+from pyllm_kernels.ops.activation import ACTIVATIONS
+from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertMatrices, Router
+from pyllm_kernels.ops.packed_linear import PackedLinear
+from pyllm_kernels.quantised_shapes import check_w8a8, fp8_scale_block, w4a16_group_size, w8a16_group_size
 from pyllm_kernels.tensors import dtype_name
 
 _COLUMNS_AT_ONCE = 1024
@@ -149,9 +149,10 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu,
         if not packed.data.is_contiguous():
             raise ValueError(f"the experts' matrices {name} have strides {packed.data.stride()}: give contiguous rows")
         found = packed.out_features // count, packed.data.shape[1] * (2 if packed.format in _FOUR_BITS else 1)
-        if found != (outputs, features) or packed.dtype is not x.dtype:
+        if found != (outputs, features) or packed.dtype != dtype_name(x.dtype):
             raise ValueError(
-                f"an expert's matrix {name} is {packed.dtype} {list(found)}, beside {x.dtype} {[outputs, features]}"
+                f"an expert's matrix {name} is {packed.dtype} {list(found)}, beside {dtype_name(x.dtype)} "
+                f"{[outputs, features]}"
             )
     _check_biases(matrices, {name: (count, outputs) for name, (outputs, _) in shapes.items()}, x.dtype)
 
@@ -185,7 +186,7 @@ def _layout(x: Tensor, packed: PackedLinear, card: Card) -> _Layout:
         return _Layout("w8a8", w8a8_tile(0, has_integer_dot(card)).block_k)
     if packed.format == "float8_e4m3fn":
         scales = packed.factors[0]
-        _, scale_features = fp8_scale_block(x, packed.data, scales, None, fp8_block(packed))
+        _, scale_features = fp8_scale_block(x, packed.data, scales, None, packed.fp8_block)
         return _Layout("fp8", float_block_k(has_cores), scale_features, scales.shape[1])
     if packed.format == "q8_0":
         group_size = w8a16_group_size(x, packed.data, packed.factors[0], None)

@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card
-from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.gpu import linear_packed
 from pyllm_kernels.gpu.linear_tile import (
     Tile,
@@ -26,6 +25,7 @@ from pyllm_kernels.gpu.linear_tile import (
     store_block,
 )
 from pyllm_kernels.launcher import Launcher
+from pyllm_kernels.ops.packed_linear import PackedLinear
 
 _CORES_TILE = Tile(64, 64, 64, 4, 4)  # for tensor cores
 _TILE = Tile(64, 32, 32, 4, 2)
@@ -37,10 +37,10 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, *,
     if packed.format not in {"float32", "bfloat16", "float16"}:
         raise ValueError(f"weights are {packed.format}: batch-invariant products on a GPU are of floats or quantised")
     out_features, in_features = packed.data.shape
-    if x.ndim != 2 or x.shape[1] != in_features or x.dtype is not packed.dtype or not x.is_contiguous():
+    if x.ndim != 2 or x.shape[1] != in_features or x.dtype is not packed.data.dtype or not x.is_contiguous():
         raise ValueError(
-            f"x is {x.dtype} {list(x.shape)} with strides {x.stride()}: the weight takes contiguous {packed.dtype} "
-            f"[tokens, {in_features}]"
+            f"x is {x.dtype} {list(x.shape)} with strides {x.stride()}: the weight takes contiguous "
+            f"{packed.data.dtype} [tokens, {in_features}]"
         )
     output = output_of(x, packed.data, out)
     tile = _CORES_TILE if has_tensor_cores(x, card) else _TILE

@@ -1,20 +1,23 @@
 """Matrices of files in the formats of the Triton linears, and the choice of a linear. Knows no file."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyllm_kernels import reference
 from pyllm_kernels.cards import Card
-from pyllm_kernels.cpu_linear import NotFiniteError, PackedLinear
 from pyllm_kernels.gpu.linear_fp8 import linear_fp8
 from pyllm_kernels.gpu.linear_w4a16 import linear_w4a16
 from pyllm_kernels.gpu.linear_w8a8 import linear_w8a8
 from pyllm_kernels.gpu.linear_w8a16 import linear_w8a16
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, empty_bytes
-from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT, fp8_block
+from pyllm_kernels.ops import packed_linear as ops
+from pyllm_kernels.ops.packed_linear import NotFiniteError, PackedLinear
+from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT
+from pyllm_kernels.tensors import dtype_name
+from pyllm_kernels.torch_bridge import as_tensor, on_host
 
 _FLOAT8 = "float8_e4m3fn"
 _FOUR_BITS = {"q4_0", "q4_1"}
@@ -37,11 +40,16 @@ def kept_format(rows: MatrixRows) -> str:
     return ""
 
 
+def pack_linear(weight: Tensor) -> PackedLinear:
+    return ops.pack_linear.reference(weight)
+
+
 def pack_rows(
-    parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype, room: Callable[[int], Tensor] = empty_bytes
+    parts: Sequence[MatrixRows], weight_format: str, dtype: str, room: Callable[[int], Tensor] = empty_bytes
 ) -> PackedLinear:
     if any(kept_format(part) != weight_format for part in parts):
-        return reference.pack_rows(parts, weight_format, dtype, room)
+        packed = ops.pack_rows.reference(parts, weight_format, dtype, room)
+        return replace(packed, data=as_tensor(packed.data))
     check_alike(parts)
     num_rows, scales = sum(map(len, parts)), [part.scales for part in parts if part.scales is not None]
     if weight_format in _FOUR_BITS:
@@ -49,8 +57,8 @@ def pack_rows(
     elif weight_format == _EIGHT_BITS:
         data, *factors = _joined(map(_in_8_bits, parts))
     else:
-        data = torch.cat([part.stored() for part in parts]).view(getattr(torch, weight_format))
-        numbers = torch.cat([part.numbers for part in scales])
+        data = torch.cat([as_tensor(part.stored()) for part in parts]).view(getattr(torch, weight_format))
+        numbers = torch.cat([as_tensor(part.numbers) for part in scales])
         factors = [numbers.view(-1) if weight_format == "int8" else numbers]
     odd = torch.stack([~factor.view(num_rows, -1).isfinite().all(1) for factor in factors]).any(0)
     if weight_format == _FLOAT8:
@@ -58,7 +66,7 @@ def pack_rows(
     if odd.any():
         raise NotFiniteError(int(odd.nonzero()[0]))
     scale_features = scales[0].features if scales else 0
-    return PackedLinear(data, weight_format, dtype, None, tuple(factors), scale_features)
+    return PackedLinear(data, weight_format, dtype_name(dtype), None, tuple(factors), scale_features)
 
 
 def packed_linear(
@@ -71,14 +79,14 @@ def packed_linear(
 ) -> Tensor:
     """Multiply by the linear of the format; for weights with factors, `batch_invariant` uses one tile for any rows."""
     if not packed.factors:
-        # The most frequent case, where the host's time matters.
-        if out is None and packed.format in FLOAT_DTYPES and x.dtype is packed.dtype:
-            return F.linear(x, packed.data)
-        return reference.packed_linear(x, packed, out)
+        if packed.format not in FLOAT_DTYPES:
+            return on_host(ops.packed_linear.reference)(x, packed, out)
+        product = F.linear(x, packed.data)
+        return product if out is None else out.copy_(product)
     if packed.format == "int8":
         return linear_w8a8(x, packed.data, packed.factors[0], out, card=card)
     if packed.format == _FLOAT8:
-        block = fp8_block(packed)
+        block = packed.fp8_block
         return linear_fp8(x, packed.data, packed.factors[0], out, block, batch_invariant=batch_invariant, card=card)
     if packed.format == _EIGHT_BITS:
         return linear_w8a16(x, packed.data, packed.factors[0], out, batch_invariant=batch_invariant, card=card)
@@ -88,18 +96,21 @@ def packed_linear(
 
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if not packed.factors:
-        return reference.packed_rows(packed, rows)
+        if packed.format not in FLOAT_DTYPES:
+            return on_host(ops.packed_rows.reference)(packed, rows)
+        return F.embedding(rows, packed.data)
+    dtype: torch.dtype = getattr(torch, packed.dtype)
     stored, factors = packed.data.view(torch.uint8)[rows], [factor[rows].float() for factor in packed.factors]
     if packed.format in _FOUR_BITS:
         halves = stored.view(len(rows), -1, _HALF_OF_A_GROUP)
         integers = torch.cat((halves & 15, halves >> 4), dim=-1)  # [rows, groups, 32]
-        return (factors[0].unsqueeze(-1) * integers + factors[1].unsqueeze(-1)).flatten(1).to(packed.dtype)
+        return (factors[0].unsqueeze(-1) * integers + factors[1].unsqueeze(-1)).flatten(1).to(dtype)
     elements = stored.view(packed.data.dtype).float()
     if packed.format == "int8":
-        return (factors[0].unsqueeze(-1) * elements).to(packed.dtype)
+        return (factors[0].unsqueeze(-1) * elements).to(dtype)
     scale_features = _GROUP if packed.format == _EIGHT_BITS else packed.scale_features
     scales = factors[0].repeat_interleave(scale_features, dim=1)[:, : elements.shape[1]]
-    return (scales * elements).to(packed.dtype)
+    return (scales * elements).to(dtype)
 
 
 def _joined(parts: Iterable[Sequence[Tensor]]) -> list[Tensor]:
@@ -129,4 +140,4 @@ def _in_8_bits(part: MatrixRows) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(part: MatrixRows) -> Tensor:
-    return part.stored().view(len(part), -1, GGUF_BLOCKS[part.format][1])
+    return as_tensor(part.stored()).view(len(part), -1, GGUF_BLOCKS[part.format][1])

@@ -1,11 +1,23 @@
 """Products with fp8 weights."""
 
-from pyllm_kernels import reference
+import numpy as np
+
+from pyllm_kernels import graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.quantised_shapes import fp8_scale_block
+from pyllm_kernels.tensors import Array, Tensor, product, widened
 
 
-@op(reference=reference.linear_fp8, triton="pyllm_kernels.gpu.linear_fp8")
+def _linear_fp8(
+    x: Array, weight: Array, scales: Array, out: Array | None = None, block: tuple[int, int] = (128, 128)
+) -> Array:
+    block_out, block_in = fp8_scale_block(x, weight, scales, out, block)
+    of_rows = np.repeat(scales, block_out, 0)[: weight.shape[0]]
+    of_weights = np.repeat(of_rows, block_in, 1)[:, : weight.shape[1]]
+    return product(x, widened(weight) * of_weights, out)
+
+
+@op(reference=_linear_fp8, triton="pyllm_kernels.gpu.linear_fp8")
 def linear_fp8(
     x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None = None, block: tuple[int, int] = (128, 128)
 ) -> Tensor:
@@ -24,4 +36,4 @@ def linear_fp8(
 
     Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """
-    return reference.linear_fp8(x, weight, scales, out, block)
+    return graph.not_captured(linear_fp8)(x, weight, scales, out, block)

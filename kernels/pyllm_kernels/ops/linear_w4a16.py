@@ -1,11 +1,24 @@
 """Products with 4-bit weights."""
 
-from pyllm_kernels import reference
+import numpy as np
+
+from pyllm_kernels import graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.quantised_shapes import w4a16_group_size
+from pyllm_kernels.tensors import Array, Tensor, product, rounded, widened
+
+_BYTES_OF_A_GROUP = 16
 
 
-@op(reference=reference.linear_w4a16, triton="pyllm_kernels.gpu.linear_w4a16")
+def _linear_w4a16(x: Array, integers: Array, scales: Array, minimums: Array, out: Array | None = None) -> Array:
+    group_size = w4a16_group_size(x, integers, scales, minimums, out)
+    halves = integers.reshape(len(integers), -1, _BYTES_OF_A_GROUP)  # [out_features, groups of 32, bytes]
+    grouped = np.concatenate((halves & 15, halves >> 4), -1).reshape(*scales.shape, group_size)
+    weight = widened(scales)[..., None] * grouped + widened(minimums)[..., None]
+    return product(x, widened(rounded(weight.reshape(len(integers), -1), x)), out)
+
+
+@op(reference=_linear_w4a16, triton="pyllm_kernels.gpu.linear_w4a16")
 def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T` with 4-bit weights, each `scale * integer + minimum` rounded to x's dtype (arXiv 2306.00978).
 
@@ -22,4 +35,4 @@ def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, 
 
     Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """
-    return reference.linear_w4a16(x, integers, scales, minimums, out)
+    return graph.not_captured(linear_w4a16)(x, integers, scales, minimums, out)

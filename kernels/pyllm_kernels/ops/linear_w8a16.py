@@ -1,11 +1,18 @@
 """Products with 8-bit weights and floats."""
 
-from pyllm_kernels import reference
+from pyllm_kernels import graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.quantised_shapes import w8a16_group_size
+from pyllm_kernels.tensors import Array, Tensor, product, rounded, widened
 
 
-@op(reference=reference.linear_w8a16, triton="pyllm_kernels.gpu.linear_w8a16")
+def _linear_w8a16(x: Array, integers: Array, scales: Array, out: Array | None = None) -> Array:
+    group_size = w8a16_group_size(x, integers, scales, out)
+    weight = widened(scales)[..., None] * integers.reshape(*scales.shape, group_size)
+    return product(x, widened(rounded(weight.reshape(integers.shape), x)), out)
+
+
+@op(reference=_linear_w8a16, triton="pyllm_kernels.gpu.linear_w8a16")
 def linear_w8a16(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T` with 8-bit weights, each `scale * integer` rounded to x's dtype; x is not quantised.
 
@@ -16,4 +23,4 @@ def linear_w8a16(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None
 
     Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """
-    return reference.linear_w8a16(x, integers, scales, out)
+    return graph.not_captured(linear_w8a16)(x, integers, scales, out)

@@ -1,11 +1,22 @@
 """Products of 8-bit integers."""
 
-from pyllm_kernels import reference
+import numpy as np
+
+from pyllm_kernels import graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.quantised_shapes import check_w8a8
+from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, widened
 
 
-@op(reference=reference.linear_w8a8, triton="pyllm_kernels.gpu.linear_w8a8")
+def _linear_w8a8(x: Array, integers: Array, scales: Array, out: Array | None = None) -> Array:
+    check_w8a8(x, integers, scales, out)
+    x_scales, x_integers = quantised(widened(x))
+    # Every sum of these integers is exact in float64.
+    sums = x_integers.astype(np.float64) @ integers.astype(np.float64).T
+    return rounded((x_scales * scales) * widened(sums), x, out)
+
+
+@op(reference=_linear_w8a8, triton="pyllm_kernels.gpu.linear_w8a8")
 def linear_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T` with int8 weights, and x in int8, too (arXiv 2211.10438): `(x_scale * scale) * sum`.
 
@@ -20,4 +31,13 @@ def linear_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None 
 
     Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """
-    return reference.linear_w8a8(x, integers, scales, out)
+    return graph.not_captured(linear_w8a8)(x, integers, scales, out)
+
+
+@np.errstate(all="ignore")  # A group of zeros has no scale, and one with a NaN has no integers.
+def quantised(groups: Floats, steps: int = 127) -> tuple[Floats, Floats]:
+    """The scale of each group [..., features] and its integers, up to `steps` in magnitude, halves to even."""
+    largest = np.abs(groups).max(-1, keepdims=True)
+    is_tiny = largest < 2.0**-100
+    scales = np.where(np.isfinite(largest), np.where(is_tiny, 0, largest / steps), np.nan)
+    return scales, np.rint(groups * np.where(is_tiny, 0, steps / largest))

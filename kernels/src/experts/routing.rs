@@ -1,11 +1,13 @@
 //! The experts of each token, and the rows of each expert. Computes no product.
 
+use pyo3::FromPyObject;
+
 use crate::linear::{GROUP_ROWS, RowGroup};
 use crate::op::Matrix;
 use crate::vector::Storage;
 
 /// A router: its weights are the `active` largest of a softmax over all experts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, FromPyObject)]
 pub(crate) struct Router {
     pub(crate) num_experts: usize,
     pub(crate) active: usize,
