@@ -3,6 +3,7 @@
 Imports neither torch nor a kernel. A dtype is known by its name, such as "bfloat16".
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
@@ -21,6 +22,7 @@ _DTYPES = {
     }.items()
 }
 
+_FLOATS = {"float32", "bfloat16"}
 
 Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -71,7 +73,10 @@ def view_as(tensor: Tensor, dtype: str) -> Tensor:
 
 def is_float(*tensors: Tensor) -> bool:
     """Whether Rust's kernels compute with all of the tensors: with float32 and bfloat16."""
-    return all(dtype_name(tensor.dtype) in {"float32", "bfloat16"} for tensor in tensors)
+    for tensor in tensors:  # A generator would take longer than Rust's part of a small op.
+        if dtype_name(tensor.dtype) not in _FLOATS:
+            return False
+    return True
 
 
 def widened(array: Array) -> Floats:
@@ -91,6 +96,7 @@ def softmax(scores: Floats) -> Floats:
     return normalised
 
 
+@functools.cache  # numpy computes the text of a dtype in Python, which takes microseconds.
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype of numpy or torch: "bfloat16" for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")
@@ -101,6 +107,7 @@ def _dtype_beside(tensor: Tensor, name: str) -> Any:
     return getattr(sys.modules[type(tensor).__module__.partition(".")[0]], name)
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The dtype of this name: numpy's own, or one of `ml_dtypes`.
 
