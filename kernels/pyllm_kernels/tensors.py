@@ -22,6 +22,7 @@ _DTYPES = {
     }.items()
 }
 
+_FLOATS = {"float32", "bfloat16"}
 
 Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -72,7 +73,10 @@ def view_as(tensor: Tensor, dtype: str) -> Tensor:
 
 def is_float(*tensors: Tensor) -> bool:
     """Whether Rust's kernels compute with all of the tensors: with float32 and bfloat16."""
-    return all(dtype_name(tensor.dtype) in {"float32", "bfloat16"} for tensor in tensors)
+    for tensor in tensors:  # A generator would take longer than Rust's part of a small op.
+        if dtype_name(tensor.dtype) not in _FLOATS:
+            return False
+    return True
 
 
 def widened(array: Array) -> Floats:
@@ -115,7 +119,7 @@ def is_contiguous(tensor: Tensor) -> bool:
     return bool(tensor.flags.c_contiguous if is_array(tensor) else tensor.is_contiguous())
 
 
-@functools.cache
+@functools.cache  # numpy computes the text of a dtype in Python, which takes microseconds.
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype of numpy or torch: "bfloat16" for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")

@@ -19,6 +19,8 @@ pub(crate) struct Array {
     shape: Vec<usize>,
     /// In elements.
     strides: Vec<isize>,
+    /// Whether the address and the strides are whole numbers of elements.
+    is_aligned: bool,
 }
 
 impl<'py> FromPyObject<'_, 'py> for Array {
@@ -34,16 +36,21 @@ impl<'py> FromPyObject<'_, 'py> for Array {
 
 fn of_numpy(array: &Bound<'_, PyUntypedArray>) -> PyResult<Array> {
     let descr = array.dtype();
-    let itemsize = descr.itemsize();
-    let dtype = match (descr.kind(), itemsize) {
-        (b'f', 4) => "float32".to_owned(),
-        (b'i', 4) => "int32".to_owned(),
-        _ => descr.typeobj().name()?.to_cow()?.into_owned(),
-    };
-    let strides = array.strides().iter().map(|&stride| stride / itemsize.max(1).cast_signed()).collect();
+    // numpy computes the text of a dtype in Python, which takes microseconds.
+    let is_native = descr.is_native_byteorder() != Some(false);
+    let dtype = if is_native { descr.typeobj().name()? } else { descr.str()? };
+    let itemsize = descr.itemsize().max(1).cast_signed();
     // SAFETY: the pointer of a living array, whose data does not move.
     let address = unsafe { (*array.as_array_ptr()).data }.expose_provenance();
-    Ok(Array { object: array.clone().into_any().unbind(), dtype, address, shape: array.shape().to_vec(), strides })
+    Ok(Array {
+        object: array.clone().into_any().unbind(),
+        dtype: dtype.to_cow()?.into_owned(),
+        address,
+        shape: array.shape().to_vec(),
+        strides: array.strides().iter().map(|&stride| stride / itemsize).collect(),
+        is_aligned: address.is_multiple_of(descr.alignment().max(1))
+            && array.strides().iter().all(|&stride| stride % itemsize == 0),
+    })
 }
 
 fn of_torch(object: &Bound<'_, PyAny>) -> PyResult<Array> {
@@ -55,6 +62,7 @@ fn of_torch(object: &Bound<'_, PyAny>) -> PyResult<Array> {
             address: object.call_method0("data_ptr")?.extract()?,
             shape: object.getattr("shape")?.extract()?,
             strides: object.call_method0("stride")?.extract()?,
+            is_aligned: true,
         })
     };
     let Ok(is_cpu) = object.getattr("is_cpu") else {
@@ -124,6 +132,7 @@ impl Array {
         let width = self.shape.iter().skip(1).product::<usize>();
         let stride = self.strides.first().copied().unwrap_or(0);
         let is_apart = self.len() <= 1 || usize::try_from(stride).is_ok_and(|stride| stride >= width);
+        self.check_aligned(name)?;
         if !self.shape.contains(&0) && !(is_apart && is_contiguous(&self.shape[1..], &self.strides[1..])) {
             return Err(self.wrong_strides(name, "give contiguous rows that do not overlap"));
         }
@@ -175,10 +184,18 @@ impl Array {
     }
 
     pub(crate) fn check_contiguous(&self, name: &str) -> PyResult<()> {
+        self.check_aligned(name)?;
         if is_contiguous(&self.shape, &self.strides) {
             return Ok(());
         }
         Err(self.wrong_strides(name, "give a contiguous array"))
+    }
+
+    fn check_aligned(&self, name: &str) -> PyResult<()> {
+        if self.is_aligned || self.shape.contains(&0) {
+            return Ok(());
+        }
+        Err(PyValueError::new_err(format!("{name} has elements at addresses that do not suit {}: copy it", self.dtype)))
     }
 
     fn wrong_strides(&self, name: &str, remedy: &str) -> PyErr {
