@@ -3,8 +3,8 @@
 An entry point is a factory: it takes a request's arguments and returns that request's plugin. The factory is called
 again after a preemption, and the plugin for each token, so both must depend on their arguments only.
 
-A factory with the attribute `takes = "numpy"` makes plugins for arrays of numpy. All others, such as vLLM's, get tensors
-of torch: on a CPU over the same memory.
+A factory with the attribute `takes = "numpy"` makes plugins for arrays of numpy. All others, such as vLLM's, get
+tensors of torch: on a CPU over the same memory.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Logits processors and samplers of other packages: found by name, made for a request, called with the kind they take."""
+"""Logits processors and samplers of other packages: found by name, made for a request, called with what they take."""
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -82,9 +82,8 @@ confused.takes = "jax"  # type: ignore[attr-defined]  # as above
 
 
 @pytest.fixture(autouse=True)
-def _nothing_asked() -> Iterator[None]:
+def _nothing_asked() -> None:
     _asked.clear()
-    yield
 
 
 def entry(name: str, factory: Callable[..., Any] | str, group: str = LOGITS_PROCESSORS) -> EntryPoint:
