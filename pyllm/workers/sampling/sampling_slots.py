@@ -16,10 +16,9 @@ from pyllm.errors import ConfigError, ProtocolError
 from pyllm.parameters.sampling_params import arguments_by_plugin
 from pyllm.wire.messages import Sampling
 from pyllm.workers.grammar.token_masks import GrammarRow, Grammars, Mask
-from pyllm.workers.sampling.logits_processors import LogitsProcessor, load_logits_processor
 from pyllm.workers.sampling.pooling import POOLING_CODES
 from pyllm.workers.sampling.sampler import SamplingRows
-from pyllm.workers.sampling.sampler_plugins import SamplerPlugin, load_sampler
+from pyllm.workers.sampling.sampling_plugins import LogitsProcessor, SamplerPlugin, load_logits_processor, load_sampler
 from pyllm.workers.step.batch import Batch, gather
 
 Ints = npt.NDArray[np.int32]
