@@ -84,9 +84,6 @@ impl Array {
         self.address
     }
 
-    pub(crate) fn shape(&self) -> &[usize] {
-        &self.shape
-    }
 
     /// The number of rows of its first dimension.
     pub(crate) fn len(&self) -> usize {
