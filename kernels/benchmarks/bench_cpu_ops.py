@@ -10,19 +10,20 @@ import os
 import time
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
+import numpy as np
 
 import pyllm_kernels
-from pyllm_kernels import AttentionMetadata, select
+from pyllm_kernels import AttentionLayer, AttentionMetadata, select
 from pyllm_kernels.graph import Graph
+from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.norm import add_rms_norm
 from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
+from pyllm_kernels.tensors import Array, numpy_dtype, split
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 30, 576, 1536, 9, 3, 64
 BLOCK_SIZE = 16
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = ["float32", "bfloat16"]
 # Rows, query tokens of each, tokens in the cache before them.
 STEPS = {
     "decode.1x192": (1, 1, 191),
@@ -48,41 +49,45 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without a graph")
     arguments = parser.parse_args()
     pyllm_kernels.set_num_threads(arguments.threads)
-    with torch.inference_mode():
-        for dtype in arguments.dtypes:
-            for name in arguments.steps:
-                step = Step(*STEPS[name], DTYPES[dtype], DTYPES[arguments.cache_dtype or dtype])
-                for op in arguments.ops:
-                    run = step.calls(op) if arguments.eager else step.captured(op)
-                    record = {"name": f"cpu_ops.{op}.{name}", "dtype": dtype, "cache": arguments.cache_dtype or dtype}
-                    record |= {"threads": arguments.threads, "instruction_set": pyllm_kernels.instruction_set()}
-                    record |= {"graph": not arguments.eager, "ms": round(best_time(run, arguments.seconds) * 1e3, 3)}
-                    print(json.dumps(record), flush=True)
+    for dtype in arguments.dtypes:
+        for name in arguments.steps:
+            step = Step(*STEPS[name], dtype, arguments.cache_dtype or dtype)
+            for op in arguments.ops:
+                run = step.calls(op) if arguments.eager else step.captured(op)
+                record = {"name": f"cpu_ops.{op}.{name}", "dtype": dtype, "cache": arguments.cache_dtype or dtype}
+                record |= {"threads": arguments.threads, "instruction_set": pyllm_kernels.instruction_set()}
+                record |= {"graph": not arguments.eager, "ms": round(best_time(run, arguments.seconds) * 1e3, 3)}
+                print(json.dumps(record), flush=True)
 
 
 class Step:
-    """The tensors of one step of all layers."""
+    """The arrays of one step of all layers."""
 
-    def __init__(self, rows: int, queries: int, context: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    def __init__(self, rows: int, queries: int, context: int, dtype: str, cache_dtype: str) -> None:
+        rng = np.random.default_rng(0)
+
+        def normal(*shape: int, dtype: str = dtype) -> Array:
+            return rng.standard_normal(shape, np.float32).astype(numpy_dtype(dtype))
+
         self.rows, self.tokens = rows, rows * queries
         length = queries + context
         blocks = -(-length // BLOCK_SIZE)
         shape = (rows * blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-        self.caches = [tuple(torch.randn(2, *shape).to(cache_dtype)) for _ in range(LAYERS)]
-        self.qkv = torch.randn(self.tokens, HEADS + 2 * KV_HEADS, HEAD_DIM).to(dtype)
-        self.x, self.residual = torch.randn(2, self.tokens, HIDDEN).to(dtype)
-        self.gate_up = torch.randn(self.tokens, 2 * INTERMEDIATE).to(dtype)
-        self.weight = torch.randn(HIDDEN).to(dtype)
-        self.positions = torch.arange(context, length, dtype=torch.int32).repeat(rows)
-        self.cos_sin = torch.randn(length, HEAD_DIM)
-        tables = torch.randperm(rows * blocks).to(torch.int32).view(rows, blocks)
-        cells = tables[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, dtype=torch.int32)
-        self.slot_mapping = cells.flatten(1)[:, context:length].flatten().contiguous()
+        self.caches = [(normal(*shape, dtype=cache_dtype), normal(*shape, dtype=cache_dtype)) for _ in range(LAYERS)]
+        self.qkv = normal(self.tokens, HEADS + 2 * KV_HEADS, HEAD_DIM)
+        self.x, self.residual = normal(self.tokens, HIDDEN), normal(self.tokens, HIDDEN)
+        self.gate_up = normal(self.tokens, 2 * INTERMEDIATE)
+        self.weight = normal(HIDDEN)
+        self.positions = np.tile(np.arange(context, length, dtype=np.int32), rows)
+        self.cos_sin = normal(length, HEAD_DIM, dtype="float32")
+        tables = rng.permutation(rows * blocks).astype(np.int32).reshape(rows, blocks)
+        cells = tables[:, :, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE, dtype=np.int32)
+        self.slot_mapping = cells.reshape(rows, -1)[:, context:length].flatten()
         self.metadata = AttentionMetadata(
             block_tables=tables,
-            slots=torch.arange(rows, dtype=torch.int32),
-            query_starts=torch.arange(0, self.tokens + 1, queries, dtype=torch.int32),
-            sequence_lengths=torch.full((rows,), length, dtype=torch.int32),
+            slots=np.arange(rows, dtype=np.int32),
+            query_starts=np.arange(0, self.tokens + 1, queries, dtype=np.int32),
+            sequence_lengths=np.full(rows, length, np.int32),
             max_query_length=queries,
             max_sequence_length=length,
             num_tokens=self.tokens,
@@ -91,20 +96,21 @@ class Step:
     def calls(self, op: str) -> Callable[[], object]:
         """One op, once a layer."""
         kernels = select("cpu", "cpu")
-        query, key, value = self.qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        query, key, value = split(self.qkv, [HEADS, KV_HEADS, KV_HEADS])
+        layer = AttentionLayer(HEAD_DIM**-0.5)
 
-        def layer(keys: Tensor, values: Tensor) -> object:
+        def run(keys: Array, values: Array) -> object:
             if op == "attention":
-                return kernels[paged_attention](query, keys, values, self.metadata, HEAD_DIM**-0.5)
+                return kernels[paged_attention](query, keys, values, self.metadata, layer)
             if op == "rope":
                 return kernels[rope_and_kv_write](
                     query, key, value, self.positions, self.cos_sin, self.slot_mapping, keys, values
                 )
             if op == "norm":
                 return [kernels[add_rms_norm](self.x, self.residual, self.weight, 1e-5) for _ in range(2)]
-            return kernels.silu_and_mul(self.gate_up)
+            return kernels[activation](self.gate_up, "silu")
 
-        return lambda: [layer(*cache) for cache in self.caches]
+        return lambda: [run(*cache) for cache in self.caches]
 
     def captured(self, op: str) -> Callable[[], object]:
         """The same as a graph."""
