@@ -5,12 +5,13 @@ import itertools
 import pyllm_kernels
 import pytest
 import torch
-from pyllm_kernels import KVScales, QKNorm, cpu, select
+from pyllm_kernels import KVScales, QKNorm, select
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.blocks import copy_blocks
 from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap
 from pyllm_kernels.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
+from pyllm_kernels.ops.sample import sample
 from torch import Tensor
 
 KERNELS, REFERENCE = select("cpu", "cpu"), select("reference", "cpu")
@@ -120,7 +121,7 @@ def test_no_tokens_are_no_work(dtype: torch.dtype) -> None:
     assert KERNELS[activation](empty, "silu").shape == (0, 4)
     assert KERNELS[add](empty, empty).shape == (0, 8)
     assert KERNELS[scale_and_cap](empty, 2.0).shape == (0, 8)
-    assert cpu.sample_greedily(empty).shape == (0,)
+    assert greedy(empty).shape == (0,)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -139,9 +140,9 @@ def test_blocks_are_copied_in_order(dtype: torch.dtype) -> None:
 def test_greedy_samples_are_the_first_of_the_greatest(dtype: torch.dtype) -> None:
     logits = torch.randint(-9, 9, (40, 5000)).to(dtype)
     expected = logits.argmax(-1).to(torch.int32)
-    assert torch.equal(cpu.sample_greedily(logits), expected)
+    assert torch.equal(greedy(logits), expected)
     rows = torch.randint(40, (70,), dtype=torch.int32)
-    assert torch.equal(cpu.sample_greedily(logits, rows), expected[rows])
+    assert torch.equal(greedy(logits, rows), expected[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -150,8 +151,8 @@ def test_samples_may_share_a_row_and_logits_lie_apart(dtype: torch.dtype) -> Non
     rows = torch.tensor([2, 0, 2, 1], dtype=torch.int32)
     temperature, top_k, top_p = torch.tensor([1.0, 0.0, 0.7, 1.0]), torch.tensor([0, 0, 5, 0]), torch.ones(4)
     arguments = temperature, top_k.to(torch.int32), top_p, torch.zeros(4), torch.rand(4)
-    expected = cpu.sample(wide[:, :777].contiguous()[rows], *arguments)
-    assert torch.equal(cpu.sample(wide[:, :777], *arguments, rows), expected)
+    expected = sample(wide[:, :777].contiguous()[rows], *arguments)
+    assert torch.equal(sample(wide[:, :777], *arguments, rows), expected)
 
 
 def test_what_a_pointer_cannot_say_is_checked() -> None:
@@ -172,7 +173,15 @@ def test_what_a_pointer_cannot_say_is_checked() -> None:
     for rotary_size in (3, 10):
         with pytest.raises(ValueError, match=f"{rotary_size} dimensions of heads of 8 cannot be rotated in pairs"):
             KERNELS[rope_and_kv_write](heads, heads, heads, ints, torch.ones(1, rotary_size), ints, cache, cache)
-    with pytest.raises(ValueError, match=r"logits are torch\.float16: give float32 or bfloat16"):
-        cpu.sample_greedily(x.half())
     with pytest.raises(IndexError, match="row of sample 0 is 4: it must be from 0 to 3"):
-        cpu.sample_greedily(x, torch.tensor([4], dtype=torch.int32))
+        greedy(x, ints[:1] + 4)
+    with pytest.raises(ValueError, match=r"top_k is float32: give int32"):
+        sample(x, *torch.ones(5, 4))
+    with pytest.raises(ValueError, match=r"min_p is of shape \[3\]: it must be of \[4\]"):
+        sample(x, torch.ones(4), ints, torch.ones(4), torch.zeros(3), torch.zeros(4))
+
+
+def greedy(logits: Tensor, rows: Tensor | None = None) -> Tensor:
+    """A sample of each row, or of some of them, at temperature 0."""
+    zeros = torch.zeros(len(logits if rows is None else rows))
+    return sample(logits, zeros, zeros.to(torch.int32), zeros + 1, zeros, zeros, rows)

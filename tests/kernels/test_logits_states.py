@@ -3,7 +3,6 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyllm_kernels import LogitsEdits, LogitsStates
@@ -13,6 +12,8 @@ from tests.kernels.logits_cases import floats, ints
 from tests.tiers import cases
 
 VOCABULARY = 40
+ZEROS, ONES = np.zeros(VOCABULARY, np.float32), np.ones(VOCABULARY, np.float32)
+Floats = npt.NDArray[np.float32]
 NOT_SAMPLED, READY, STALE = 0, 1, 2
 
 
@@ -35,13 +36,12 @@ def catch_up(states: LogitsStates, slot: int, first: int, tokens: list[int], sam
     return readiness
 
 
-def edited(states: LogitsStates, slot: int, logits: torch.Tensor, drafts: list[int] | None = None) -> torch.Tensor:
+def edited(states: LogitsStates, slot: int, logits: Floats, drafts: list[int] | None = None) -> Floats:
     """A row of logits as they are after the slot's tokens and some drafts; the same by the reference and by Rust."""
     drafts = drafts or []
     edits = LogitsEdits.from_columns(states.edits(ints(slot), ints(0, len(drafts)), ints(*drafts)))
-    row = torch.zeros(1, dtype=torch.int32)
-    expected = edit_logits.reference(logits[None], row, edits)
-    assert torch.equal(edit_logits(logits[None], row, edits), expected)
+    expected: npt.NDArray[np.float32] = edit_logits.reference(logits[None], ints(0), edits)
+    assert np.array_equal(edit_logits(logits[None], ints(0), edits), expected)
     return expected[0]
 
 
@@ -49,34 +49,34 @@ def edited(states: LogitsStates, slot: int, logits: torch.Tensor, drafts: list[i
 def test_presence_is_subtracted_once_from_what_was_put_out() -> None:
     states = LogitsStates(1, VOCABULARY)
     states.initialise(0, ints(3, 5, 5, 5, 9), 2, presence_penalty=0.5)
-    changed = torch.zeros(VOCABULARY)
+    changed = ZEROS.copy()
     changed[[5, 9]] = 0.5
-    assert torch.equal(edited(states, 0, torch.ones(VOCABULARY)), 1 - changed)
-    assert torch.equal(edited(states, 0, -torch.ones(VOCABULARY)), -1 - changed)
+    assert np.array_equal(edited(states, 0, ONES), 1 - changed)
+    assert np.array_equal(edited(states, 0, -ONES), -1 - changed)
 
 
 def test_frequency_is_subtracted_each_time() -> None:
     states = LogitsStates(1, VOCABULARY)
     states.initialise(0, ints(3, 5, 5, 5, 9), 2, frequency_penalty=0.25)
-    changed = torch.zeros(VOCABULARY)
-    changed[[5, 9]] = torch.tensor([0.5, 0.25])
-    assert torch.equal(edited(states, 0, torch.ones(VOCABULARY)), 1 - changed)
+    changed = ZEROS.copy()
+    changed[[5, 9]] = floats(0.5, 0.25)
+    assert np.array_equal(edited(states, 0, ONES), 1 - changed)
 
 
 def test_repetition_divides_and_multiplies_what_stands_anywhere() -> None:
     states = LogitsStates(1, VOCABULARY)
     states.initialise(0, ints(3, 5, 5, 5, 9), 2, repetition_penalty=2.0)
-    factors = torch.ones(VOCABULARY)
+    factors = ONES.copy()
     factors[[3, 5, 9]] = 2.0
-    assert torch.equal(edited(states, 0, torch.ones(VOCABULARY)), 1 / factors)
-    assert torch.equal(edited(states, 0, -torch.ones(VOCABULARY)), -factors)
+    assert np.array_equal(edited(states, 0, ONES), 1 / factors)
+    assert np.array_equal(edited(states, 0, -ONES), -factors)
 
 
 def test_bias_comes_before_penalties() -> None:
     states = LogitsStates(1, VOCABULARY)
     biases = {"bias_ids": ints(9, 4), "bias_values": floats(3.0, -2.0)}
     states.initialise(0, ints(9), 0, repetition_penalty=2.0, presence_penalty=0.5, **biases)
-    logits = edited(states, 0, torch.full((VOCABULARY,), 1.0))
+    logits = edited(states, 0, ONES)
     assert logits[[9, 4, 7]].tolist() == [(1 + 3) / 2 - 0.5, -1.0, 1.0]
 
 
@@ -86,7 +86,7 @@ def test_bad_words_are_banned_where_the_output_begins_them() -> None:
     states.initialise(0, ints(5, 1), 1, bad_words=words)
 
     def banned(drafts: list[int]) -> list[int]:
-        return (edited(states, 0, torch.zeros(VOCABULARY), drafts) == -torch.inf).nonzero().flatten().tolist()
+        return np.flatnonzero(edited(states, 0, ZEROS, drafts) == -np.inf).tolist()
 
     assert banned([]) == [2, 7]  # The prompt's 5 and 1 begin nothing.
     assert banned([1]) == [2, 3, 7]
@@ -97,10 +97,10 @@ def test_stop_tokens_are_banned_until_there_are_min_tokens() -> None:
     states = LogitsStates(1, VOCABULARY)
     states.initialise(0, ints(8, 8, 8), 2, min_tokens=3, stop_token_ids=ints(0, 39))
     for drafts, banned in (([], True), ([1], True), ([1, 2], False)):
-        logits = edited(states, 0, torch.zeros(VOCABULARY), drafts)
-        assert ((logits == -torch.inf).nonzero().flatten().tolist() == [0, 39]) is banned
+        logits = edited(states, 0, ZEROS, drafts)
+        assert (np.flatnonzero(logits == -np.inf).tolist() == [0, 39]) is banned
     states.push(ints(0), ints(0, 2), ints(1, 2))
-    assert torch.equal(edited(states, 0, torch.zeros(VOCABULARY)), torch.zeros(VOCABULARY))
+    assert np.array_equal(edited(states, 0, ZEROS), ZEROS)
 
 
 def test_a_budget_forces_the_end_of_reasoning() -> None:
@@ -109,7 +109,7 @@ def test_a_budget_forces_the_end_of_reasoning() -> None:
     states.initialise(0, ints(9, 8, 1), 2, thinking_budget=2, bad_words=[ints(5)], min_tokens=9, **markers)
 
     def forced(drafts: list[int]) -> list[int]:
-        return (edited(states, 0, torch.zeros(VOCABULARY), drafts) == torch.inf).nonzero().flatten().tolist()
+        return np.flatnonzero(edited(states, 0, ZEROS, drafts) == np.inf).tolist()
 
     assert [forced(drafts) for drafts in ([], [1], [5], [1, 5], [1, 5, 6], [7, 1])] == [[], [5], [6], [6], [], []]
     states.push(ints(0), ints(0, 2), ints(1, 5))
@@ -173,21 +173,21 @@ def test_logits_change_in_vllms_order(
         stop_token_ids=ints(11, 12),
     )
     states.push(ints(0), ints(0, len(output) - half), ints(*output[half:]))
-    logits = torch.from_numpy(np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32))
+    logits = np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32)
     there = output + drafts
-    expected = logits.clone()
+    expected = logits.copy()
     for word in bad_words:
         if there[len(there) - len(word) + 1 :] == word[:-1] and len(word) <= len(there) + 1:
-            expected[word[-1]] = -torch.inf
+            expected[word[-1]] = -np.inf
     if len(there) < min_tokens:
-        expected[[11, 12]] = -torch.inf
+        expected[[11, 12]] = -np.inf
     for token, value in bias.items():
         expected[token] += value
     for token in set(prompt + there):
         expected[token] = expected[token] / repetition if expected[token] > 0 else expected[token] * repetition
     for token in set(there):
         expected[token] -= frequency * there.count(token) + presence
-    torch.testing.assert_close(edited(states, 0, logits, drafts), expected)
+    np.testing.assert_allclose(edited(states, 0, logits, drafts), expected, atol=1e-5, rtol=1.3e-6)
 
 
 def test_a_row_that_is_told_all_its_tokens_is_ready() -> None:
@@ -225,8 +225,8 @@ def test_a_fork_that_goes_another_way_forgets_the_old_one() -> None:
     states.copy(ints(0, 1))
     assert catch_up(states, 1, 2, [7, 9]) == READY
     assert (known(states, 0), known(states, 1)) == ([1, 2, 7, 8], [1, 2, 7, 9])
-    logits = edited(states, 1, torch.zeros(VOCABULARY))
-    assert logits.nonzero().flatten().tolist() == [7, 9]
+    logits = edited(states, 1, ZEROS)
+    assert np.flatnonzero(logits).tolist() == [7, 9]
 
 
 def test_slots_are_cleared_and_copied_by_slot() -> None:

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyllm.workers.devices.host import Arrived
 from pyllm.workers.sampling.logprobs import LogprobRows, PromptLogprobs, columns
-from pyllm.workers.step.staging import HostCopy
 
 Entry = tuple[int, float]
 
@@ -49,9 +48,9 @@ def told(tokens: list[Token], num_columns: int) -> LogprobRows:
         ids[index, : len(token.entries)], values[index, : len(token.entries)] = zip(*token.entries, strict=True)
     return LogprobRows(
         np.array([len(token.entries) for token in tokens], np.int32),
-        HostCopy(torch.from_numpy(ids)),
-        HostCopy(torch.from_numpy(values)),
-        HostCopy(torch.tensor([token.rank for token in tokens], dtype=torch.int32)),
+        Arrived(ids),
+        Arrived(values),
+        Arrived(np.array([token.rank for token in tokens], np.int32)),
     )
 
 

@@ -3,22 +3,39 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyllm_kernels.ops.sample import sample as op
 
+from pyllm.workers.devices.host import HostDevice
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.sampling import sampler
 from pyllm.workers.sampling.sampler import SamplingRows
 from tests.distribution import CASES, NAMES, Parameters, exact, ignoring, is_drawn_from, known_logits, uniforms
 from tests.tiers import cases
 
-Sample = Callable[..., torch.Tensor]
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+Sample = Callable[..., Ints]
 
-VOCABULARY = 3000  # More than the candidates that are looked at first.
+VOCABULARY = 3000
 
 
-SAMPLERS = {"kernel": sampler.sample, "torch": sampler.sample_by_torch}
+def by_rust(logits: Floats, parameters: SamplingRows, uniforms: Floats, drawn_from: Ints | None = None) -> Ints:
+    tokens = sampler.sample(logits, parameters, uniforms, HostDevice(), drawn_from)
+    assert isinstance(tokens, np.ndarray)
+    return tokens
+
+
+def by_reference(logits: Floats, parameters: SamplingRows, uniforms: Floats, drawn_from: Ints | None = None) -> Ints:
+    numbers = parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p
+    return op.reference(logits, *numbers, uniforms, drawn_from)
+
+
+SAMPLERS = {"rust": by_rust, "reference": by_reference}
 
 
 @pytest.fixture(params=SAMPLERS)
@@ -28,8 +45,15 @@ def sample(request: pytest.FixtureRequest) -> Sample:
 
 def rows(*parameters: Parameters) -> SamplingRows:
     temperature, top_k, top_p, min_p = zip(*parameters, strict=True)
-    largest = torch.tensor(top_k, dtype=torch.int32)
-    return SamplingRows(torch.tensor(temperature), largest, torch.tensor(top_p), torch.tensor(min_p))
+    return SamplingRows(floats(*temperature), np.array(top_k, np.int32), floats(*top_p), floats(*min_p))
+
+
+def floats(*values: float) -> Floats:
+    return np.array(values, np.float32)
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, np.int32)
 
 
 def naive(logits: np.ndarray, uniform: float, parameters: Parameters) -> int:
@@ -70,8 +94,8 @@ def test_it_chooses_as_a_naive_loop_does(sample: Sample, chosen: list[Parameters
     generator = np.random.default_rng(seed)
     logits = (generator.standard_normal((len(chosen), VOCABULARY)) * spread).astype(np.float32)
     uniforms = generator.uniform(size=len(chosen)).astype(np.float32)
-    tokens = sample(torch.from_numpy(logits), rows(*chosen), torch.from_numpy(uniforms))
-    assert tokens.dtype == torch.int32
+    tokens = sample(logits, rows(*chosen), uniforms)
+    assert tokens.dtype == np.int32
     for row, token in enumerate(tokens.tolist()):
         # Both sums are rounded: where the uniform number falls on the edge of a token, either neighbour is right.
         near = {naive(logits[row], float(uniforms[row]) + nudge, chosen[row]) for nudge in (-1e-5, 0, 1e-5)}
@@ -84,11 +108,8 @@ def test_draws_follow_the_distribution_that_all_parameters_together_stand_for(
 ) -> None:
     """And no distribution that leaves one of them out: the draws tell them apart."""
     logits, num_draws = known_logits(), 8_000
-    drawn = sample(
-        torch.from_numpy(logits).expand(num_draws, -1),
-        rows(*[parameters] * num_draws),
-        torch.from_numpy(uniforms(num_draws)),
-    ).numpy()
+    drawn_from = np.zeros(num_draws, np.int32)
+    drawn = sample(logits[None], rows(*[parameters] * num_draws), uniforms(num_draws), drawn_from)
     assert is_drawn_from(drawn, exact(logits, parameters))
     for name, others in ignoring(logits, parameters).items():
         assert not is_drawn_from(drawn, others), f"{name} makes no difference"
@@ -104,56 +125,56 @@ def test_the_cases_of_distributions_tell_of_every_parameter() -> None:
 
 @pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.1)])
 def test_where_nothing_is_left_the_token_is_minus_one(sample: Sample, parameters: Parameters) -> None:
-    logits = torch.full((5, VOCABULARY), -torch.inf)
+    logits = np.full((5, VOCABULARY), -np.inf, np.float32)
     logits[1, 7] = -1e30  # Little, but something.
-    logits[2] = torch.nan
-    logits[3, :10] = torch.nan
+    logits[2] = np.nan
+    logits[3, :10] = np.nan
     logits[3, 40] = 0.0
-    drawn_from = torch.tensor([4, 3, 2, 1, 0, 3])
-    chosen = sample(logits, rows(*[parameters] * 6), torch.full((6,), 0.7), drawn_from)
+    drawn_from = ints(4, 3, 2, 1, 0, 3)
+    chosen = sample(logits, rows(*[parameters] * 6), floats(*[0.7] * 6), drawn_from)
     assert chosen.tolist() == [-1, 40, -1, 7, -1, 40]
-    alone = sample(logits, rows(*[parameters] * 5), torch.full((5,), 0.7))
+    alone = sample(logits, rows(*[parameters] * 5), floats(*[0.7] * 5))
     assert alone.tolist() == [-1, 7, -1, 40, -1]
 
 
 @pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (2.0, 3, 0.9, 0.1)])
 def test_of_infinite_logits_the_first_is_chosen(sample: Sample, parameters: Parameters) -> None:
-    logits = torch.zeros(2, VOCABULARY)
-    logits[0, [40, 2000]] = torch.inf
-    logits[1, [7, 8]] = torch.tensor([torch.nan, torch.inf])
-    drawn_from = torch.tensor([1, 0, 1])
-    assert sample(logits, rows(*[parameters] * 3), torch.full((3,), 0.9), drawn_from).tolist() == [8, 40, 8]
-    assert sample(logits, rows(*[parameters] * 2), torch.full((2,), 0.9)).tolist() == [40, 8]
+    logits = np.zeros((2, VOCABULARY), np.float32)
+    logits[0, [40, 2000]] = np.inf
+    logits[1, [7, 8]] = [np.nan, np.inf]
+    drawn_from = ints(1, 0, 1)
+    assert sample(logits, rows(*[parameters] * 3), floats(*[0.9] * 3), drawn_from).tolist() == [8, 40, 8]
+    assert sample(logits, rows(*[parameters] * 2), floats(*[0.9] * 2)).tolist() == [40, 8]
 
 
 def test_the_first_of_equal_logits_wins(sample: Sample) -> None:
-    logits = torch.zeros(3, VOCABULARY)
+    logits = np.zeros((3, VOCABULARY), np.float32)
     logits[:, [7, 90, 2000]] = 5.0
-    uniforms = torch.tensor([0.99, 0.99, 0.99])
+    uniforms = floats(0.99, 0.99, 0.99)
     assert sample(logits, rows(*[(0.0, 0, 1.0, 0.0)] * 3), uniforms).tolist() == [7, 7, 7]
     assert sample(logits, rows(*[(1.0, 1, 1.0, 0.0)] * 3), uniforms).tolist() == [7, 7, 7]
     assert sample(logits, rows(*[(1.0, 2, 1.0, 0.0)] * 3), uniforms).tolist() == [90, 90, 90]
 
 
-def test_equal_logits_beyond_the_first_candidates_are_cut_by_id(sample: Sample) -> None:
-    logits = torch.zeros(2, VOCABULARY)
-    chosen = sample(logits, rows((1.0, 2000, 1.0, 0.0), (1.0, 0, 0.5, 0.0)), torch.tensor([0.99999, 0.99999]))
+def test_many_equal_logits_are_cut_by_id(sample: Sample) -> None:
+    logits = np.zeros((2, VOCABULARY), np.float32)
+    chosen = sample(logits, rows((1.0, 2000, 1.0, 0.0), (1.0, 0, 0.5, 0.0)), floats(0.99999, 0.99999))
     assert chosen.tolist() == [1999, 1499]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 2**-25, 0.5, 1 - 2**-24, 1.0])
 @pytest.mark.parametrize("parameters", [(1.0, 0, 1.0, 0.0), (1.0, 40, 0.9, 0.0), (1e-30, 0, 1.0, 0.0)])
 def test_a_token_of_probability_zero_is_never_chosen(sample: Sample, uniform: float, parameters: Parameters) -> None:
-    logits = torch.full((1, VOCABULARY), -torch.inf)
-    logits[0, [5, 1234]] = torch.tensor([1.0, 1.0])
-    token = sample(logits, rows(parameters), torch.tensor([uniform])).item()
+    logits = np.full((1, VOCABULARY), -np.inf, np.float32)
+    logits[0, [5, 1234]] = 1.0
+    token = sample(logits, rows(parameters), floats(uniform)).item()
     assert token == (5 if uniform < 0.5 else 1234)
 
 
 def test_rows_do_not_depend_on_their_neighbours(sample: Sample) -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(11, VOCABULARY, generator=generator) * 2
-    uniforms = torch.rand(11, generator=generator)
+    generator = np.random.default_rng(3)
+    logits = generator.standard_normal((11, VOCABULARY)).astype(np.float32) * 2
+    uniforms = generator.uniform(size=11).astype(np.float32)
     chosen = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.8, 20, 1.0, 0.0), (0.9, 0, 0.95, 0.05)]
     mixed = [chosen[row % 4] for row in range(11)]
     together = sample(logits, rows(*mixed), uniforms).tolist()
@@ -163,9 +184,27 @@ def test_rows_do_not_depend_on_their_neighbours(sample: Sample) -> None:
 
 @pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.9, 50, 0.9, 0.02)])
 def test_samples_drawn_from_one_row_equal_those_from_copies_of_it(sample: Sample, parameters: Parameters) -> None:
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(3, VOCABULARY, generator=generator) * 2
-    drawn_from = torch.tensor([0, 0, 1, 2, 2, 2])
-    uniforms = torch.rand(6, generator=generator)
+    generator = np.random.default_rng(4)
+    logits = generator.standard_normal((3, VOCABULARY)).astype(np.float32) * 2
+    drawn_from = ints(0, 0, 1, 2, 2, 2)
+    uniforms = generator.uniform(size=6).astype(np.float32)
     expected = sample(logits[drawn_from], rows(*[parameters] * 6), uniforms)
     assert sample(logits, rows(*[parameters] * 6), uniforms, drawn_from).tolist() == expected.tolist()
+
+
+def test_tensors_of_torch_are_sampled_as_arrays_are() -> None:
+    generator = np.random.default_rng(6)
+    logits = generator.standard_normal((4, VOCABULARY)).astype(np.float32) * 2
+    parameters = rows((0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.8, 20, 1.0, 0.0), (0.9, 0, 0.95, 0.05))
+    uniforms, drawn_from = generator.uniform(size=4).astype(np.float32), ints(3, 1, 1, 0)
+    device = TorchDevice(torch.device("cpu"))
+    tokens = sampler.sample(torch.from_numpy(logits), parameters, torch.from_numpy(uniforms), device, drawn_from)
+    assert isinstance(tokens, torch.Tensor)
+    assert tokens.tolist() == by_rust(logits, parameters, uniforms, drawn_from).tolist()
+
+
+def test_logits_of_half_precision_are_sampled_by_the_reference() -> None:
+    logits = (np.random.default_rng(7).standard_normal((3, VOCABULARY)) * 2).astype(np.float16)
+    parameters, uniforms = rows((0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.8, 20, 0.9, 0.0)), floats(0.2, 0.4, 0.9)
+    expected = by_reference(logits.astype(np.float32), parameters, uniforms)
+    assert by_rust(logits, parameters, uniforms).tolist() == expected.tolist()

@@ -3,18 +3,17 @@
 import msgspec
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.wire.messages import POOLING, Sampling
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.step.batch import Batch, PlanBuffer, gather
 from tests.plans import Planner, Row, encode
 
-CPU = torch.device("cpu")
 NUM_SLOTS = 6
 
 
@@ -29,7 +28,7 @@ def slots() -> SamplingSlots:
 
 def step(planner: Planner, *rows: Row) -> Batch:
     header, frame = planner.step(*rows)
-    return PlanBuffer(CPU).load(header.counts, frame)
+    return PlanBuffer(HostDevice()).load(header.counts, frame)
 
 
 def test_parameters_follow_their_slot(slots: SamplingSlots) -> None:
@@ -115,7 +114,7 @@ def test_parameters_that_do_not_decode_are_a_broken_plan(slots: SamplingSlots) -
         "sampling": np.frombuffer(sampling, np.uint8),
     }
     with pytest.raises(ProtocolError, match="slot 0"):
-        slots.apply(PlanBuffer(CPU).load(*encode(sections)))
+        slots.apply(PlanBuffer(HostDevice()).load(*encode(sections)))
 
 
 @given(st.lists(st.tuples(st.integers(0, NUM_SLOTS - 1), st.integers(0, NUM_SLOTS - 1)), max_size=8))

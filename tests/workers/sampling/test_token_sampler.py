@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.wire.messages import Sampled, Sampling
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.grammar.compile_queue import NotNowError
 from pyllm.workers.grammar.grammar_compiler import compile_grammar
 from pyllm.workers.grammar.token_masks import PATIENCE, Grammars
@@ -24,7 +25,9 @@ from tests.plans import encode
 
 VOCABULARY = 64
 PROMPT = [3, 9, 9, 20]
-CPU = torch.device("cpu")
+CPU = HostDevice()
+
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass
@@ -97,7 +100,7 @@ class Steps:
         self.inits, self.copies = [], []
         batch = PlanBuffer(CPU).load(counts, frame)
         self.sampler.follow(batch)
-        _, draw = self.sampler.draw(self.number, batch, torch.from_numpy(np.stack(logits)), np.array(origins))
+        _, draw = self.sampler.draw(self.number, batch, np.stack(logits), np.array(origins))
         self.number += 1
         return draw
 
@@ -291,7 +294,7 @@ def test_prompt_entries_come_before_those_of_their_row() -> None:
     steps = Steps()
     steps.start(0, greedy())
     steps.start(1, greedy(logprobs=0, prompt_logprobs=1))
-    part = steps.sampler.prompt_part(torch.eye(VOCABULARY)[:2], np.array([0, 7], np.int32), 1)
+    part = steps.sampler.prompt_part(np.eye(VOCABULARY, dtype=np.float32)[:2], np.array([0, 7], np.int32), 1)
     prompts = [PromptLogprobs(1, np.array([0, 7], np.int32), (part,))]
     sampled = steps.draw(Row(0, [1], 1, [{4: 1.0}]), Row(1, PROMPT, 4, [{6: 1.0}]), prompts=prompts)
     told = sampled.logprobs
@@ -517,7 +520,7 @@ def broken_processor(arguments: dict[str, Any]) -> Any:
     """A logits processor's factory: what it makes works until the output has one token."""
     del arguments
 
-    def process(prompt: Any, output: Any, logits: torch.Tensor) -> torch.Tensor:
+    def process(prompt: Any, output: Any, logits: Floats) -> Floats:
         del prompt
         logits[: 30 // (1 - len(output))] = float("-inf")
         return logits
@@ -543,9 +546,9 @@ def test_a_processor_changes_what_is_drawn_and_its_failure_is_no_fault_of_the_re
 def test_a_plugin_chooses_the_token_by_what_the_request_allows_and_its_uniform() -> None:
     calls = []
 
-    def draw(prompt: Any, output: Any, logits: torch.Tensor, uniform: float) -> int:
+    def draw(prompt: Any, output: Any, logits: Floats, uniform: float) -> int:
         calls.append((prompt.tolist(), output.tolist(), uniform))
-        allowed = (logits > -torch.inf).nonzero().flatten()
+        allowed = np.flatnonzero(logits > -np.inf)
         return int(allowed[int(uniform * len(allowed))])
 
     steps = Steps()
@@ -563,7 +566,7 @@ def test_a_plugin_chooses_the_token_by_what_the_request_allows_and_its_uniform()
 def test_a_plugin_draws_once_for_each_sample_of_a_fork() -> None:
     uniforms = []
 
-    def draw(prompt: Any, output: Any, logits: torch.Tensor, uniform: float) -> int:
+    def draw(prompt: Any, output: Any, logits: Floats, uniform: float) -> int:
         uniforms.append(uniform)
         return 10 + len(uniforms)
 
