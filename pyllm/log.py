@@ -5,7 +5,6 @@ No line contains a key. `--enable-log-requests` adds prompts, `--enable-log-outp
 
 import json
 import logging
-import logging.config
 import os
 import sys
 from pathlib import Path
@@ -59,6 +58,8 @@ def _level() -> str:
 
 
 def _apply_file(path: Path) -> None:
+    import logging.config
+
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
         logging.config.dictConfig({"disable_existing_loggers": False, **settings})

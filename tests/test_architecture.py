@@ -258,6 +258,17 @@ def test_api_process_loads_neither_torch_nor_transformers() -> None:
     assert loaded & {"torch", "transformers", "llguidance"} == set()
 
 
+def test_routes_load_no_library_of_models() -> None:
+    """Litestar imports pydantic and attrs where they are installed, as here."""
+    assert {"pydantic", "attr"} <= loaded_by("import pydantic, attr")
+    loaded = loaded_by("from pyllm.frontend.http.routes_app import RoutesApp; RoutesApp([], openapi_config=None)")
+    assert loaded & {"pydantic", "attr"} == set()
+
+
+def test_supervisor_loads_no_sockets_library() -> None:
+    assert loaded_by("import pyllm.cli, pyllm.commands.serve, pyllm.launch.serve") & {"zmq", "tokenizers"} == set()
+
+
 def test_kernels_are_not_a_package_of_that_name() -> None:
     assert not (ROOT / "kernels" / "__init__.py").exists()
 

@@ -61,7 +61,7 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
 
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
     parent.enter("importing the frontend")
-    gc.disable()  # Imports leave almost no garbage, and collections would take a tenth of their time.
+    gc.disable()  # The start leaves almost no garbage, and collections would take a tenth of its time.
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.requests.server_cores import ServerCores
     from pyllm.frontend.requests.server_state import ServerState
@@ -89,7 +89,6 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     )
     parent.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, parent.started)
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()

@@ -1,22 +1,24 @@
 """CURVE keys for `tcp://`: make them, read them, and let in only clients whose public key is known.
 
 A folder holds `server.key_secret`, `client.key_secret` and `clients/*.key`; `pyllm keygen` writes it. Give a client a
-folder with `server.key` and `client.key_secret` only.
+folder with `server.key` and `client.key_secret` only. ZeroMQ is imported at first use, as processes
+without sockets know `CurveKeys`, too.
 """
 
 import hmac
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import zmq
-import zmq.auth
-from zmq.auth.asyncio import AsyncioAuthenticator
-from zmq.auth.thread import ThreadAuthenticator
 
 from pyllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    import zmq
+    from zmq.auth.asyncio import AsyncioAuthenticator
+    from zmq.auth.thread import ThreadAuthenticator
 
 
 class CurveKeys(msgspec.Struct, frozen=True):
@@ -39,6 +41,8 @@ class KeyPairs(NamedTuple):
 
 def key_pairs() -> KeyPairs:
     """Make fresh pairs; the caller decides whether to store them."""
+    import zmq
+
     server, secret = zmq.curve_keypair()
     client, client_secret = zmq.curve_keypair()
     return KeyPairs(CurveKeys(server, secret), CurveKeys(client, client_secret, server))
@@ -50,6 +54,8 @@ def generate(folder: Path) -> None:
     Raises:
         ConfigError: the folder already has keys.
     """
+    import zmq.auth
+
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (folder / "server.key_secret").exists():
         raise ConfigError(f"{folder} holds keys already; remove them or choose another folder")
@@ -103,16 +109,20 @@ def client_keys(folder: Path) -> CurveKeys:
     return CurveKeys(*_load(folder / "client.key_secret"), server)
 
 
-def authenticate(context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> AsyncioAuthenticator:
+def authenticate(context: "zmq.Context[zmq.Socket[bytes]]", folder: Path) -> "AsyncioAuthenticator":
     """Admit on this context only clients whose public key lies in `folder/clients`; stop the result when done."""
+    from zmq.auth.asyncio import AsyncioAuthenticator
+
     authenticator = AsyncioAuthenticator(context)
     authenticator.start()
     authenticator.configure_curve(domain="*", location=folder / "clients")
     return authenticator
 
 
-def admit(context: zmq.Context[zmq.Socket[bytes]], client: bytes) -> ThreadAuthenticator:
+def admit(context: "zmq.Context[zmq.Socket[bytes]]", client: bytes) -> "ThreadAuthenticator":
     """Admit on this context only the client with this public key, from a thread; stop the result when done."""
+    from zmq.auth.thread import ThreadAuthenticator
+
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
     authenticator.configure_curve_callback("*", _OnlyClient(client))
@@ -130,6 +140,8 @@ class _OnlyClient:
 
 
 def _load(path: Path, secret: bool = True) -> tuple[bytes, bytes]:
+    import zmq.auth
+
     try:
         public, private = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:

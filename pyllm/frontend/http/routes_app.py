@@ -6,6 +6,8 @@ from typing import Any
 
 from litestar import Litestar, Request, Response, Router, route
 from litestar.handlers import HTTPRouteHandler
+from litestar.plugins import PluginProtocol
+from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import RouteHandlerType
 from litestar.types.internal_types import RouteHandlerMapItem
 
@@ -15,7 +17,13 @@ class RoutesApp(Litestar):
 
     Litestar makes a handler of OPTIONS for each path: half of all handlers, each with a signature to parse. Its answer
     lists the methods of only the first handler of the path.
+
+    Has none of the plugins for pydantic and attrs, which Litestar would import wherever they are installed.
     """
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
 
     def get_route_handler_map(  # type: ignore[override]  # Litestar calls the class method on an application only.
         self, value: "RouteHandlerType | Router"

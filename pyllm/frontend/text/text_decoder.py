@@ -1,7 +1,7 @@
 """Tokens of one sample to text, piece by piece, never half a character. Knows neither stop strings nor requests."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import tokenizers
@@ -76,10 +76,9 @@ class StreamDecoder:
             return self._stream.step(self._tokenizer, token) or ""
 
 
-def byte_table(tokenizer: tokenizers.Tokenizer) -> list[str | bytes]:
+def byte_table(vocabulary: Mapping[str, int]) -> list[str | bytes]:
     """Every token of a byte-level vocabulary, by id: its text, or its bytes where they are not whole characters."""
     alphabet = _byte_alphabet()
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     table: list[str | bytes] = [""] * (max(vocabulary.values()) + 1)
     for text, token in vocabulary.items():
         try:
@@ -96,8 +95,11 @@ def byte_table(tokenizer: tokenizers.Tokenizer) -> list[str | bytes]:
 
 def without_special_tokens(table: list[str | bytes], tokenizer: tokenizers.Tokenizer) -> list[str | bytes]:
     """A copy of the table in which special tokens have no text."""
-    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-    return ["" if token in special else piece for token, piece in enumerate(table)]
+    table = table.copy()
+    for token, added in tokenizer.get_added_tokens_decoder().items():
+        if added.special:
+            table[token] = ""
+    return table
 
 
 def _byte_alphabet() -> dict[int, int | str]:

@@ -56,7 +56,7 @@ class Tokenizer:
         self._byte_tables: dict[bool, list[str | bytes]] = {}
         self._pieces: dict[int, str] = {}  # where there is no such table
         if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
-            table = byte_table(self._tokenizer)
+            table = byte_table(vocabulary)
             self._byte_tables = {False: table, True: without_special_tokens(table, self._tokenizer)}
         else:
             self._pieces = {token: piece for piece, token in vocabulary.items()}
