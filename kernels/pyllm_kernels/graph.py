@@ -5,20 +5,16 @@ Does not know the computation of an op. Outside of a capture the functions here 
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyllm_kernels import _cpu
-from pyllm_kernels.op import Op
-from pyllm_kernels.tensors import Tensor, address, dtype_name, is_array, numpy_dtype
-from pyllm_kernels.torch_bridge import as_tensor
+from pyllm_kernels.op import Op, P, R
+from pyllm_kernels.tensors import Tensor, dtype_like, dtype_name, is_array, numpy_dtype
 
 
 class CaptureError(ValueError):
@@ -40,7 +36,6 @@ class Graph:
 
     def __init__(self) -> None:
         self._graph = _cpu.Graph()
-        self._kept: list[Tensor] = []
 
     @contextmanager
     def capture(self) -> Iterator[None]:
@@ -53,8 +48,7 @@ class Graph:
         self._graph.begin_capture()
         _thread.graph = self
         try:
-            with _OnlyViews():  # type: ignore[no-untyped-call]  # torch gives modes no types.
-                yield
+            yield
         finally:
             _thread.graph = None
             self._graph.end_capture()
@@ -83,40 +77,30 @@ class Graph:
         memory = np.frombuffer(self._graph.lend(math.prod(shape) * dtype.itemsize), np.uint8)
         return memory.view(dtype).reshape(shape).view(_Output)
 
-    def _keep(self, tensors: tuple[Tensor, ...]) -> None:
-        self._kept += (tensor for tensor in tensors if not self._graph.owns(address(tensor)))
-
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: str = "") -> Tensor:
     """An empty tensor for the output of an op: by default of the dtype of `like`, on its device.
 
     It is in the memory of the graph that this thread captures, if any.
     """
-    graph, dtype = _thread.graph, dtype or dtype_name(like.dtype)
-    if graph is None and not is_array(like):
-        return like.new_empty(shape, dtype=getattr(torch, dtype))
-    if graph is None:
-        return np.empty(shape, numpy_dtype(dtype))
-    memory = graph._empty(shape, numpy_dtype(dtype))
-    return memory if is_array(like) else as_tensor(memory.view(np.ndarray))
+    dtype = dtype or dtype_name(like.dtype)
+    if not is_array(like):
+        if _thread.graph is not None:
+            raise CaptureError("a graph holds arrays, and this is a tensor of torch")
+        return like.new_empty(shape, dtype=dtype_like(like, dtype))
+    kind = numpy_dtype(dtype)
+    return np.empty(shape, kind) if _thread.graph is None else _thread.graph._empty(shape, kind)
 
 
-def keep(*tensors: Tensor) -> None:
-    """Keep tensors whose addresses an op uses alive as long as the graph that this thread captures, if any."""
-    if _thread.graph is not None:
-        _thread.graph._keep(tensors)
-
-
-def not_captured(op: Any) -> Any:
+def not_captured(op: Op[P, R]) -> Callable[P, R]:
     """The reference of an op for dtypes that Rust has no kernel for.
 
     Raises:
         CaptureError: this thread captures a graph, which holds Rust's ops alone.
     """
     if _thread.graph is not None:
-        name = op.name if isinstance(op, Op) else op.__name__
-        raise CaptureError(f"{name} has no kernel for these dtypes: only Rust's ops are captured")
-    return op.version("reference") if isinstance(op, Op) else op  # Functions of torch are not ported yet.
+        raise CaptureError(f"{op.name} has no kernel for these dtypes: only Rust's ops are captured")
+    return op.version("reference")
 
 
 class _Output(npt.NDArray[Any]):
@@ -130,22 +114,6 @@ class _Output(npt.NDArray[Any]):
             outs = kwargs["out"]
             kwargs["out"] = tuple(out.view(np.ndarray) if isinstance(out, _Output) else out for out in outs)
         return getattr(ufunc, method)(*arrays, **kwargs)
-
-
-class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as above
-    """Refuses every op of torch that is not a view."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False, so that torch does not import its compiler for the first op, which takes seconds."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if not func.is_view:
-            raise CaptureError(f"{func} would compute once, at the capture: only Rust's ops are captured")
-        return func(*args, **(kwargs or {}))
 
 
 class _Thread(threading.local):

@@ -67,7 +67,7 @@ def split(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 def view_as(tensor: Tensor, dtype: str) -> Tensor:
     """The bytes of a tensor as elements of another dtype."""
-    kind = numpy_dtype(dtype) if is_array(tensor) else _dtype_beside(tensor, dtype)
+    kind = numpy_dtype(dtype) if is_array(tensor) else dtype_like(tensor, dtype)
     return tensor.view(kind)
 
 
@@ -125,7 +125,7 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _dtype_beside(tensor: Tensor, name: str) -> Any:
+def dtype_like(tensor: Tensor, name: str) -> Any:
     """The dtype of this name in the library of a tensor that is no array."""
     return getattr(sys.modules[type(tensor).__module__.partition(".")[0]], name)
 

@@ -231,7 +231,7 @@ def _num_ints(bucket: Bucket, num_groups: int) -> int:
     return (3 + num_groups) * _aligned(bucket.tokens) + 2 * _aligned(bucket.rows) + _aligned(bucket.rows + 1)
 
 
-def _parts(memory: Array, bucket: Bucket, num_groups: int) -> StepInputs[Array]:
+def _parts(memory: Any, bucket: Bucket, num_groups: int) -> StepInputs[Any]:
     """Views of flat memory, on the host or on the device."""
     tokens, rows = _aligned(bucket.tokens), _aligned(bucket.rows)
     of_tokens = memory[: (3 + num_groups) * tokens].reshape(3 + num_groups, tokens)[:, : bucket.tokens]

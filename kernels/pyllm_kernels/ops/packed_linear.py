@@ -18,7 +18,18 @@ from pyllm_kernels.ops.linear_w4a16 import linear_w4a16
 from pyllm_kernels.ops.linear_w8a8 import linear_w8a8, quantised
 from pyllm_kernels.ops.linear_w8a16 import linear_w8a16
 from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT
-from pyllm_kernels.tensors import Array, Floats, Tensor, dtype_name, is_array, numpy_dtype, product, rounded, view_as, widened
+from pyllm_kernels.tensors import (
+    Array,
+    Floats,
+    Tensor,
+    dtype_name,
+    is_array,
+    numpy_dtype,
+    product,
+    rounded,
+    view_as,
+    widened,
+)
 
 INT8_BLOCKS = ("q4_0", "q4_1")
 """GGUF's formats that int8 weights can be made of, and be kept in."""
