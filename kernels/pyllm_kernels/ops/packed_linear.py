@@ -6,7 +6,7 @@ and which numpy multiplies.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Self
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from pyllm_kernels.ops.linear_w4a16 import linear_w4a16
 from pyllm_kernels.ops.linear_w8a8 import linear_w8a8, quantised
 from pyllm_kernels.ops.linear_w8a16 import linear_w8a16
 from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT
-from pyllm_kernels.tensors import Array, Floats, Tensor, dtype_name, is_array, numpy_dtype, product, rounded, view_as, widened
+from pyllm_kernels.tensors import Array, Floats, Tensor, dtype_name, numpy_dtype, product, rounded, view_as, widened
 
 INT8_BLOCKS = ("q4_0", "q4_1")
 """GGUF's formats that int8 weights can be made of, and be kept in."""
@@ -59,12 +59,11 @@ class PackedLinear:
     def nbytes(self) -> int:
         return int(self.data.nbytes) + sum(int(factor.nbytes) for factor in self.factors)
 
-    def to(self, device: Any) -> "PackedLinear":
-        """A copy on a device of torch; arrays stay on the host."""
-        if is_array(self.data):
+    def moved(self, move: Callable[[Array], Tensor]) -> Self:
+        """A copy of a matrix on the host, with `move` applied to its arrays; what Rust has packed stays there."""
+        if self.layout is not None:
             return self
-        factors = tuple(factor.to(device) for factor in self.factors)
-        return replace(self, data=self.data.to(device), factors=factors)
+        return replace(self, data=move(self.data), factors=tuple(map(move, self.factors)))
 
     @property
     def out_features(self) -> int:
