@@ -7,10 +7,12 @@ without its copies from and to the host.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels, MatrixRows, dtype_name
 from pyllm_kernels.gpu import sampling
 from pyllm_kernels.ops.paged_attention import plan_attention
+from pyllm_kernels.tensors import address
 from torch import Tensor
 
 from benchmarks.gpu.figures import Bench, Figure
@@ -57,7 +59,7 @@ class RandomWeights:
     """
 
     def __init__(self) -> None:
-        self._numbers = torch.empty(0)
+        self._numbers = np.empty(0, np.float32)
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
@@ -77,9 +79,9 @@ class RandomWeights:
         """See `WeightReader.rows`."""
         num_rows, num_columns = (len(range(size)[part]) for size, part in zip(shape, (rows, columns), strict=True))
         if len(self._numbers) < _NUM_STARTS + num_columns:
-            self._numbers = torch.randn(_NUM_STARTS + num_columns)
-        numbers = self._numbers * shape[1] ** -0.5
-        addresses = numbers.data_ptr() + torch.arange(num_rows) * _STEP % _NUM_STARTS * numbers.element_size()
+            self._numbers = np.random.default_rng(0).standard_normal(_NUM_STARTS + num_columns, np.float32)
+        numbers = self._numbers * np.float32(shape[1] ** -0.5)
+        addresses = address(numbers) + np.arange(num_rows) * _STEP % _NUM_STARTS * numbers.itemsize
         return MatrixRows(dtype_name(numbers.dtype), num_columns, addresses, (numbers,))
 
     def release(self, names: Iterable[str]) -> None:

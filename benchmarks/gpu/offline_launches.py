@@ -172,12 +172,12 @@ def launch_linears(target: Target) -> None:
 
 def launch_invariant_linears(hidden: torch.Tensor, card: Card) -> None:
     """Launch quantised linears with `batch_invariant`: one version for few rows and many, so one tile."""
-    size, dtype = hidden.shape[1], hidden.dtype
+    size, name = hidden.shape[1], dtype_name(hidden.dtype)
     bytes_, ones = torch.zeros(size, size, dtype=torch.uint8), torch.ones(size, 1)
     halves = torch.ones(size, size // 32, dtype=torch.float16)
-    q4 = PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves))
-    fp8 = PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), size)
-    q8 = PackedLinear(bytes_.view(torch.int8), "q8_0", dtype, None, (halves,))
+    q4 = PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", name, None, (halves, halves))
+    fp8 = PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", name, None, (ones,), size)
+    q8 = PackedLinear(bytes_.view(torch.int8), "q8_0", name, None, (halves,))
     kernels = linear_w4a16._w4a16_kernel, linear_w8a16._w8a16_kernel, linear_fp8._fp8_kernel
     for packed, kernel in zip((q4, q8, fp8), kernels, strict=True):
         for x in (hidden[:3], hidden):
@@ -207,17 +207,17 @@ def launch_experts(target: Target) -> None:
 
     `thorough`: each format with any number of tokens, plain and clamped; otherwise one pair each.
     """
-    count, size, dtype = 8, 1024, target.dtype
+    count, size, dtype, name = 8, 1024, target.dtype, dtype_name(target.dtype)
     rows = count * size
     bytes_, ones = torch.zeros(rows, size, dtype=torch.uint8), torch.ones(rows, size // 128)
     halves = torch.ones(rows, size // 32, dtype=torch.float16)
     router, clamped = Router(count, 2, True, 0, count), ClampedSwiglu(7.0, 1.702)
     formats = (
         pack_linear.reference(bytes_.to(dtype)),
-        PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves)),
-        PackedLinear(bytes_.view(torch.int8), "q8_0", dtype, None, (halves,)),
-        PackedLinear(bytes_.view(torch.int8), "int8", dtype, None, (ones[:, 0].contiguous(),)),
-        PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), 128),
+        PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", name, None, (halves, halves)),
+        PackedLinear(bytes_.view(torch.int8), "q8_0", name, None, (halves,)),
+        PackedLinear(bytes_.view(torch.int8), "int8", name, None, (ones[:, 0].contiguous(),)),
+        PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", name, None, (ones,), 128),
     )
     for number, matrix in enumerate(formats):
         matrices, biases = ExpertMatrices(matrix, matrix, matrix), torch.zeros(count, size, dtype=dtype)

@@ -1,13 +1,14 @@
 """The kernels for CPUs, written in Rust: `kernels/src`.
 
-Its callers are `cpu_linear.py`, `matrix_rows.py`, `cpu.py` and `graph.py`, and of `RankExchange` pyllm's workers.
+Its callers are `matrix_rows.py`, `graph.py` and the ops of `ops/`, which document the functions that are not listed
+here, and of `RankExchange` pyllm's workers.
 
-Tensors are passed as addresses. Their sizes follow from the other arguments, their elements are contiguous, and the
-caller keeps them alive and nothing writes to them during the call. The interpreter lock is released while a kernel
-works. Calls from several threads wait for one another, as there is one pool of threads.
+Arguments are arrays, and dataclasses that are read by the names of their fields. `ValueError` names an argument whose
+shape, dtype or strides do not fit. Nothing else may write to the arrays during the call. The interpreter lock is
+released while a kernel works. Calls from several threads wait for one another, as there is one pool of threads.
 
 On a thread that captures a `Graph`, ops are recorded instead of run: `Linear.run`, `Linear.unpack_rows` and the
-functions up to `logprobs`. The addresses must then stay valid as long as the graph is replayed.
+functions of `ops/`. The graph keeps their arrays alive.
 """
 
 from collections.abc import Sequence
@@ -15,55 +16,13 @@ from typing import Any, TypeAlias, final
 
 import numpy.typing as npt
 
-__all__ = [
-    "Graph",
-    "Lease",
-    "Linear",
-    "LogitsStates",
-    "OpTimes",
-    "RankExchange",
-    "activation",
-    "add",
-    "add_bias",
-    "copy_blocks",
-    "copy_rows",
-    "edit_logits",
-    "experts",
-    "forget_threads",
-    "instruction_set",
-    "logprobs",
-    "norm",
-    "num_threads",
-    "paged_attention",
-    "read_rows",
-    "rope_and_kv_write",
-    "sample",
-    "scale_and_cap",
-    "score_blocks",
-    "select_blocks",
-    "set_num_threads",
-    "stay_awake",
-]
+from pyllm_kernels.matrix_rows import MatrixRows
+from pyllm_kernels.tensors import Tensor
 
 _Numbers: TypeAlias = npt.NDArray[Any] | bytes | bytearray
 """Numbers in a row: int32, or float32 where it says so."""
 _Bytes: TypeAlias = npt.NDArray[Any] | bytearray
 """Contiguous uint8."""
-_Rows: TypeAlias = tuple[str, int, int]
-"""A matrix with contiguous rows: its dtype, "float32" or "bfloat16", address, and elements from one row to the next."""
-_Cache: TypeAlias = tuple[str, int, int, tuple[int, int, int, int]]
-"""dtype, addresses of keys and values, and the shape of each: [num_blocks, block_size, kv_heads, head_dim]."""
-_Batch: TypeAlias = tuple[int, tuple[int, int], int, int, int, int]
-"""Addresses of int32: block tables and their shape, slots, query starts, sequence lengths; and the number of rows."""
-_Edits: TypeAlias = tuple[int, int, int, int, int, int]
-"""Addresses of the columns of `edits.py`: starts, ids, bias, repetition, subtracted; and the number of edits."""
-_Masks: TypeAlias = tuple[int, int, tuple[int, int]]
-"""Addresses of int32 [samples], each sample's mask or -1, and of the masks; and their shape, in words of 32 bits."""
-_RowsOf: TypeAlias = tuple[str, int, int, int, int]
-"""Rows of a matrix: a format or a dtype of `matrix_rows.py`, the address of their int64 addresses, and their number.
-
-Then the address of their float32 scales [rows, groups], and how many features a group has; zeros where there are none.
-"""
 _Columns: TypeAlias = tuple[bytearray, bytearray, bytearray, bytearray, bytearray]
 
 @final
@@ -105,208 +64,26 @@ class Linear:
     @property
     def packed_bytes(self) -> int:
         """Bytes of memory of the packed matrix."""
-    def pack(self, rows: list[_RowsOf], packed: int) -> int | None:
-        """Pack the matrix from its rows, on all threads.
+    def pack(self, parts: list[MatrixRows], packed: Tensor) -> int | None:
+        """Pack the matrix from its rows, the parts one below the other, on all threads; packed is uint8 [packed_bytes].
 
         Returns the first row with numbers that are not finite. `ValueError` if there are not `out_features` rows, or
         the format cannot be made of a row's source: blocks take blocks of their format, floats and "int8" take any.
         """
-    def unpack_rows(self, packed: int, rows: int, num_rows: int, out: int) -> None:
-        """Write the rows of the matrix with the indices `rows`, int32 [num_rows], to out [num_rows, in_features].
+    def unpack_rows(self, packed: Tensor, rows: Tensor, out: Tensor) -> None:
+        """Write the rows of the matrix with the indices `rows`, int32 [n], to out [n, in_features] of the dtype.
 
-        `IndexError` if an index has no row; then nothing is written.
+        `packed` has the dtype for floats, and is uint8 in other formats. `IndexError` if an index has no row; then
+        nothing is written.
         """
-    def run(self, x: int, num_rows: int, packed: int, out: int, out_stride: int) -> None:
-        """Compute `out = x @ weight.T`: x [num_rows, in_features], out [num_rows, out_features].
+    def run(self, x: Tensor, packed: Tensor, out: Tensor) -> None:
+        """Compute `out = x @ weight.T`: x [n, in_features], contiguous, and out [n, out_features], of the dtype."""
 
-        Output rows begin `out_stride` elements apart; `ValueError` if that is less than `out_features`.
-        """
+def copy_rows(rows: MatrixRows, out: Tensor) -> None:
+    """Write the bytes of the rows to out, uint8 [rows, bytes per row]; a row of zeros is zeros."""
 
-def copy_rows(rows: list[_RowsOf], in_features: int, out: int) -> None:
-    """Write the bytes of the rows to out, [rows, bytes per row]; a row of zeros is zeros.
-
-    `ValueError` for an unknown format, or several formats.
-    """
-
-def read_rows(rows: list[_RowsOf], in_features: int, out: int) -> None:
-    """Write the numbers of the rows to out, float32 [rows, in_features]; `ValueError` for an unknown format."""
-
-def norm(
-    shape: tuple[int, int],
-    x: _Rows,
-    weight: _Rows,
-    epsilon: float,
-    centred: bool,
-    out: _Rows,
-    stream: tuple[float, _Rows, _Rows] | None = None,
-) -> None:
-    """RMSNorm of x, or with `centred` a layer norm; `shape` is [tokens, hidden].
-
-    Weight is one row, of any dtype, and out has x's dtype. `stream` is the factor of x, and the residual stream before
-    and after, of x's dtype: `factor * x + before` is written to after, and normalised.
-    """
-
-def activation(kind: str, gated: bool, shape: tuple[int, int], x: _Rows, out: _Rows) -> None:
-    """Compute `out = kind(gate) * up`; `shape` is that of out, [tokens, width]; a row of x is the gate, then up.
-
-    Not gated: `out = kind(x)`. `ValueError` unless the kind is "silu", "gelu" or "gelu_tanh".
-    """
-
-def experts(
-    tokens: int,
-    x: _Rows,
-    logits: _Rows,
-    router: tuple[int, int, bool],
-    own: tuple[int, int],
-    kind: str | tuple[float, float],
-    matrices: list[tuple[Linear, int, _Rows | None]],
-    out: _Rows,
-) -> None:
-    """Compute `out = sum of weight * down(kind(gate(x)) * up(x))` over the experts chosen for each token.
-
-    x and out [tokens, hidden], logits [tokens, experts], of one dtype. `router` is the number of experts, the number
-    for each token, and whether their weights add up to 1; `own` is this rank's first expert, and their number.
-    `matrices` are gate, up and down of all these, stacked by rows: layout, address, and biases
-    [experts of this rank, outputs] or None. `kind` is that of `activation`, or the limit and alpha of
-    `(up + 1) * gate * sigmoid(alpha * gate)`, with a gate up to the limit, and up from -limit to limit. `ValueError`
-    for sizes that do not fit, or if an expert's outputs are no multiple of 32.
-    """
-
-def add(shape: tuple[int, int], x: _Rows, residual: _Rows, factor: float, out: _Rows) -> None:
-    """Compute `out = factor * x + residual`, rounded once; all three are [tokens, width], `shape`, of one dtype."""
-
-def add_bias(shape: tuple[int, int], x: _Rows, bias: _Rows) -> None:
-    """Add the bias, one row of any dtype, to each row of x in place; `shape` is [tokens, width]."""
-
-def scale_and_cap(shape: tuple[int, int], x: _Rows, factor: float, cap: float | None = None) -> None:
-    """Compute `x = factor * x` in place, with a cap `x = cap * tanh(factor * x / cap)`; `shape` is [tokens, width]."""
-
-def rope_and_kv_write(
-    shape: tuple[int, int],
-    heads: tuple[_Rows, _Rows, _Rows],
-    positions: int,
-    cos_sin: tuple[int, int, int],
-    slot_mapping: int,
-    cache: _Cache,
-    norm: tuple[_Rows, _Rows, float] | None = None,
-    query_scales: int | None = None,
-) -> None:
-    """Rotate query and key in place, then write key and value to the cells of the cache, rounded to its dtype.
-
-    `shape` is tokens and query heads; `heads` query, key and value, of one dtype, a token's heads a row. Positions and
-    slot mapping are int32 [tokens]; `cos_sin` is the address and shape of float32 [positions, rotary_size]: the first
-    rotary_size dimensions of a head are rotated. `IndexError` if a position is not in it, or a cell not in the cache; a
-    negative cell writes nothing. `ValueError` for a rotary_size that is odd or above head_dim.
-
-    `norm` is the weights of query and key, one row of head_dim each, of any dtype, and epsilon: RMSNorm of each head,
-    rounded to its dtype, before the rotation. `query_scales` is the address of float32 [positions]: the rotated query
-    is multiplied by the entry for its position.
-    """
-
-def paged_attention(
-    shape: tuple[int, int],
-    query: _Rows,
-    cache: _Cache,
-    batch: _Batch,
-    layer: tuple[float, int | None, float | None, int | None],
-    out: _Rows,
-) -> None:
-    """Causal attention: `shape` is tokens and query heads; query and out are of one dtype, a token's heads a row.
-
-    `layer` is the scale of scores, the window (the number of positions that a token attends to, its own included; None:
-    all), the soft cap (a score becomes `cap * tanh(score / cap)`; None: no cap) and the address of sinks, float32
-    [heads], each the score of one more position whose value is zeros (None: no sinks). `ValueError` for a window of 0.
-
-    Scores, weights and sums are float32, in an order that depends on a token's position alone. If all tensors are
-    bfloat16, head sizes are multiples of 32, there is neither window nor cap, and the machine has AMX, weights are
-    rounded to bfloat16 before they are summed. `IndexError` if an index of the batch is out of range.
-    """
-
-def score_blocks(
-    shape: tuple[int, int],
-    query: _Rows,
-    cache: _Cache,
-    batch: _Batch,
-    is_sparse: int,
-    scale: float,
-    summaries: tuple[str, int, int],
-    budget: tuple[int, int, int],
-    shares: int,
-) -> None:
-    """Score the blocks that sparse rows choose from; `shape` is tokens and query heads. Reads only keys of the cache.
-
-    `is_sparse` is int32 [rows], 0 or 1. `summaries` is "mean" or "bounds", the address of vectors
-    [num_blocks, kv_heads, parts, head_dim] of the cache's dtype, and that of uint8 [num_blocks], 1 if a block has a
-    summary; both are written to. `budget` is the number of first, best and last blocks that a row keeps.
-
-    A row chooses if it is sparse, has one token, and has more blocks than the budget. Its candidates are its blocks
-    without the first and the last ones. `shares` is float32 [rows, max_blocks]: column i of such a row gets the share
-    of candidate i, all other entries stay unchanged. `ValueError` for a budget without a last block, `IndexError` if an
-    index of the batch is out of range.
-    """
-
-def select_blocks(
-    tokens: int,
-    shares: int,
-    cache: _Cache,
-    batch: _Batch,
-    is_sparse: int,
-    budget: tuple[int, int, int],
-    out: tuple[int, int, int],
-) -> None:
-    """Choose the blocks that sparse rows attend to, by the shares from `score_blocks`; does not read the cache.
-
-    `out` has the addresses of a batch whose slots are its rows, int32: block tables [rows, max_blocks], slots and
-    sequence lengths. Raises the same errors as `score_blocks`.
-    """
-
-def copy_blocks(cache: _Cache, copies: int, num_copies: int) -> None:
-    """Copy blocks in both caches, in order; copies int32 [num_copies, 2]. `IndexError` if a block does not exist."""
-
-def sample(
-    num_samples: int,
-    shape: tuple[int, int],
-    logits: _Rows,
-    rows: int | None,
-    parameters: tuple[int, int, int, int, int] | None,
-    out: int,
-) -> None:
-    """Choose a token for each sample, to out int32 [num_samples]; `shape` is that of the logits, [rows, vocabulary].
-
-    `rows` is int32 [num_samples], each sample's row; None: sample i has row i. `parameters` are float32 temperatures,
-    int32 top-k, float32 top-p and min-p, and float32 uniform numbers, each [num_samples]; None: the first of the
-    greatest logits. The token is -1 if no logit is above minus infinity.
-    """
-
-def edit_logits(
-    num_samples: int,
-    shape: tuple[int, int],
-    logits: _Rows,
-    rows: int,
-    edits: _Edits,
-    masks: _Masks | None,
-    out: int,
-) -> None:
-    """Copy a row of logits for each sample to out, float32 [num_samples, vocabulary], mask it, then edit it.
-
-    `shape` is that of the logits, [rows, vocabulary]; `rows` is int32 [num_samples]. `IndexError` if a row, a mask or a
-    token does not exist, or starts do not rise; then nothing is written.
-    """
-
-def logprobs(
-    num_samples: int,
-    shape: tuple[int, int],
-    logits: _Rows,
-    rows: int,
-    chosen: int,
-    num_top: int,
-    out: tuple[int, int, int],
-) -> None:
-    """Log-probabilities of each sample's token, chosen int32 [num_samples], and of its row's likeliest tokens.
-
-    `shape` and `rows` as in `edit_logits`. Out are ids, int32, and values, float32, both [num_samples, 1 + num_top],
-    and ranks, int32 [num_samples]. `ValueError` if num_top is above the vocabulary; `IndexError` as in `edit_logits`.
-    """
+def read_rows(rows: MatrixRows, out: Tensor) -> None:
+    """Write the numbers of the rows to out, float32 [rows, in_features]."""
 
 @final
 class LogitsStates:
@@ -486,3 +263,5 @@ def num_threads() -> int:
 
 def instruction_set() -> str:
     """The instruction set of the kernels: "portable", "avx2", "avx512_vnni", "avx512_bf16" or "amx"."""
+
+def __getattr__(op: str) -> Any: ...

@@ -26,7 +26,9 @@ KINDS = ["q4_0", "q4_1", "q8_0", "q5_0", "iq4_nl", "int8", "fp8 128", "fp8 64", 
 
 def packed(backend: str, parts: list[MatrixRows], dtype: torch.dtype) -> PackedLinear:
     kernels = select(backend, "cpu")
-    return kernels[pack_rows](parts, kernels[kept_format](parts[0]) or dtype_name(dtype), dtype_name(dtype))
+    return kernels[pack_rows](parts, kernels[kept_format](parts[0]) or dtype_name(dtype), dtype_name(dtype)).moved(
+        as_tensor
+    )
 
 
 @pytest.mark.parametrize(

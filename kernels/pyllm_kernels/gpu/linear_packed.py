@@ -1,8 +1,8 @@
 """Matrices of files in the formats of the Triton linears, and the choice of a linear. Knows no file."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,8 +16,8 @@ from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, che
 from pyllm_kernels.ops import packed_linear as ops
 from pyllm_kernels.ops.packed_linear import NotFiniteError, PackedLinear
 from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT
-from pyllm_kernels.tensors import dtype_name
-from pyllm_kernels.torch_bridge import as_tensor, on_host
+from pyllm_kernels.tensors import Array, dtype_name, numpy_dtype
+from pyllm_kernels.torch_bridge import on_host
 
 _FLOAT8 = "float8_e4m3fn"
 _FOUR_BITS = {"q4_0", "q4_1"}
@@ -48,8 +48,7 @@ def pack_rows(
     parts: Sequence[MatrixRows], weight_format: str, dtype: str, room: Callable[[int], Tensor] = empty_bytes
 ) -> PackedLinear:
     if any(kept_format(part) != weight_format for part in parts):
-        packed = ops.pack_rows.reference(parts, weight_format, dtype, room)
-        return replace(packed, data=as_tensor(packed.data))
+        return ops.pack_rows.reference(parts, weight_format, dtype, room)
     check_alike(parts)
     num_rows, scales = sum(map(len, parts)), [part.scales for part in parts if part.scales is not None]
     if weight_format in _FOUR_BITS:
@@ -57,14 +56,14 @@ def pack_rows(
     elif weight_format == _EIGHT_BITS:
         data, *factors = _joined(map(_in_8_bits, parts))
     else:
-        data = torch.cat([as_tensor(part.stored()) for part in parts]).view(getattr(torch, weight_format))
-        numbers = torch.cat([as_tensor(part.numbers) for part in scales])
-        factors = [numbers.view(-1) if weight_format == "int8" else numbers]
-    odd = torch.stack([~factor.view(num_rows, -1).isfinite().all(1) for factor in factors]).any(0)
+        data = np.concatenate([part.stored() for part in parts]).view(numpy_dtype(weight_format))
+        numbers = np.concatenate([part.numbers for part in scales])
+        factors = [numbers.reshape(-1) if weight_format == "int8" else numbers]
+    odd = np.any([~np.isfinite(factor.reshape(num_rows, -1)).all(1) for factor in factors], 0)
     if weight_format == _FLOAT8:
-        odd |= (data.view(torch.uint8) & 0x7F == 0x7F).any(1)  # NaNs
+        odd |= (data.view(np.uint8) & 0x7F == 0x7F).any(1)  # NaNs
     if odd.any():
-        raise NotFiniteError(int(odd.nonzero()[0]))
+        raise NotFiniteError(int(odd.argmax()))
     scale_features = scales[0].features if scales else 0
     return PackedLinear(data, weight_format, dtype_name(dtype), None, tuple(factors), scale_features)
 
@@ -113,31 +112,35 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     return (scales * elements).to(dtype)
 
 
-def _joined(parts: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-    return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+def _joined(parts: Iterable[Sequence[Array]]) -> list[Array]:
+    return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
 
-def _in_4_bits(part: MatrixRows) -> tuple[Tensor, Tensor, Tensor]:
+def _in_4_bits(part: MatrixRows) -> tuple[Array, Array, Array]:
     """Integers uint8 [rows, features / 2], scales and minimums float16 [rows, groups]."""
     blocks = _blocks(part)
-    halves = blocks[..., :-_HALF_OF_A_GROUP].contiguous().view(torch.float16)  # [rows, groups, 1 or 2]
-    minimums = halves[..., 1] if part.format == "q4_1" else -8 * halves[..., 0]
-    return blocks[..., -_HALF_OF_A_GROUP:].flatten(1), halves[..., 0], minimums
+    halves = np.ascontiguousarray(blocks[..., :-_HALF_OF_A_GROUP]).view(np.float16)  # [rows, groups, 1 or 2]
+    with np.errstate(over="ignore"):
+        minimums = halves[..., 1] if part.format == "q4_1" else -8 * halves[..., 0]
+    return blocks[..., -_HALF_OF_A_GROUP:].reshape(len(part), -1), halves[..., 0], minimums
 
 
-def _in_8_bits(part: MatrixRows) -> tuple[Tensor, Tensor]:
+def _in_8_bits(part: MatrixRows) -> tuple[Array, Array]:
     """Integers int8 [rows, features] and scales float16 [rows, groups]."""
     blocks = _blocks(part)
-    scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
     if part.format == "q8_0":
-        return blocks[..., 2:].flatten(1).view(torch.int8), scales
-    halves = blocks[..., -_HALF_OF_A_GROUP:]
-    places = torch.cat((halves & 15, halves >> 4), dim=-1)  # [rows, groups, 32]
-    if part.format == "iq4_nl":
-        return torch.tensor(_IQ4, dtype=torch.int8)[places.int()].flatten(1), scales
-    fifths = blocks[..., 2:6].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1  # [rows, groups, 4, 8]
-    return ((places | fifths.flatten(-2) << 4).view(torch.int8) - 16).flatten(1), scales
+        integers = blocks[..., 2:].view(np.int8)
+    else:
+        halves = blocks[..., -_HALF_OF_A_GROUP:]
+        integers = np.concatenate((halves & 15, halves >> 4), -1)  # [rows, groups, 32]
+        if part.format == "iq4_nl":
+            integers = np.array(_IQ4, np.int8)[integers]
+        else:
+            fifths = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little")
+            integers = (integers | fifths << 4).view(np.int8) - np.int8(16)
+    return integers.reshape(len(part), -1), scales
 
 
-def _blocks(part: MatrixRows) -> Tensor:
-    return as_tensor(part.stored()).view(len(part), -1, GGUF_BLOCKS[part.format][1])
+def _blocks(part: MatrixRows) -> Array:
+    return part.stored().reshape(len(part), -1, GGUF_BLOCKS[part.format][1])

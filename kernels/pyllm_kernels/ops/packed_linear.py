@@ -6,7 +6,7 @@ and which numpy multiplies.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Self
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from pyllm_kernels.tensors import (
     Floats,
     Tensor,
     dtype_name,
-    is_array,
     numpy_dtype,
     product,
     rounded,
@@ -70,12 +69,11 @@ class PackedLinear:
     def nbytes(self) -> int:
         return int(self.data.nbytes) + sum(int(factor.nbytes) for factor in self.factors)
 
-    def to(self, device: Any) -> "PackedLinear":
-        """A copy on a device of torch; arrays stay on the host."""
-        if is_array(self.data):
+    def moved(self, move: Callable[[Array], Tensor]) -> Self:
+        """A copy of a matrix on the host, with `move` applied to its arrays; what Rust has packed stays there."""
+        if self.layout is not None:
             return self
-        factors = tuple(factor.to(device) for factor in self.factors)
-        return replace(self, data=self.data.to(device), factors=factors)
+        return replace(self, data=move(self.data), factors=tuple(map(move, self.factors)))
 
     @property
     def out_features(self) -> int:
