@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyllm.workers.sampling.sampler import sample_by_kernel
+from pyllm.workers.devices.torch_device import TorchDevice
 from tests.distribution import (
     CASES,
     Parameters,
@@ -18,6 +18,7 @@ from tests.distribution import (
 )
 from tests.tiers import cases
 from tests.workers.sampling.test_sampler import naive, rows
+from tests.workers.sampling.triton_sampler import sample_by_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PLAIN = (1.0, 0, 1.0, 0.0)
@@ -115,10 +116,8 @@ def test_of_infinite_logits_the_first_is_chosen(parameters: Parameters) -> None:
 def test_logits_of_a_narrow_dtype_count_as_what_they_are_in_float32(dtype: torch.dtype) -> None:
     narrow = torch.randn(5, 3000).to(dtype)
     chosen: list[Parameters] = [(0.0, 0, 1.0, 0.0), PLAIN, (0.8, 20, 1.0, 0.0), (0.9, 0, 0.9, 0.05), (1.0, 9, 0.5, 0.0)]
-    uniforms = torch.tensor([0.2, 0.4, 0.6, 0.8, 0.9], device=DEVICE)
-    narrow_tokens, wide_tokens = (
-        sample_by_kernel(logits.to(DEVICE), rows(*chosen), uniforms) for logits in (narrow, narrow.float())
-    )
+    others = rows(*chosen), torch.tensor([0.2, 0.4, 0.6, 0.8, 0.9], device=DEVICE), TorchDevice(DEVICE)
+    narrow_tokens, wide_tokens = (sample_by_triton(logits.to(DEVICE), *others) for logits in (narrow, narrow.float()))
     assert narrow_tokens.tolist() == wide_tokens.tolist()
 
 
@@ -169,5 +168,7 @@ def test_the_workers_sampler_hands_all_rows_to_it() -> None:
     logits = generator.standard_normal((4, 300)).astype(np.float32) * 2
     chosen: list[Parameters] = [(0.0, 0, 1.0, 0.0), PLAIN, (0.8, 20, 1.0, 0.0), (0.9, 0, 0.95, 0.05)]
     uniforms = [0.2, 0.4, 0.6, 0.8]
-    sampled = sample_by_kernel(torch.from_numpy(logits).to(DEVICE), rows(*chosen), torch.tensor(uniforms).to(DEVICE))
+    device = TorchDevice(DEVICE)
+    on_device = device.from_host(logits), rows(*chosen), device.from_host(np.array(uniforms, np.float32))
+    sampled = sample_by_triton(*on_device, device)
     assert sampled.tolist() == sample(logits, chosen, uniforms, [0, 1, 2, 3])

@@ -32,7 +32,7 @@ from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
-from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel
+from pyllm.workers.sampling.sampler import SamplingRows
 from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.position_tables import PositionTables
@@ -40,6 +40,7 @@ from pyllm.workers.step.slots import Slots
 from pyllm.workers.warm_up import launch_every_kernel
 from tests.plans import Planner, Row
 from tests.workers.kv.fake_streams import FakeStreams
+from tests.workers.sampling.triton_sampler import sample_by_triton
 
 CPU = TorchDevice(torch.device("cpu"))
 NUM_BLOCKS = 64
@@ -114,7 +115,7 @@ def main(folder: str) -> None:
     triton.runtime.driver.set_active(OfflineDriver(90))
     kernels = select("triton", "cuda")
     forward, kv_cache, slots = make_forward(folder, kernels, "float16")
-    launch_every_kernel(forward, kernels, kv_cache, sample_by_kernel)
+    launch_every_kernel(forward, kernels, kv_cache, sample_by_triton)
     host_blocks = torch.empty((4, *kv_cache.memory.movedim(2, 0).shape[1:]), dtype=kv_cache.memory.dtype)
     stream = SwapStream(kv_cache.memory, host_blocks, kernels, 2, FakeStreams())
     swaps = np.array([(way, block, block) for way in (0, 1) for block in range(3)], np.int32)
@@ -140,9 +141,9 @@ def main(folder: str) -> None:
         logits = forward.logits(forward.hidden(batch), batch.device.logits_rows)
         assert logits is not None
         for some in (logits, logits.float()):
-            ones = torch.ones(len(rows))
-            parameters = SamplingRows(ones, ones.int(), ones, ones)
-            sample_by_kernel(some, parameters, batch.device.uniforms, batch.device.logits_rows * 0)
+            ones = np.ones(len(rows), np.float32)
+            parameters = SamplingRows(ones, ones.astype(np.int32), ones, ones)
+            sample_by_triton(some, parameters, batch.device.uniforms, CPU, batch.host.logits_rows * 0)
         copies = torch.zeros((len(rows), 2), dtype=torch.int32)
         for keys, values in kv_cache.memory:
             kernels[copy_blocks](keys, values, copies)

@@ -10,15 +10,14 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pyllm_kernels import cpu, select
-from torch import Tensor
+from pyllm_kernels import select
 
 from pyllm.wire.messages import Sampled, Sampling, Step
 from pyllm.workers.cuda_graphs import Capture, CaptureBudget, decode_buckets
 from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.forward_pass import Limits
 from pyllm.workers.layers.rank_group import RankGroup
-from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel, sample_on_device
+from pyllm.workers.sampling.sampler import sample_on_device
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
 from pyllm.workers.sampling_graphs import DeviceSampler, SamplingGraphs, graph_bytes
@@ -29,6 +28,7 @@ from tests.tiny_model import write_tiny_model
 from tests.workers.engine import loaded_runner
 from tests.workers.fake_capture import FakeCapture
 from tests.workers.sampling.test_token_sampler import no_grammars
+from tests.workers.sampling.triton_sampler import sample_by_triton, sample_by_triton_on_device
 from tests.workers.test_cuda_graphs import Recorder
 from tests.workers.test_forward_pass import make_pair
 
@@ -49,13 +49,6 @@ def endless(capture: Capture) -> CaptureBudget:
     return CaptureBudget(capture, lambda: 0.0, RankGroup(), CPU)
 
 
-def sample_by_rust(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor) -> Tensor:
-    """What the ops do here."""
-    return cpu.sample(
-        logits, parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p, uniforms, rows
-    )
-
-
 class Engine:
     """Sampling graphs of a head of few bits, whose products are exact."""
 
@@ -74,7 +67,7 @@ class Engine:
             self.sampler,
             max_num_seqs=num_slots,
             hidden_size=HIDDEN_SIZE,
-            dtype=torch.float32,
+            dtype="float32",
             group=RankGroup(),
         )
         self.graphs.capture(capture, endless(capture))
@@ -107,7 +100,7 @@ def capture() -> FakeCapture:
 @pytest.fixture(scope="module")
 def engine(capture: FakeCapture) -> Engine:
     with torch.inference_mode():
-        return Engine(capture, sample_on_device)
+        return Engine(capture, sample_by_triton_on_device)
 
 
 @settings(max_examples=15, phases=[Phase.generate])  # Triton's interpreter would shrink for minutes.
@@ -132,8 +125,7 @@ def test_a_graph_draws_what_the_ops_draw(
         return
     assert draw is not None
     columns = engine.sampling_slots.rows(np.repeat(batch.host.slots, np.diff(batch.host.sampled_starts)))
-    logits_rows = torch.from_numpy(batch.host.logits_rows)
-    tokens = sample_by_kernel(engine.logits, columns, batch.device.uniforms, logits_rows)
+    tokens = sample_by_triton(engine.logits, columns, batch.device.uniforms, CPU, batch.host.logits_rows)
     expected.remember(batch, tokens)
     assert draw.tokens.wait().tolist() == tokens.tolist()
     assert engine.slots.last_tokens.tolist() == expected.last_tokens.tolist()
@@ -194,11 +186,11 @@ def test_a_row_that_needs_more_is_left_to_the_ops(engine: Engine, capture: FakeC
 @torch.inference_mode()
 def test_the_memory_of_the_graphs_is_known_beforehand() -> None:
     capture = FakeCapture()
-    engine = Engine(capture, sample_by_rust, num_slots=24)
+    engine = Engine(capture, sample_on_device, num_slots=24)
     assert len(capture.num_bytes) == len(decode_buckets(24))
     assert capture.num_bytes == sorted(capture.num_bytes, reverse=True)
     buffers = engine.hidden.element_size() * 24 * HIDDEN_SIZE
-    known = graph_bytes(24, HIDDEN_SIZE, VOCABULARY, torch.float32, RankGroup())
+    known = graph_bytes(24, HIDDEN_SIZE, VOCABULARY, "float32", RankGroup())
     # Beside the logits a graph has its tokens, and again without what is negative.
     assert known - 24 * 4 * 8 <= buffers + capture.num_bytes[0] <= known
 
@@ -207,8 +199,8 @@ def test_the_memory_of_the_graphs_is_known_beforehand() -> None:
     ("rank", "ranks", "num_logits"), [(0, 1, 60), (0, 4, 15 + 60 + 60), (3, 4, 15), (0, 7, 9 + 126)]
 )
 def test_the_first_of_several_ranks_has_room_for_all_logits_twice(rank: int, ranks: int, num_logits: int) -> None:
-    none = graph_bytes(24, HIDDEN_SIZE, 0, torch.float32, RankGroup(rank, ranks))
-    assert graph_bytes(24, HIDDEN_SIZE, VOCABULARY, torch.float32, RankGroup(rank, ranks)) - none == 24 * 4 * num_logits
+    none = graph_bytes(24, HIDDEN_SIZE, 0, "float32", RankGroup(rank, ranks))
+    assert graph_bytes(24, HIDDEN_SIZE, VOCABULARY, "float32", RankGroup(rank, ranks)) - none == 24 * 4 * num_logits
 
 
 @torch.inference_mode()
@@ -217,8 +209,8 @@ def test_bodies_and_sampling_share_the_memory_of_graphs(tmp_path: Path) -> None:
     both = make_pair(write_tiny_model(tmp_path), select("reference", CPU), limits)
     body, slots = both.captured.forward, both.captured.slots
     sampler = TokenSampler(SamplingSlots(4, 290, no_grammars), CPU)
-    size = {"max_num_seqs": 4, "hidden_size": 48, "dtype": torch.float32}
-    graphs = SamplingGraphs(body.head, both.capture.launched(sample_by_rust), slots, sampler, **size, group=RankGroup())
+    size = {"max_num_seqs": 4, "hidden_size": 48, "dtype": "float32", "group": RankGroup()}
+    graphs = SamplingGraphs(body.head, both.capture.launched(sample_on_device), slots, sampler, **size)
     graphs.capture(both.capture, endless(both.capture))
     for slot in range(4):
         both.planner.start(slot)
@@ -253,7 +245,7 @@ def test_a_runner_samples_steps_by_graphs_as_it_does_by_ops(tmp_path: Path) -> N
     """Requests that need more come and go, in steps of every kind."""
     model = write_tiny_model(tmp_path)
     (plain, captured), recorder = (loaded_runner(model, kernel_backend="reference") for _ in range(2)), Recorder()
-    captured.capture(recorder, sample_by_rust)
+    captured.capture(recorder, sample_on_device)
     generator, planner, num_draws = random.Random(4), Planner(num_blocks=64), []
     more = dict.fromkeys(range(8), False)
     for _ in range(60):

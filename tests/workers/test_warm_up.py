@@ -50,5 +50,5 @@ def test_the_cache_is_left_as_it_was(tmp_path: Path) -> None:
     kv_cache.memory.normal_()
     before = kv_cache.memory.clone()
     launch_every_kernel(forward, kernels, kv_cache)
-    run_largest_step(forward, 5)
+    run_largest_step(forward, kv_cache.device, 5)
     assert torch.equal(kv_cache.memory, before)

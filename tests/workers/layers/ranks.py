@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from pyllm_kernels import cpu, select
+from pyllm_kernels import select
 from torch import Tensor
 
 from pyllm.config.process_config import WorkerConfig
@@ -16,7 +16,7 @@ from pyllm.workers.layers.nccl_ranks import NcclRanks
 from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.rank_rendezvous import Place
-from pyllm.workers.sampling.sampler import SamplingRows
+from pyllm.workers.sampling.sampler import sample_on_device
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
 from pyllm.workers.sampling_graphs import SamplingGraphs, graph_bytes
@@ -106,12 +106,12 @@ def _captured(config: WorkerConfig, steps: Steps) -> dict[str, Any]:
     sampler = TokenSampler(SamplingSlots(limits.max_num_seqs, spec.vocab_size, None), CPU)
     graphs = SamplingGraphs(
         forward.head,
-        capture.launched(_sample),
+        capture.launched(sample_on_device),
         slots,
         sampler,
         max_num_seqs=limits.max_num_seqs,
         hidden_size=spec.hidden_size,
-        dtype=torch.float32,
+        dtype="float32",
         group=group,
     )
     budget = CaptureBudget(capture, lambda: 0.0, group, CPU)
@@ -126,18 +126,13 @@ def _captured(config: WorkerConfig, steps: Steps) -> dict[str, Any]:
         draw = graphs.draw(step.step, batch, hidden) if len(batch.host.logits_rows) else Draw(step.step, batch)
         assert draw is not None
         tokens.append(draw.tokens.wait().tolist())
-    known = graph_bytes(limits.max_num_seqs, spec.hidden_size, spec.vocab_size, torch.float32, group)
+    known = graph_bytes(limits.max_num_seqs, spec.hidden_size, spec.vocab_size, "float32", group)
     return {
         "captured": tokens,
         "replays": capture.replays,
         "collectives": capture.collectives,
         "bytes": (capture.num_bytes[0], known - limits.max_num_seqs * spec.hidden_size * 4),
     }
-
-
-def _sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor) -> Tensor:
-    numbers = parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p
-    return cpu.sample(logits, *numbers, uniforms, rows)
 
 
 def _sums(place: Place, groups: dict[str, RankGroup]) -> dict[str, Any]:
