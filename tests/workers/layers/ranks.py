@@ -74,7 +74,7 @@ def _run_rank(config: WorkerConfig, steps: Steps, num_blocks: int, edited: bool,
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=place.rank, world_size=place.size)
     with torch.inference_mode():
         groups = _groups(place) | {"host": runner._placement.group}
-        connection.send(answer | _captured(config, steps) | _sums(place, groups) | _shared(place))
+        connection.send(answer | _captured(config, steps) | _sums(place, groups) | _shared(place) | _passed_on(place))
     torch.distributed.destroy_process_group()
 
 
@@ -140,6 +140,21 @@ def _sums(place: Place, groups: dict[str, RankGroup]) -> dict[str, Any]:
     own = torch.randn((30, 16), generator=torch.Generator().manual_seed(place.rank)).bfloat16()
     found = {name: [group.sum(part.clone()).tolist() for part in (own, own[7:8])] for name, group in groups.items()}
     return {"own": own.tolist(), "sums": found}
+
+
+def _passed_on(place: Place) -> dict[str, Any]:
+    """States of more steps than there are buffers, as each rank, a stage here, gets them; it passes on one more."""
+    ranks, found = NcclRanks(Place(place.rank, 1, place.size), CPU), []
+    ranks.allocate_messages(2, 2 * 4 * 8 * 2)
+    for tokens in (4, 1, 3, 2, 4):
+        states = torch.full((2, 4, 8), float(tokens)).bfloat16()[:, :tokens]
+        if place.rank > 0:
+            ranks.receive(states)
+            found.append(states.tolist())
+        if place.rank + 1 < place.size:
+            ranks.send(states + 1)
+    torch.distributed.barrier()  # No rank may give its buffers up, or leave, before the next one has received all.
+    return {"passed on": found}
 
 
 def _shared(place: Place) -> dict[str, Any]:

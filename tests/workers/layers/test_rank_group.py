@@ -91,6 +91,14 @@ def test_sums_are_in_rank_order_and_those_in_one_launch_are_the_same(ranks: list
         assert rank["sums"]["reduced"][0] != first.tolist(), "so gloo adds in rank order, and proves nothing of NCCL"
 
 
+def test_stages_pass_states_on(ranks: list[dict[str, Any]]) -> None:
+    expected = [
+        [torch.full((2, tokens, 8), float(tokens + stage)).tolist() for tokens in (4, 1, 3, 2, 4)] if stage else []
+        for stage in range(3)
+    ]
+    assert [rank["passed on"] for rank in ranks] == expected
+
+
 def test_memory_is_shared_by_all_ranks_or_none(ranks: list[dict[str, Any]]) -> None:
     """One that went on alone would wait forever."""
     for rank in ranks:
