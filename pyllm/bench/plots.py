@@ -1,6 +1,5 @@
 """Curves of a result: in the terminal by plotext, or as a PNG by matplotlib, which the extra `pyllm[plot]` installs."""
 
-import importlib.util
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ import msgspec
 import numpy as np
 
 from pyllm.errors import ConfigError, PyllmError
+from pyllm.machine.extras import is_installed, missing_extra
 
 _WIDTH, _HEIGHT = 100, 16  # characters of one panel, at most
 _POINTS = 200
@@ -55,8 +55,8 @@ def show(panels: Sequence[Panel]) -> None:
 
 def check_matplotlib() -> None:
     """Raise a ConfigError where matplotlib is not installed; call it before a load, not after."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot-file needs matplotlib: pip install 'pyllm[plot]'")
+    if not is_installed("matplotlib"):
+        raise ConfigError(f"--plot-file is a picture of matplotlib, and {missing_extra('plot', 'matplotlib')}")
 
 
 def save_png(panels: Sequence[Panel], path: Path) -> None:

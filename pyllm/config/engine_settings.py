@@ -272,7 +272,7 @@ class ParallelConfig(ConfigPart, frozen=True):
 class DeviceConfig(ConfigPart, frozen=True):
     """The device that the model runs on, and its kernels."""
 
-    device: Annotated[Device, Meta(description="auto takes CUDA where there is a GPU")] = "auto"
+    device: Annotated[Device, Meta(description="auto takes CUDA where there are a GPU and pyllm[gpu]")] = "auto"
     kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, Rust on CPU")] = "auto"
     attention_backend: Annotated[
         str,

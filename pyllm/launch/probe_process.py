@@ -17,6 +17,7 @@ import msgspec
 from pyllm.checkpoint.cache import CacheError, cache_folder, write_file
 from pyllm.errors import ConfigError
 from pyllm.families.transformers_probe import Probed, ProbeRequest, Refusal
+from pyllm.machine.extras import TRANSFORMERS_PACKAGES, is_installed, missing_extra
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +55,18 @@ def ask_process(content: bytes) -> Probed:
     return answer
 
 
-def probe_model(request: ProbeRequest, ask: Callable[[bytes], Probed] = ask_process) -> Probed:
+def probe_model(
+    request: ProbeRequest,
+    ask: Callable[[bytes], Probed] = ask_process,
+    has_package: Callable[[str], bool] = is_installed,
+) -> Probed:
     """The description of a model by transformers, from the cache if it is there.
 
     Raises:
-        ConfigError: transformers has no such model, or cannot run it with our attention.
+        ConfigError: transformers is not installed, has no such model, or cannot run it with our attention.
     """
+    if missing := next((name for name in TRANSFORMERS_PACKAGES if not has_package(name)), ""):
+        raise ConfigError(f"transformers computes this model, and {missing_extra('transformers', missing)}")
     content = msgspec.json.encode(request, order="deterministic")
     try:
         path: Path | None = cache_folder() / f"{_key(content)}.probed"

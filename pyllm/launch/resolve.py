@@ -3,7 +3,6 @@
 Imports no torch: it asks the driver for cards, and chooses the precision before any process starts.
 """
 
-import importlib.util
 import logging
 import re
 from collections.abc import Callable, Sequence, Set
@@ -46,6 +45,7 @@ from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
 from pyllm.machine.cpu_features import instructions
 from pyllm.machine.cuda_driver import VisibleCard, visible_cards
+from pyllm.machine.extras import GPU_PACKAGES, is_installed, missing_extra
 from pyllm.machine.memory import host_memory
 from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
@@ -73,14 +73,17 @@ LEAST_QUEUE = 256
 
 
 def resolve_config(
-    config: EngineConfig, probe: Probe = probe_model, list_cards: Callable[[], Sequence[VisibleCard]] = visible_cards
+    config: EngineConfig,
+    probe: Probe = probe_model,
+    list_cards: Callable[[], Sequence[VisibleCard]] = visible_cards,
+    has_package: Callable[[str], bool] = is_installed,
 ) -> tuple[EngineConfig, Checkpoint]:
     """Read the model's description and replace everything that is `auto`, None or a 0 that stands for a default.
 
     Raises:
         ConfigError: the model cannot be read, two settings conflict, or the memory is too small.
     """
-    resolved, checkpoint = resolve_settings(config, probe, list_cards)
+    resolved, checkpoint = resolve_settings(config, probe, list_cards, has_package)
     num_threads = config.device.num_threads or threads_of_each_rank(config.parallel)
     resolved = msgspec.structs.replace(
         resolved, device=msgspec.structs.replace(resolved.device, num_threads=num_threads)
@@ -96,7 +99,10 @@ def resolve_config(
 
 
 def resolve_settings(
-    config: EngineConfig, probe: Probe = probe_model, list_cards: Callable[[], Sequence[VisibleCard]] = visible_cards
+    config: EngineConfig,
+    probe: Probe = probe_model,
+    list_cards: Callable[[], Sequence[VisibleCard]] = visible_cards,
+    has_package: Callable[[str], bool] = is_installed,
 ) -> tuple[EngineConfig, Checkpoint]:
     """Resolve settings as `resolve_config`, but without threads, and without reading the memory."""
     model = config.model
@@ -119,14 +125,14 @@ def resolve_settings(
         logger.warning(
             "%d tensors are not loaded, as its text model has none such: %s", len(checkpoint.skipped), listed
         )
-    device, cards = config.device.device, list_cards()
-    if device == "auto":
-        device = "cuda" if cards else "cpu"
+    cards = list_cards()
+    device = _resolve_device(config, cards, has_package)
     ranks = num_ranks(config.parallel)
     cores = config.parallel.data_parallel_size
-    is_elsewhere = config.parallel.distributed_executor_backend == "ray"
-    if is_elsewhere:
-        _check_ray()
+    if config.parallel.distributed_executor_backend == "ray":
+        if not has_package("ray"):
+            missing = missing_extra("ray", "ray")
+            raise ConfigError(f"distributed_executor_backend is ray, and {missing}, here and on every node")
     elif device == "cuda" and len(cards) < cores * ranks:
         need = f"{ranks} rank(s) need as many cards"
         if cores > 1:
@@ -190,12 +196,24 @@ def _absolute(path: str) -> str:
     return path and str(Path(path).expanduser().absolute())
 
 
-def _check_ray() -> None:
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            "distributed_executor_backend ray needs Ray, which is not installed: pip install 'pyllm[ray]', here and on "
-            "every node"
+def _resolve_device(config: EngineConfig, cards: Sequence[VisibleCard], has_package: Callable[[str], bool]) -> str:
+    """The device `cpu` or `cuda`. On a machine with cards, auto is cpu where a package for them is missing.
+
+    Raises:
+        ConfigError: cuda was asked for, and a package for it is missing.
+    """
+    device = config.device.device
+    is_elsewhere = config.parallel.distributed_executor_backend == "ray"
+    missing = "" if is_elsewhere else next((name for name in GPU_PACKAGES if not has_package(name)), "")
+    if device == "cuda" and missing:
+        raise ConfigError(f"the device is cuda, and {missing_extra('gpu', missing)}")
+    if device != "auto":
+        return device
+    if cards and missing:
+        logger.warning(
+            "%d card(s) are visible, and %s; this runs on the CPU", len(cards), missing_extra("gpu", missing)
         )
+    return "cuda" if cards and not missing else "cpu"
 
 
 def _step_limits(scheduler: SchedulerConfig, device: str, cards: Sequence[VisibleCard]) -> dict[str, int]:
@@ -420,8 +438,8 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, Credentials]:
         if not name.replace(":", ".").rpartition(".")[0]:
             raise ConfigError(f"the middleware {name!r} must be module.Class")
     if server.otlp_traces_endpoint:
-        if importlib.util.find_spec("opentelemetry") is None:
-            raise ConfigError('otlp_traces_endpoint needs OpenTelemetry: pip install "pyllm[otel]"')
+        if not is_installed("opentelemetry"):
+            raise ConfigError(f"otlp_traces_endpoint is set, and {missing_extra('otel', 'opentelemetry')}")
         if not re.match(r"https?://[^/]", server.otlp_traces_endpoint):
             raise ConfigError(
                 "otlp_traces_endpoint must be the URL of OTLP over HTTP, such as http://localhost:4318/v1/traces"

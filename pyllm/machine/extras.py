@@ -1,4 +1,14 @@
-"""The sentence about a package that only an extra of pyllm installs. Does not know who needs the package."""
+"""The packages that only an extra of pyllm installs, and the sentence about a missing one. Imports none of them."""
+
+import importlib.util
+
+GPU_PACKAGES = ("torch", "triton")
+TRANSFORMERS_PACKAGES = ("torch", "transformers")
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported, by its import name."""
+    return importlib.util.find_spec(package) is not None
 
 
 def missing_extra(name: str, package: str) -> str:

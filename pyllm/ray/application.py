@@ -13,6 +13,7 @@ from pyllm.config.rank_coordinates import num_ranks
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import server_settings
+from pyllm.machine.extras import missing_extra
 from pyllm.ray import api_replica, core_replica
 
 # Seconds that a replica has to end once Ray Serve has asked it to: for the API, until its streams finish; for a core,
@@ -36,7 +37,7 @@ def app(args: Mapping[str, Any]) -> Any:
     try:
         from ray import serve
     except ImportError as error:
-        raise ConfigError(f"pyllm.ray needs Ray Serve ({error}): pip install 'pyllm[ray]'") from None
+        raise ConfigError(f"pyllm.ray runs on Ray Serve ({error}), and {missing_extra('ray', 'ray[serve]')}") from None
     of_cores, of_api = (_deployment_options(args, name) for name in ("cores", "api"))
     engine, server = server_settings({name: value for name, value in args.items() if name not in {"cores", "api"}})
     defaults = ServerConfig()

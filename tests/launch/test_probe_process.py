@@ -33,6 +33,12 @@ def test_a_refusal_is_an_error() -> None:
         probe_model(request(architectures=["NothingForCausalLM"]))
 
 
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_without_the_extra_the_model_is_refused_with_its_name(missing: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{missing} is not installed: pip install 'pyllm\[transformers\]'"):
+        probe_model(request(), ask_process, lambda package: package != missing)
+
+
 def test_a_process_that_fails_says_how() -> None:
     with pytest.raises(ConfigError, match=r"the process that asks transformers .* failed with 1: "):
         ask_process(b"{}")

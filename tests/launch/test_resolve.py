@@ -1,4 +1,3 @@
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +231,28 @@ def test_a_file_for_the_log_has_an_absolute_path(model: str, tmp_path: Path, mon
 
 def test_ranks_of_a_ray_cluster_need_ray_and_none_of_this_machines_cards(model: str) -> None:
     options = {"model": model, "device": "cuda", "tensor_parallel_size": 3, "distributed_executor_backend": "ray"}
-    if importlib.util.find_spec("ray") is None:
-        with pytest.raises(ConfigError, match=r"needs Ray, which is not installed: pip install 'pyllm\[ray\]'"):
-            resolve_config(engine_config(options), probe_model, list)
-    else:
-        config, _ = resolve_config(engine_config(options), probe_model, list)
-        assert config.parallel.ray_address == "auto"
+    with pytest.raises(ConfigError, match=r"and ray is not installed: pip install 'pyllm\[ray\]', here and on every"):
+        resolve_config(engine_config(options), probe_model, list, lambda package: package != "ray")
+    config, _ = resolve_config(engine_config(options), probe_model, list, lambda package: package == "ray")
+    assert config.parallel.ray_address == "auto"
+
+
+@pytest.mark.parametrize("missing", ["torch", "triton"])
+def test_a_card_without_its_packages(model: str, missing: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The CPU runs the model, unless the card was asked for."""
+
+    def has_package(package: str) -> bool:
+        return package != missing
+
+    config, _ = resolve_config(engine_config({"model": model}), probe_model, lambda: [A100], has_package)
+    assert config.device.device == "cpu"
+    said = f"1 card(s) are visible, and {missing} is not installed: pip install 'pyllm[gpu]'; this runs on the CPU"
+    assert [record.message for record in caplog.records] == [said]
+    with pytest.raises(ConfigError, match=rf"cuda, and {missing} is not installed: pip install 'pyllm\[gpu\]'"):
+        resolve_config(engine_config({"model": model, "device": "cuda"}), probe_model, lambda: [A100], has_package)
+
+
+def test_a_machine_without_cards_needs_none_of_their_packages(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    config, _ = resolve_config(engine_config({"model": model}), probe_model, list, lambda package: False)
+    assert config.device.device == "cpu"
+    assert caplog.records == []

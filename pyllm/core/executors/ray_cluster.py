@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pyllm.errors import ConfigError, StartError
+from pyllm.machine.extras import missing_extra
 
 POLL_INTERVAL = 1.0  # seconds between two checks for room
 STRATEGY_TIMEOUT = 10.0  # seconds to try one placement of the ranks before another
@@ -52,7 +53,7 @@ def connect(address: str) -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the ray executor needs Ray ({error}): install pyllm with its extra, pyllm[ray]") from None
+        raise ConfigError(f"distributed_executor_backend is ray ({error}), and {missing_extra('ray', 'ray')}") from None
     if "://" in address:
         raise ConfigError(
             f"ray_address {address} is not the address of a cluster: give HOST:PORT, and start on one of its nodes"

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pyllm.errors import ConfigError
 from pyllm.kv_transfer.stores.block_record import MAX_KEY_BYTES, checksum, new_header, read_header
 from pyllm.kv_transfer.stores.store import Retention, StoreCounter, StoreStats
+from pyllm.machine.extras import missing_extra
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -225,7 +226,7 @@ def _connect(url: str, deadline: float) -> "Redis":
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError:
-        raise ConfigError('a KV store in Redis needs redis-py: pip install "pyllm[redis]"') from None
+        raise ConfigError(f"the KV store is Redis, and {missing_extra('redis', 'redis')}") from None
     try:
         client = Redis.from_url(
             url, socket_timeout=deadline, socket_connect_timeout=deadline, retry=Retry(NoBackoff(), 0), protocol=2
