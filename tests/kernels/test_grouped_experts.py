@@ -21,6 +21,7 @@ from pyllm_kernels import (
 )
 from pyllm_kernels.ops.experts import experts
 from pyllm_kernels.ops.packed_linear import kept_format, pack_linear, pack_rows
+from pyllm_kernels.torch_bridge import as_tensor
 from torch import Tensor
 
 from tests.kernels.quantised_weights import DTYPES, rows_of
@@ -51,7 +52,8 @@ def pack(kernels: Kernels, kind: str, shape: tuple[int, int], dtype: torch.dtype
     if kind == "float":
         return kernels[pack_linear]((torch.randn(outputs, features) * features**-0.5).to(dtype).to(device))
     rows: MatrixRows = rows_of(kind, outputs, features)
-    packed = kernels[pack_rows]([rows], kernels[kept_format](rows) or dtype_name(dtype), dtype_name(dtype)).to(device)
+    packed = kernels[pack_rows]([rows], kernels[kept_format](rows) or dtype_name(dtype), dtype_name(dtype))
+    packed = packed.moved(lambda array: as_tensor(array).to(device))
     assert packed.factors
     return packed
 

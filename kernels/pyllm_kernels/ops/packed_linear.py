@@ -6,19 +6,28 @@ and which numpy multiplies.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from pyllm_kernels import _cpu, graph
-from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, empty_bytes
+from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, empty_bytes, on_host
 from pyllm_kernels.op import op
 from pyllm_kernels.ops.linear_fp8 import linear_fp8
 from pyllm_kernels.ops.linear_w4a16 import linear_w4a16
 from pyllm_kernels.ops.linear_w8a8 import linear_w8a8, quantised
 from pyllm_kernels.ops.linear_w8a16 import linear_w8a16
 from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT
-from pyllm_kernels.tensors import Array, Floats, Tensor, dtype_name, is_array, numpy_dtype, product, rounded, view_as, widened
+from pyllm_kernels.tensors import (
+    Array,
+    Floats,
+    Tensor,
+    dtype_name,
+    numpy_dtype,
+    product,
+    rounded,
+    view_as,
+    widened,
+)
 
 INT8_BLOCKS = ("q4_0", "q4_1")
 """GGUF's formats that int8 weights can be made of, and be kept in."""
@@ -59,12 +68,10 @@ class PackedLinear:
     def nbytes(self) -> int:
         return int(self.data.nbytes) + sum(int(factor.nbytes) for factor in self.factors)
 
-    def to(self, device: Any) -> "PackedLinear":
-        """A copy on a device of torch; arrays stay on the host."""
-        if is_array(self.data):
-            return self
-        factors = tuple(factor.to(device) for factor in self.factors)
-        return replace(self, data=self.data.to(device), factors=factors)
+    def moved(self, move: Callable[[Array], Tensor]) -> "PackedLinear":
+        """The matrix where `move` puts arrays of the host."""
+        factors = tuple(move(on_host(factor)) for factor in self.factors)
+        return replace(self, data=move(on_host(self.data)), factors=factors)
 
     @property
     def out_features(self) -> int:
