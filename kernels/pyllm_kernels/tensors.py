@@ -73,7 +73,7 @@ def view_as(tensor: Tensor, dtype: str) -> Tensor:
 
 def is_float(*tensors: Tensor) -> bool:
     """Whether Rust's kernels compute with all of the tensors: with float32 and bfloat16."""
-    for tensor in tensors:  # A generator would take longer than Rust's part of a small op.
+    for tensor in tensors:  # noqa: SIM110 - a generator would take longer than Rust's part of a small op
         if dtype_name(tensor.dtype) not in _FLOATS:
             return False
     return True

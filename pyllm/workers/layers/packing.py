@@ -57,7 +57,7 @@ def pack(
     runs = [(kind, list(run)) for kind, run in groupby(found, lambda part: _packed_as(part[1], placement))]
     paddings = [0] * (len(runs) - 1) + [num_padding_rows]
     packed = tuple(
-        _pack_run(run, weight_format, placement, padding).to(str(placement.device))
+        _pack_run(run, weight_format, placement, padding).moved(placement.placed)
         for ((weight_format, _), run), padding in zip(runs, paddings, strict=True)
     )
     if cache is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyllm_kernels
 from pyllm_kernels import Kernels
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.tensors import Array, Tensor, dtype_name, fill
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.workers.devices.device import Device
@@ -34,6 +34,17 @@ class WeightPlacement:
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor for weights."""
         return self.device.empty(shape, self.dtype)
+
+    def placed(self, weights: Array) -> Tensor:
+        """Weights of the host on the device; on a CPU they stay where they are.
+
+        A GPU's copy waits, so that torch does not keep as much pinned memory of the host.
+        """
+        if self.device.type == "cpu":
+            return self.device.from_host(weights)
+        there = self.device.empty(weights.shape, dtype_name(weights.dtype))
+        fill(there, weights)
+        return there
 
     def share(self, size: int) -> slice:
         """This rank's part of `size` rows or columns; parts are equal, but those of the last ranks may be shorter."""

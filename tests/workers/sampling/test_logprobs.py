@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from pyllm.workers.step.staging import HostCopy
 
 from pyllm.workers.devices.host import Arrived
 from pyllm.workers.sampling.logprobs import LogprobRows, PromptLogprobs, columns
