@@ -84,7 +84,6 @@ impl Array {
         self.address
     }
 
-
     /// The number of rows of its first dimension.
     pub(crate) fn len(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)

@@ -23,10 +23,10 @@ use pyo3::prelude::*;
 pub(crate) use block_selection::{score_blocks, select_blocks};
 
 use crate::arrays::Array;
+use crate::execution::execute;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
-use crate::ops::execute;
 use crate::threads::Pool;
 use tile_backend::Call;
 

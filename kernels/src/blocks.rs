@@ -5,10 +5,10 @@ use std::ptr::copy;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
+use crate::execution::execute;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Op, OutOfRange, check_range};
-use crate::ops::execute;
 use crate::threads::Pool;
 
 /// Copies of (source, destination) in both caches, one after the other.

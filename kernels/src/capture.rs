@@ -8,11 +8,11 @@ use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::execution::{Recorder, end_recording, end_timing, graph_error, record_in, time_in, timed};
 use crate::isa::Isa;
 use crate::memory::arena::Arena;
 use crate::op::Extent;
 use crate::op::times::{self, Unwatched};
-use crate::ops::{Recorder, end_recording, end_timing, graph_error, record_in, time_in, timed};
 use crate::threads::pool::pool;
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]

@@ -14,10 +14,10 @@ use pyo3::prelude::*;
 
 use crate::arrays::Array;
 use crate::dtype::DType;
+use crate::execution::execute;
 use crate::isa::Isa;
 use crate::linear::{GROUP_ROWS, Linear, Product};
 use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
-use crate::ops::execute;
 use crate::packed_linear;
 use crate::rows::activation::{Activate, Activation, Kind};
 use crate::threads::Pool;

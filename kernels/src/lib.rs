@@ -17,7 +17,7 @@ mod logits;
 mod matrix_rows;
 mod memory;
 mod op;
-mod ops;
+mod execution;
 mod packed_linear;
 mod ranks;
 mod rope;
@@ -64,20 +64,10 @@ fn instruction_set() -> &'static str {
 
 #[pymodule]
 mod _cpu {
-    #[pymodule_export]
-    use super::attention::{paged_attention, score_blocks, select_blocks};
-    #[pymodule_export]
-    use super::blocks::copy_blocks;
+    use pyo3::pymodule;
+
     #[pymodule_export]
     use super::capture::{Graph, Lease, OpTimes};
-    #[pymodule_export]
-    use super::experts::experts;
-    #[pymodule_export]
-    use super::logits::edit_logits::edit_logits;
-    #[pymodule_export]
-    use super::logits::logprobs::logprobs;
-    #[pymodule_export]
-    use super::logits::sampling::sample;
     #[pymodule_export]
     use super::logits::states::LogitsStates;
     #[pymodule_export]
@@ -87,13 +77,29 @@ mod _cpu {
     #[pymodule_export]
     use super::ranks::exchange::RankExchange;
     #[pymodule_export]
-    use super::rope::rope_and_kv_write;
-    #[pymodule_export]
-    use super::rows::activation::activation;
-    #[pymodule_export]
-    use super::rows::elementwise::{add, add_bias, scale_and_cap};
-    #[pymodule_export]
-    use super::rows::norm::{add_norm, norm};
-    #[pymodule_export]
     use super::{forget_threads, instruction_set, num_threads, set_num_threads, stay_awake};
+
+    #[pymodule]
+    mod ops {
+        #[pymodule_export]
+        use crate::attention::{paged_attention, score_blocks, select_blocks};
+        #[pymodule_export]
+        use crate::blocks::copy_blocks;
+        #[pymodule_export]
+        use crate::experts::experts;
+        #[pymodule_export]
+        use crate::logits::edit_logits::edit_logits;
+        #[pymodule_export]
+        use crate::logits::logprobs::logprobs;
+        #[pymodule_export]
+        use crate::logits::sampling::sample;
+        #[pymodule_export]
+        use crate::rope::rope_and_kv_write;
+        #[pymodule_export]
+        use crate::rows::activation::activation;
+        #[pymodule_export]
+        use crate::rows::elementwise::{add, add_bias, scale_and_cap};
+        #[pymodule_export]
+        use crate::rows::norm::{add_norm, norm};
+    }
 }

@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 
 use crate::arrays::Array;
 use crate::dtype::DType;
+use crate::execution::execute;
 use crate::isa::Isa;
 use crate::linear::{self, Format, GgmlType, Int8Source, Lookup, Product};
 use crate::matrix_rows::{MatrixRows, all_rows};
 use crate::op::{Extent, Op, OutOfRange, RowWriter};
-use crate::ops::execute;
 use crate::threads::pool::pool;
 use crate::threads::{Memory, Pool};
 

@@ -9,10 +9,10 @@ use pyo3::prelude::*;
 
 use crate::arrays::Array;
 use crate::dtype::DType;
+use crate::execution::execute;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range, run_rows};
-use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -79,8 +79,7 @@ pub(crate) fn rope_and_kv_write(
         )));
     }
     let (dtype, of_key) = (query.dtype("query")?, [tokens, cache.kv_heads, head_dim]);
-    let mut arrays =
-        vec![&query, &key, &value, &positions, &cos_sin, &slot_mapping, &key_cache, &value_cache];
+    let mut arrays = vec![&query, &key, &value, &positions, &cos_sin, &slot_mapping, &key_cache, &value_cache];
     let head_norm = match &norm {
         None => None,
         Some(norm) => {

@@ -55,5 +55,5 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
         return graph.not_captured(activation)(x, kind, gated)
     tokens, width = x.shape
     out = graph.empty((tokens, width // 2 if gated else width), x)
-    _cpu.activation(x, kind, gated, out)
+    _cpu.ops.activation(x, kind, gated, out)
     return out

@@ -103,7 +103,7 @@ def score_blocks(query: Tensor, key_cache: Tensor, rows: SparseRows, scale: floa
     if not is_float(query, key_cache):
         return graph.not_captured(score_blocks)(query, key_cache, rows, scale, summaries)
     shares = graph.empty((len(rows.metadata.slots), rows.metadata.block_tables.shape[1]), query, "float32")
-    _cpu.score_blocks(query, key_cache, rows, scale, summaries, shares)
+    _cpu.ops.score_blocks(query, key_cache, rows, scale, summaries, shares)
     return shares
 
 
@@ -137,7 +137,7 @@ def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> Attent
     num_rows, max_blocks = len(metadata.slots), metadata.block_tables.shape[1]
     tables = graph.empty((num_rows, max_blocks), shares, "int32")
     slots, lengths = graph.empty((num_rows,), shares, "int32"), graph.empty((num_rows,), shares, "int32")
-    _cpu.select_blocks(shares, key_cache, rows, tables, slots, lengths)
+    _cpu.ops.select_blocks(shares, key_cache, rows, tables, slots, lengths)
     return replace(metadata, block_tables=tables, slots=slots, sequence_lengths=lengths)
 
 

@@ -91,7 +91,7 @@ def edit_logits(
         return graph.not_captured(edit_logits)(logits, rows, edits, mask_rows, masks, out)
     if out is None:
         out = graph.empty((len(rows), logits.shape[1]), logits, "float32")
-    _cpu.edit_logits(logits, rows, edits, mask_rows, masks, out)
+    _cpu.ops.edit_logits(logits, rows, edits, mask_rows, masks, out)
     return out
 
 

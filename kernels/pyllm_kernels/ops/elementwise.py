@@ -17,7 +17,7 @@ def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
     if not is_float(x):
         return graph.not_captured(add)(x, residual, factor)
     out = graph.empty(x.shape, x)
-    _cpu.add(x, residual, factor, out)
+    _cpu.ops.add(x, residual, factor, out)
     return out
 
 
@@ -31,7 +31,7 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     """Add `bias` [n], of x's dtype or float32, to each row of x [tokens, n] in place; return x."""
     if not is_float(x, bias):
         return graph.not_captured(add_bias)(x, bias)
-    _cpu.add_bias(x, bias)
+    _cpu.ops.add_bias(x, bias)
     return x
 
 
@@ -49,5 +49,5 @@ def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     """
     if not is_float(x):
         return graph.not_captured(scale_and_cap)(x, factor, cap)
-    _cpu.scale_and_cap(x, factor, cap)
+    _cpu.ops.scale_and_cap(x, factor, cap)
     return x

@@ -86,7 +86,7 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu
     if any(packed.layout is None for packed in (matrices.gate, matrices.up, matrices.down)):
         return graph.not_captured(experts)(x, logits, router, kind, matrices)
     out = graph.empty(x.shape, x)
-    _cpu.experts(x, logits, router, kind, matrices, out)
+    _cpu.ops.experts(x, logits, router, kind, matrices, out)
     return out
 
 

@@ -39,7 +39,7 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tupl
     shape = len(rows), 1 + num_top
     ids, values = graph.empty(shape, logits, "int32"), graph.empty(shape, logits, "float32")
     ranks = graph.empty(shape[:1], logits, "int32")
-    _cpu.logprobs(logits, rows, chosen, num_top, ids, values, ranks)
+    _cpu.ops.logprobs(logits, rows, chosen, num_top, ids, values, ranks)
     return ids, values, ranks
 
 

@@ -71,7 +71,7 @@ def _norm(x: Tensor, weight: Tensor, epsilon: float, *, centred: bool) -> Tensor
     if not is_float(x, weight):
         return graph.not_captured(layer_norm if centred else rms_norm)(x, weight, epsilon)
     out = graph.empty(x.shape, x)
-    _cpu.norm(x, weight, epsilon, centred, out)
+    _cpu.ops.norm(x, weight, epsilon, centred, out)
     return out
 
 
@@ -82,7 +82,7 @@ def _add_norm(
         version = graph.not_captured(add_layer_norm if centred else add_rms_norm)
         return version(x, residual, weight, epsilon, factor)
     out, total = graph.empty(x.shape, x), graph.empty(x.shape, x)
-    _cpu.add_norm(x, residual, factor, weight, epsilon, centred, out, total)
+    _cpu.ops.add_norm(x, residual, factor, weight, epsilon, centred, out, total)
     return out, total
 
 

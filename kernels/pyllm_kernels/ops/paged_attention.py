@@ -61,7 +61,7 @@ def paged_attention(
     if not is_float(query, key_cache):
         return graph.not_captured(paged_attention)(query, key_cache, value_cache, metadata, layer)
     out = graph.empty(query.shape, query)
-    _cpu.paged_attention(query, key_cache, value_cache, metadata, layer, out)
+    _cpu.ops.paged_attention(query, key_cache, value_cache, metadata, layer, out)
     return out
 
 

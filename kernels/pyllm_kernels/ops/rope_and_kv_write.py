@@ -70,7 +70,7 @@ def rope_and_kv_write(
     if scales != UNSCALED or not is_float(query, key_cache, *weights):
         graph.not_captured(rope_and_kv_write)(*tensors, norm, scales, query_scales)
     else:
-        _cpu.rope_and_kv_write(*tensors, norm, query_scales)
+        _cpu.ops.rope_and_kv_write(*tensors, norm, query_scales)
 
 
 def _rotate(heads: Array, cos: Floats, sin: Floats, factors: Floats | None) -> None:

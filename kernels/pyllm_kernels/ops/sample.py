@@ -54,7 +54,7 @@ def sample(
         return graph.not_captured(sample)(logits, temperature, top_k, top_p, min_p, uniforms, rows)
     out = graph.empty((len(uniforms),), logits, "int32")
     parameters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "uniforms": uniforms}
-    _cpu.sample(logits, rows, parameters if temperature.any() else None, out)
+    _cpu.ops.sample(logits, rows, parameters if temperature.any() else None, out)
     return out
 
 

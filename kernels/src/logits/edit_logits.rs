@@ -9,9 +9,9 @@ use pyo3::prelude::*;
 
 use crate::arrays::Array;
 use crate::dtype::DType;
+use crate::execution::execute;
 use crate::isa::Isa;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
-use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{self, Bfloat16, Kernel, LANES, Storage, Vector};
 

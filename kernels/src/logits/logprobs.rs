@@ -12,10 +12,10 @@ use pyo3::prelude::*;
 
 use crate::arrays::Array;
 use crate::dtype::DType;
+use crate::execution::execute;
 use crate::isa::Isa;
 use crate::logits::row::{Logit, Row, greatest, least_of_greatest};
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
-use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{self, Bfloat16, Kernel, LANES, Vector};
 

@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 
 use crate::arrays::Array;
 use crate::dtype::DType;
+use crate::execution::execute;
 use crate::isa::Isa;
 use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
-use crate::ops::execute;
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -43,14 +43,7 @@ pub(crate) struct Stream {
 
 /// RMSNorm of x, or with `centred` a layer norm.
 #[pyfunction]
-pub(crate) fn norm(
-    py: Python<'_>,
-    x: Array,
-    weight: Array,
-    epsilon: f32,
-    centred: bool,
-    out: Array,
-) -> PyResult<()> {
+pub(crate) fn norm(py: Python<'_>, x: Array, weight: Array, epsilon: f32, centred: bool, out: Array) -> PyResult<()> {
     let op = read_norm(&x, &weight, epsilon, centred, &out)?;
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
     unsafe { execute(py, op, &[&x, &weight, &out]) }
