@@ -20,7 +20,7 @@ from pyllm_kernels.ops.packed_linear import kept_format, pack_linear, pack_rows
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.layers.weight_placement import WeightPlacement
-from pyllm.workers.loaders.weights import WHOLE, WeightReader, check_finite
+from pyllm.workers.loaders.weights import WHOLE, WeightReader, not_finite
 
 
 class MatrixPart(NamedTuple):
@@ -101,8 +101,7 @@ def _pack_run(
         return placement.kernels[pack_rows](rows, weight_format, placement.dtype, room)
     except NotFiniteError as error:
         ends = accumulate(len(rows) for _, rows in run)
-        check_finite(next(part.name for (part, _), end in zip(run, ends, strict=True) if error.row < end), False)
-        raise
+        raise not_finite(next(part.name for (part, _), end in zip(run, ends, strict=True) if error.row < end)) from None
 
 
 def _read_floats(

@@ -2,10 +2,13 @@
 
 import zlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 from pyllm_kernels import MatrixRows
-from pyllm_kernels.tensors import Array, Tensor, fill, numpy_dtype
+from pyllm_kernels.tensors import Array, Tensor, address, dtype_name, fill, numpy_dtype
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.workers.loaders.tensor_table import DTYPES
@@ -13,18 +16,33 @@ from pyllm.workers.loaders.weights import WHOLE
 
 # As in vLLM: large enough that logits differ, small enough that nothing overflows in float16.
 _LARGEST = 1e-3
+# Rows begin at so many places of a table; adjacent rows are far apart, as the step is this over the golden ratio.
+_NUM_PLACES, _STEP = 1 << 20, 648055
+
+
+class _Part(NamedTuple):
+    """A part of a parameter: the indices in a table where its rows begin, and their length."""
+
+    table: Array
+    starts: npt.NDArray[np.int64]
+    width: int
 
 
 class DummyReader:
-    """Draws numbers seeded by the parameter's name. The parts of several ranks differ from the whole on one rank."""
+    """Cuts each row out of a table of random numbers, at a place by the parameter's name and the row's index."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._types = {entry.name: entry.source.type for entry in checkpoint.tensors}
+        widest = max(entry.shape[-1] for entry in checkpoint.tensors)
+        numbers = np.random.default_rng(0).uniform(-_LARGEST, _LARGEST, _NUM_PLACES + widest)
+        self._tables = {kind: numbers.astype(numpy_dtype(DTYPES[kind])) for kind in set(self._types.values())}
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
-        del shape, rows, columns
-        fill(out, self._draw(name, tuple(out.shape)))
+        is_vector = len(shape) == 1
+        part = self._part(name, (1, *shape), WHOLE, rows) if is_vector else self._part(name, shape, rows, columns)
+        numbers = sliding_window_view(part.table, part.width)[part.starts]
+        fill(out, numbers[0] if is_vector else numbers)
 
     def rows(
         self,
@@ -36,12 +54,13 @@ class DummyReader:
     ) -> MatrixRows:
         """See `WeightReader.rows`; there are no quantised blocks."""
         del keep_quantised
-        sizes = (len(range(*part.indices(size))) for part, size in zip((rows, columns), shape, strict=True))
-        return MatrixRows.of(self._draw(name, tuple(sizes)))
+        table, starts, width = self._part(name, shape, rows, columns)
+        return MatrixRows(dtype_name(table.dtype), width, address(table) + starts * table.itemsize, (table,))
 
     def release(self, names: Iterable[str]) -> None:
         """See `WeightReader.release`; there is no file."""
 
-    def _draw(self, name: str, shape: tuple[int, ...]) -> Array:
-        numbers = np.random.default_rng(zlib.crc32(name.encode())).random(shape, np.float32)
-        return ((2 * numbers - 1) * np.float32(_LARGEST)).astype(numpy_dtype(DTYPES[self._types[name]]))
+    def _part(self, name: str, shape: tuple[int, ...], rows: slice, columns: slice) -> _Part:
+        first, end, _ = columns.indices(shape[1])
+        starts = (zlib.crc32(name.encode()) + np.arange(shape[0])[rows] * _STEP) % _NUM_PLACES + first
+        return _Part(self._tables[self._types[name]], starts, end - first)

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 
 import numpy as np
 from pyllm_kernels import GGUF_BLOCKS, MatrixRows
-from pyllm_kernels.tensors import Tensor, fill
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.requantise import as_q8_0
 from pyllm.workers.loaders.tensor_table import RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
-from pyllm.workers.loaders.weights import WHOLE, check_finite
+from pyllm.workers.loaders.weights import WHOLE, fill_finite
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,7 @@ class GgufReader:
         for start in range(0, len(wanted), step):
             chunk = slice(wanted.start + start, wanted.start + min(start + step, len(wanted)))
             numbers = self._rows(name, shape, chunk, columns, keep_quantised=False).numbers()
-            check_finite(name, bool(np.isfinite(numbers).all()))
-            fill(matrix[start : start + step], numbers + np.float32(offset))
+            fill_finite(name, matrix[start : start + step], numbers + np.float32(offset) if offset else numbers)
 
     def rows(
         self,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from pyllm_kernels import GGUF_BLOCKS, MatrixRows, Scales
-from pyllm_kernels.tensors import Array, Floats, Tensor, fill, numpy_dtype
+from pyllm_kernels.tensors import Array, Floats, Tensor, numpy_dtype
 
 from pyllm.families.tensors import FileTensor, TensorEntry
 from pyllm.workers.loaders.packed_integers import Codes, Words, as_slice, columns_of, unpacked
@@ -19,7 +19,7 @@ from pyllm.workers.loaders.requantise import as_q8_0
 from pyllm.workers.loaders.safetensors import SafetensorsReader
 from pyllm.workers.loaders.tensor_table import DTYPES, RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import source_rows
-from pyllm.workers.loaders.weights import WHOLE, check_finite
+from pyllm.workers.loaders.weights import WHOLE, check_finite, fill_finite
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,7 @@ class QuantisedReader:
         for part in _chunks(len(wanted), shape[1]):
             chunk = slice(wanted.start + part.start, wanted.start + part.stop)
             numbers = self.rows(name, (shape[0], shape[1]), chunk, columns).numbers()
-            check_finite(name, bool(np.isfinite(numbers).all()))
-            fill(out[part], numbers)
+            fill_finite(name, out[part], numbers)
 
     def rows(
         self,
@@ -114,10 +113,12 @@ class QuantisedReader:
         if grid.blocks is None or (grid.bits == 8 and not grid.is_symmetric):
             self._log("Q8_0 where groups are in act-order or not of 32, or 8 bits are asymmetric, for a small loss")
             return self._requantised(name, entry, share, grid)
+        exact, zeros = grid.scales.take(grid.blocks, 1), grid.zeros.take(grid.blocks, 1)  # [rows, blocks]
         with np.errstate(over="ignore", invalid="ignore"):
-            scales = grid.scales[:, grid.blocks].astype(np.float16)  # [rows, blocks]
-            minimums = (-scales.astype(np.float32) * grid.zeros[:, grid.blocks]).astype(np.float16)
-        if not (_nearly(scales, grid.scales[:, grid.blocks]) and np.isfinite(minimums).all()):
+            scales = exact.astype(np.float16)
+            minimums = (-scales.astype(np.float32) * zeros).astype(np.float16)
+            fit = _nearly(scales, exact) and np.isfinite(minimums).all()
+        if not fit:
             self._log("floats where float16 cannot hold their scales")
             return self._exact(entry, share, grid)
         kind = "q8_0" if grid.bits == 8 else "q4_0" if grid.is_symmetric else "q4_1"
@@ -135,7 +136,7 @@ class QuantisedReader:
     def _requantised(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
         def finite_numbers(part: slice) -> Floats:
             numbers = self._numbers(entry, share, grid, part)
-            check_finite(name, bool(np.isfinite(numbers).all()))
+            check_finite(name, numbers)
             return numbers
 
         return as_q8_0(map(finite_numbers, _chunks(*share.shape)))
@@ -145,7 +146,7 @@ class QuantisedReader:
         if grid.is_int8:
             scales = Scales(grid.scales, share.width)
         elif grid.blocks is not None and (grid.bits == 4 or grid.is_symmetric):
-            scales = Scales(np.ascontiguousarray(grid.scales[:, grid.blocks]), _GROUP)
+            scales = Scales(grid.scales.take(grid.blocks, 1), _GROUP)
         else:
             numbers = [self._numbers(entry, share, grid, part) for part in _chunks(*share.shape)]
             return MatrixRows.of(np.concatenate(numbers))
@@ -156,13 +157,14 @@ class QuantisedReader:
 
     def _numbers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Floats:
         """The dequantised numbers, float32 [rows, width]."""
-        numbers: Floats = grid.scales[rows][:, grid.groups] * self._integers(entry, share, grid, rows)
+        with np.errstate(invalid="ignore"):  # Infinite scales are refused by the caller.
+            numbers: Floats = grid.scales[rows].take(grid.groups, 1) * self._integers(entry, share, grid, rows)
         return numbers
 
     def _integers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Array:
         """The integers minus their zero points, int16 [rows, width]."""
         codes = self._codes(entry, share.part(rows)).astype(np.int16)
-        return codes - grid.zeros[rows][:, grid.groups]
+        return codes - grid.zeros[rows].take(grid.groups, 1)
 
     def _codes(self, entry: TensorEntry, share: "_Share") -> Codes:
         """The stored integers, shifted to start at 0: [rows, width]."""
@@ -279,7 +281,7 @@ def _of_columns(scales: Floats, features: int, share: _Share) -> Scales:
     is_one = share.start // features == (share.stop - 1) // features
     unit = share.width if is_one else gcd(features, share.start)
     groups = np.arange(share.start, share.stop, unit) // features
-    return Scales(np.ascontiguousarray(scales[:, groups]), unit)
+    return Scales(scales.take(groups, 1), unit)
 
 
 def _nearly(rounded: Array, scales: Floats) -> bool:

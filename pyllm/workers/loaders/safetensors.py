@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 from pyllm_kernels import MatrixRows
-from pyllm_kernels.tensors import Array, Tensor, fill, numpy_dtype
+from pyllm_kernels.tensors import Array, Tensor, numpy_dtype
 
 from pyllm.workers.loaders.tensor_table import DTYPES, RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
-from pyllm.workers.loaders.weights import WHOLE, check_finite
+from pyllm.workers.loaders.weights import WHOLE, fill_finite
 
 
 class SafetensorsReader:
@@ -21,8 +21,7 @@ class SafetensorsReader:
         """See `WeightReader.read`."""
         wanted, offset = self._view(name, shape, rows), added(self._table.find(name, shape)[0])
         wanted = wanted[:, columns] if wanted.ndim == 2 else wanted
-        check_finite(name, bool(np.isfinite(wanted.sum(dtype=np.float32))))  # one pass, without another array
-        fill(out, wanted.astype(np.float32) + np.float32(offset) if offset else wanted)
+        fill_finite(name, out, wanted.astype(np.float32) + np.float32(offset) if offset else wanted)
 
     def rows(
         self,
@@ -35,11 +34,9 @@ class SafetensorsReader:
         """See `WeightReader.rows`; there are no quantised blocks."""
         del keep_quantised
         entry, content = self._table.find(name, shape)
-        if is_transposed(entry):
-            return MatrixRows.of(self._view(name, shape, rows)[:, columns])
         row_format = DTYPES[entry.source.type]
-        if row_format == "float64":
-            return MatrixRows.of(self._view(name, shape, rows)[:, columns].astype(np.float32))
+        if is_transposed(entry) or row_format == "float64":
+            return MatrixRows.of(self._view(name, shape, rows)[:, columns])
         start, stop, _ = columns.indices(shape[1])
         first_byte = start * numpy_dtype(row_format).itemsize
         return rows_of(entry, content, row_format, RowSlice(rows, first_byte, stop - start))
@@ -49,6 +46,8 @@ class SafetensorsReader:
         self._table.release(names)
 
     def _view(self, name: str, shape: tuple[int, ...], rows: slice) -> Array:
+        """Some rows of the parameter; float64 becomes float32, as nothing computes with more."""
         entry, _ = self._table.find(name, shape)
         tensor = self._table.elements(entry.source)
-        return (tensor.T if is_transposed(entry) else tensor)[source_rows(entry, rows)]
+        wanted: Array = (tensor.T if is_transposed(entry) else tensor)[source_rows(entry, rows)]
+        return wanted.astype(np.float32) if entry.source.type == "F64" else wanted

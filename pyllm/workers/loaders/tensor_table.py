@@ -82,7 +82,7 @@ class TensorTable:
             if entry.name.startswith(UNMAPPED):
                 tensor = self.elements(entry.source)
                 if entry.source.type in _FLOATS:
-                    check_finite(entry.source.name, bool(np.isfinite(tensor).all()))
+                    check_finite(entry.source.name, tensor)
                 found[entry.source.name] = tensor
         return found
 

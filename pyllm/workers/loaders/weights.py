@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import Protocol
 
+import numpy as np
 from pyllm_kernels import MatrixRows
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.tensors import Array, Tensor, dtype_name, fill, numpy_dtype
 
 from pyllm.errors import ConfigError
 
@@ -39,11 +40,30 @@ class WeightReader(Protocol):
         """Release the files' memory for these parameters, after they are packed."""
 
 
-def check_finite(name: str, is_finite: bool) -> None:
+def fill_finite(name: str, out: Tensor, numbers: Array) -> None:
+    """Fill `out` with floats of the host, rounded to its dtype.
+
+    Raises:
+        ConfigError: a weight is a NaN or an infinity, or becomes one.
+    """
+    check_finite(name, numbers, dtype_name(out.dtype))
+    fill(out, numbers)
+
+
+def check_finite(name: str, numbers: Array, dtype: str = "float32") -> None:
     """Refuse weights that are not finite.
 
     Raises:
-        ConfigError: a weight is a NaN or an infinity.
+        ConfigError: a weight is a NaN or an infinity, or becomes one in `dtype`.
     """
-    if not is_finite:
-        raise ConfigError(f"parameter {name!r} has a NaN or an infinity: the model's files are damaged")
+    # The bits of a NaN or an infinity are the largest of their sign, and integers are compared faster than floats.
+    size = numbers.dtype.itemsize
+    largest = np.array([numbers.view(f"{kind}{size}").max(initial=0) for kind in "iu"], f"u{size}").view(numbers.dtype)
+    with np.errstate(over="ignore"):
+        if not np.isfinite(largest.astype(numpy_dtype(dtype))).all():
+            raise not_finite(name)
+
+
+def not_finite(name: str) -> ConfigError:
+    """The error for a parameter that is not finite."""
+    return ConfigError(f"parameter {name!r} has a NaN or an infinity: the model's files are damaged")
