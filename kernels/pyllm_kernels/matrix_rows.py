@@ -64,7 +64,7 @@ class MatrixRows:
         Raises:
             ValueError: `rows` is no matrix of the format.
         """
-        rows = on_host(rows)
+        rows = _on_host(rows)
         if rows.ndim != 2:
             raise ValueError(f"rows are {list(rows.shape)}: give a matrix")
         rows = np.ascontiguousarray(rows)
@@ -83,7 +83,7 @@ class MatrixRows:
     @classmethod
     def scaled(cls, rows: Tensor, scales: Scales) -> "MatrixRows":
         """The rows of a contiguous matrix [rows, in_features] of a dtype of `SCALED_DTYPES`."""
-        rows, scales = on_host(rows), scales._replace(numbers=on_host(scales.numbers))
+        rows, scales = _on_host(rows), scales._replace(numbers=_on_host(scales.numbers))
         return cls(dtype_name(rows.dtype), rows.shape[1], _addresses(rows), (rows,), scales)
 
     def __len__(self) -> int:
@@ -128,7 +128,7 @@ def empty_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
     return memory[start : start + num_bytes]
 
 
-def on_host(tensor: Tensor) -> Array:
+def _on_host(tensor: Tensor) -> Array:
     """An array, or the memory of a tensor of torch as one."""
     if is_array(tensor):
         array: Array = tensor
@@ -151,4 +151,5 @@ def check_alike(parts: Sequence[MatrixRows]) -> int:
 
 
 def _addresses(rows: Array) -> npt.NDArray[np.int64]:
-    return address(rows) + np.arange(len(rows)) * (rows.shape[1] * rows.itemsize)
+    offsets: npt.NDArray[np.int64] = np.arange(len(rows)) * (rows.shape[1] * rows.itemsize)
+    return offsets + address(rows)

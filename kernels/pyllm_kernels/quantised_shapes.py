@@ -70,7 +70,7 @@ def fp8_scale_block(
 
 
 def _group_size(scales: Tensor, out_features: int, in_features: int) -> int:
-    groups = scales.shape[1]
+    groups: int = scales.shape[1]
     if scales.shape[0] != out_features or groups == 0 or in_features == 0 or in_features % (groups * _GROUP_UNIT) != 0:
         raise ValueError(
             f"scales are {list(scales.shape)}: integers of {in_features} features take [{out_features}, groups], where "

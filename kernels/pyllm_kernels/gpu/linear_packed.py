@@ -45,7 +45,7 @@ def pack_linear(weight: Tensor) -> PackedLinear:
 
 
 def pack_rows(
-    parts: Sequence[MatrixRows], weight_format: str, dtype: str, room: Callable[[int], Tensor] = empty_bytes
+    parts: Sequence[MatrixRows], weight_format: str, dtype: str, room: Callable[[int], Array] = empty_bytes
 ) -> PackedLinear:
     if any(kept_format(part) != weight_format for part in parts):
         return ops.pack_rows.reference(parts, weight_format, dtype, room)
@@ -79,7 +79,8 @@ def packed_linear(
     """Multiply by the linear of the format; for weights with factors, `batch_invariant` uses one tile for any rows."""
     if not packed.factors:
         if packed.format not in FLOAT_DTYPES:
-            return on_host(ops.packed_linear.reference)(x, packed, out)
+            result: Tensor = on_host(ops.packed_linear.reference)(x, packed, out)
+            return result
         product = F.linear(x, packed.data)
         return product if out is None else out.copy_(product)
     if packed.format == "int8":
@@ -96,10 +97,12 @@ def packed_linear(
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if not packed.factors:
         if packed.format not in FLOAT_DTYPES:
-            return on_host(ops.packed_rows.reference)(packed, rows)
+            found: Tensor = on_host(ops.packed_rows.reference)(packed, rows)
+            return found
         return F.embedding(rows, packed.data)
     dtype: torch.dtype = getattr(torch, packed.dtype)
-    stored, factors = packed.data.view(torch.uint8)[rows], [factor[rows].float() for factor in packed.factors]
+    stored: Tensor = packed.data.view(torch.uint8)[rows]
+    factors: list[Tensor] = [factor[rows].float() for factor in packed.factors]
     if packed.format in _FOUR_BITS:
         halves = stored.view(len(rows), -1, _HALF_OF_A_GROUP)
         integers = torch.cat((halves & 15, halves >> 4), dim=-1)  # [rows, groups, 32]

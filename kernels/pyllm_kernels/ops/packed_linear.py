@@ -135,7 +135,7 @@ def pack_rows(
     return _pack(parts, weight_format, dtype_name(dtype), room)
 
 
-def _packed_linear(x: Array, packed: PackedLinear, out: Array | None = None) -> Array:
+def _packed_linear(x: Array, packed: PackedLinear, out: Array | None = None) -> Tensor:
     if packed.format in {"q4_0", "q4_1"} and packed.factors:
         scales, minimums = packed.factors
         return linear_w4a16.reference(x, packed.data, scales, minimums, out)
@@ -166,7 +166,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
     return out
 
 
-def _packed_rows(packed: PackedLinear, rows: Array) -> Array:
+def _packed_rows(packed: PackedLinear, rows: Array) -> Tensor:
     found = packed.data[rows]
     if packed.format == "int8":
         found = found[:, :1] * found[:, 1:]
@@ -218,7 +218,8 @@ def _integer_product(x: Floats, packed: PackedLinear) -> Floats:
     if packed.format == "int8":
         x_scales, x_integers = quantised(x, 127 * 128)
         sums = x_integers.astype(np.float64) @ packed.data[:, 1:].astype(np.float64).T
-        return x_scales * packed.data[:, 0] * sums.astype(np.float32)
+        scales: Floats = packed.data[:, 0]
+        return x_scales * scales * widened(sums)
     x_scales, x_integers = quantised(x.reshape(len(x), x.shape[1] // _GROUP, _GROUP))
     numbers = (x_scales.astype(np.float64) * x_integers).reshape(x.shape)
     return widened(numbers @ packed.data.astype(np.float64).T)
