@@ -1,7 +1,6 @@
 """The kernels for CPUs, written in Rust: `kernels/src`.
 
-Its callers are `matrix_rows.py`, `graph.py` and the ops of `ops/`, which document the functions that are not listed
-here, and of `RankExchange` pyllm's workers.
+Its callers are `matrix_rows.py`, `graph.py` and the ops of `ops/`, and of `RankExchange` pyllm's workers.
 
 Arguments are arrays, and dataclasses that are read by the names of their fields. `ValueError` names an argument whose
 shape, dtype or strides do not fit. Nothing else may write to the arrays during the call. The interpreter lock is
@@ -19,6 +18,25 @@ import numpy.typing as npt
 from pyllm_kernels.matrix_rows import MatrixRows
 from pyllm_kernels.tensors import Tensor
 
+__all__ = [
+    "Graph",
+    "Lease",
+    "Linear",
+    "LogitsStates",
+    "OpTimes",
+    "RankExchange",
+    "copy_rows",
+    "forget_threads",
+    "instruction_set",
+    "num_threads",
+    "ops",
+    "read_rows",
+    "set_num_threads",
+    "stay_awake",
+]
+
+ops: Any
+"""The functions of the ops: `ops/` documents each beside its call."""
 _Numbers: TypeAlias = npt.NDArray[Any] | bytes | bytearray
 """Numbers in a row: int32, or float32 where it says so."""
 _Bytes: TypeAlias = npt.NDArray[Any] | bytearray
@@ -263,5 +281,3 @@ def num_threads() -> int:
 
 def instruction_set() -> str:
     """The instruction set of the kernels: "portable", "avx2", "avx512_vnni", "avx512_bf16" or "amx"."""
-
-def __getattr__(op: str) -> Any: ...

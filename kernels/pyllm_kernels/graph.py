@@ -1,6 +1,6 @@
 """Graphs on a CPU, like CUDA graphs: ops recorded once, then run again by one call, without Python.
 
-Does not know the computation of an op. Outside of a capture the functions here do what torch does.
+Does not know the computation of an op. Outside of a capture the functions here do what numpy and torch do.
 """
 
 import math
@@ -18,19 +18,19 @@ from pyllm_kernels.tensors import Tensor, dtype_like, dtype_name, is_array, nump
 
 
 class CaptureError(ValueError):
-    """An op that a graph cannot hold, as torch computes it."""
+    """An op that a graph cannot hold, as numpy computes it."""
 
 
 class Graph:
     """Ops of the cpu backend, in the order in which they were called during `capture`.
 
-    During a capture ops do not compute: they record the addresses and sizes of their tensors. So their inputs must be
-    tensors that the caller fills before each replay, or weights, or outputs of other ops of the same graph. Views are
-    allowed, but an op of torch that computes would do so only once, at the capture, on memory without content.
+    During a capture ops do not compute: they record the addresses and sizes of their arrays. So their inputs must be
+    arrays that the caller fills before each replay, or weights, or outputs of other ops of the same graph. Views are
+    allowed, but numpy would compute only once, at the capture, on memory without content.
 
-    The first dimension of the tensors is the largest for a replay, and the same in every op; ops with another one, such
-    as the rows of a head beside a step's tokens, are captured in their own graph. The graph keeps the tensors alive.
-    Outputs are in its own memory, which later ops reuse once no tensor references it: keep a reference to outputs that
+    The first dimension of the arrays is the largest for a replay, and the same in every op; ops with another one, such
+    as the rows of a head beside a step's tokens, are captured in their own graph. The graph keeps the arrays alive.
+    Outputs are in its own memory, which later ops reuse once no array references it: keep a reference to outputs that
     are read after a replay.
     """
 
@@ -42,7 +42,7 @@ class Graph:
         """Record the ops that this thread calls.
 
         Raises:
-            CaptureError: an op of torch was called.
+            CaptureError: numpy was to compute with an output.
             RuntimeError: this thread captures already.
         """
         self._graph.begin_capture()
@@ -106,14 +106,32 @@ def not_captured(op: Op[P, R]) -> Callable[P, R]:
 class _Output(npt.NDArray[Any]):
     """Memory of a graph, which numpy cannot compute with during a capture."""
 
+    def __array_finalize__(self, array: Any) -> None:
+        if _thread.graph is None:
+            return
+        memory: Any = self
+        while isinstance(memory.base, np.ndarray):
+            memory = memory.base
+        if memory.flags.owndata:  # It is no view of the graph's memory.
+            raise _computing("a copy")
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if _thread.graph is not None:
+            raise _computing(func.__name__)
+        return super().__array_function__(func, types, args, kwargs)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if _thread.graph is not None:
-            raise CaptureError(f"{ufunc} would compute once, at the capture: only Rust's ops are captured")
+            raise _computing(ufunc.__name__)
         arrays = [array.view(np.ndarray) if isinstance(array, _Output) else array for array in inputs]
         if "out" in kwargs:
             outs = kwargs["out"]
             kwargs["out"] = tuple(out.view(np.ndarray) if isinstance(out, _Output) else out for out in outs)
         return getattr(ufunc, method)(*arrays, **kwargs)
+
+
+def _computing(what: str) -> CaptureError:
+    return CaptureError(f"{what} would compute once, at the capture: only Rust's ops are captured")
 
 
 class _Thread(threading.local):

@@ -25,7 +25,7 @@ pub(crate) struct Extent {
 
 /// A computation on memory at fixed addresses.
 pub(crate) trait Op: Send + Sync {
-    /// The name of its function in `_cpu.pyi`, or of a matrix's method in `pyllm_kernels`.
+    /// The name of its function in `_cpu.ops`, or of a matrix's method in `pyllm_kernels`.
     fn name(&self) -> &'static str;
 
     /// The maximum sizes that it has memory for.
