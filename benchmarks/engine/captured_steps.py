@@ -26,7 +26,6 @@ from benchmarks.record import Record, percentiles
 from pyllm.workers.cuda_graphs import CaptureBudget
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.layers.rank_group import RankGroup
-from pyllm.workers.sampling.sampler import sample_by_kernel, sample_on_device
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import TokenSampler
 from pyllm.workers.sampling_graphs import SamplingGraphs
@@ -34,11 +33,11 @@ from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.slots import Slots
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
-from tests.workers.compile_steps import calls_of_a_layer, make_forward
+from tests.workers.compile_steps import CPU, calls_of_a_layer, make_forward
+from tests.workers.sampling.triton_sampler import sample_by_triton, sample_by_triton_on_device
 
 LAYERS, ROWS, TOKENS = 32, 64, 512
 LIMITS = Limits(max_num_seqs=ROWS, max_num_batched_tokens=TOKENS, max_model_len=TOKENS)
-CPU = torch.device("cpu")
 REPETITIONS = 200
 VOCABULARY = 290
 
@@ -83,12 +82,12 @@ def figures(folder: str) -> Iterator[Record]:
     sampler = TokenSampler(sampling_slots, CPU)
     graphs = SamplingGraphs(
         forward.head,
-        sample_on_device,
+        sample_by_triton_on_device,
         slots,
         sampler,
         max_num_seqs=ROWS,
         hidden_size=32,
-        dtype=torch.float32,
+        dtype="float32",
         group=RankGroup(),
     )
     budget = CaptureBudget(NoReplay(), time.perf_counter, RankGroup(), CPU)
@@ -117,9 +116,9 @@ def sample_by_ops(forward: ForwardPass, slots: Slots, sampler: TokenSampler, bat
     parameters = sampler.plain_rows(batch)
     assert logits is not None
     assert parameters is not None
-    tokens = sample_by_kernel(logits, parameters, batch.device.uniforms)
+    tokens = sample_by_triton(logits, parameters, batch.device.uniforms, CPU)
     sampler.drawn(0, batch, tokens)
-    slots.remember(batch, tokens.clamp(min=0))
+    slots.remember(batch, tokens.clip(min=0))
 
 
 def seconds(forward: ForwardPass, batch: Batch) -> list[float]:

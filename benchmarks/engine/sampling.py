@@ -18,6 +18,8 @@ from pyllm_kernels.ops.logprobs import logprobs
 from torch import Tensor
 
 from benchmarks.record import Record
+from pyllm.workers.devices.device import Array
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.sampling.sampler import SamplingRows, sample
 
 ROWS, VOCABULARY = 256, 49_152
@@ -42,38 +44,47 @@ def run() -> Iterator[Record]:
 def figures() -> Iterator[Record]:
     """Each figure of pyllm beside torch's, measured in turn."""
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0)) * 3
-    uniforms = torch.rand(ROWS)
+    ours = logits.numpy()
+    uniforms = torch.rand(ROWS).numpy()
     plain, cut = parameters(0, 1.0), parameters(TOP_K, TOP_P)
     greedy = SamplingRows(plain.temperature * 0, plain.top_k, plain.top_p, plain.min_p)
     states, penalties = known_tokens()
     masks = torch.randint(-(2**31), 2**31 - 1, (ROWS, VOCABULARY // 32), dtype=torch.int32)
-    rows = torch.arange(ROWS, dtype=torch.int32)
+    rows = np.arange(ROWS, dtype=np.int32)
     chosen = torch.randint(VOCABULARY, (ROWS,), dtype=torch.int32)
 
-    edited = torch.empty_like(logits)
+    device, edited = HostDevice(), np.empty_like(ours)
 
-    def edited_sample() -> Tensor:
-        return sample(edit_logits(logits, rows, states(), rows, masks, edited), cut, uniforms)
+    def draw(from_logits: Array, parameters: SamplingRows) -> Array:
+        tokens: Array = sample(from_logits, parameters, uniforms, device)
+        return tokens
+
+    def edited_sample() -> Array:
+        return draw(edit_logits(ours, rows, states(), rows, masks.numpy(), edited), cut)
 
     allowed = (masks.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32) & 1).flatten(1).bool()
     cases: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "greedy": (partial(sample, logits, greedy, uniforms), lambda: logits.argmax(-1)),
-        "temperature": (partial(sample, logits, plain, uniforms), lambda: torch_sample(logits, cut=False)),
-        "top_k_top_p": (partial(sample, logits, cut, uniforms), lambda: torch_sample(logits, cut=True)),
+        "greedy": (partial(draw, ours, greedy), lambda: logits.argmax(-1)),
+        "temperature": (partial(draw, ours, plain), lambda: torch_sample(logits, cut=False)),
+        "top_k_top_p": (partial(draw, ours, cut), lambda: torch_sample(logits, cut=True)),
         "edits": (states, lambda: None),
         "everything": (edited_sample, lambda: torch_sample(penalties(logits, allowed), cut=True)),
-        "logprobs": (lambda: logprobs(logits, rows, chosen, NUM_LOGPROBS), lambda: torch_logprobs(logits, chosen)),
+        "logprobs": (
+            partial(logprobs, ours, rows, chosen.numpy(), NUM_LOGPROBS),
+            lambda: torch_logprobs(logits, chosen),
+        ),
     }
-    for name, (ours, theirs) in cases.items():
-        record: Record = {"name": f"sampling.{name}", "value": milliseconds(ours), "unit": "ms", "rows": ROWS}
+    for name, (call, theirs) in cases.items():
+        record: Record = {"name": f"sampling.{name}", "value": milliseconds(call), "unit": "ms", "rows": ROWS}
         if name != "edits":
             record["torch"] = milliseconds(theirs)
         yield record
 
 
 def parameters(top_k: int, top_p: float) -> SamplingRows:
-    ones = torch.ones(ROWS)
-    return SamplingRows(ones * TEMPERATURE, torch.full((ROWS,), top_k, dtype=torch.int32), ones * top_p, ones * 0)
+    ones = np.ones(ROWS, np.float32)
+    temperature, cut = np.float32(TEMPERATURE), np.float32(top_p)
+    return SamplingRows(ones * temperature, np.full(ROWS, top_k, np.int32), ones * cut, ones * 0)
 
 
 def known_tokens() -> tuple[Callable[[], LogitsEdits], Callable[[Tensor, Tensor], Tensor]]:

@@ -293,12 +293,12 @@ def _no_synchronisation(setting: Setting) -> Pairs:
     _attend(setting.triton, batch)
     layer = _layer_of_experts(setting, (9, 5, 2, 96, 64))
     setting.triton[experts](*layer)
-    logits, edits = setting.randn(4, 1000), _edits(4, 1000).to(setting.device)
+    logits, edits = setting.randn(4, 1000), _edits(4, 1000, setting.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         output = _attend(setting.triton, batch)
         setting.triton[experts](*layer)
-        _edit_logits_there(logits, edits)
+        _edit_logits_of(edit_logits, logits, edits)
         logprobs(logits, edits.starts[:-1] * 0, edits.starts[:-1] * 0, 5)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -454,28 +454,28 @@ def _sampling(setting: Setting) -> Pairs:
 
 
 def _edit_logits(setting: Setting) -> Pairs:
-    """The edits on the device, and the same on the host."""
+    """The edits on the device, and by the reference."""
     rows, vocabulary = (4, 500) if setting.small else (128, 131_072)
-    logits, edits = setting.randn(rows, vocabulary) * 3, _edits(rows, vocabulary)
-    there, here = (
-        _edit_logits_there(logits.to(device), edits.to(device)) for device in (setting.device, torch.device("cpu"))
+    logits, edits = setting.randn(rows, vocabulary) * 3, _edits(rows, vocabulary, setting.device)
+    found, expected = (
+        _edit_logits_of(version, logits, edits) for version in (edit_logits, setting.reference[edit_logits])
     )
     # The difference of two minus infinities is NaN.
-    return [(there.cpu().clamp(min=-1e9), here.clamp(min=-1e9))]
+    return [(found.clamp(min=-1e9), expected.clamp(min=-1e9))]
 
 
-def _edit_logits_there(logits: Tensor, edits: LogitsEdits) -> Tensor:
+def _edit_logits_of(version: Callable[..., Tensor], logits: Tensor, edits: LogitsEdits) -> Tensor:
     rows, vocabulary = logits.shape
     every_row = torch.arange(rows, dtype=torch.int32, device=logits.device)
     words = torch.arange(rows * -(-vocabulary // 32), dtype=torch.int32, device=logits.device)
-    return edit_logits(logits, every_row.flip(0), edits, every_row - 1, (words * 0x9E3779B1).view(rows, -1))
+    return version(logits, every_row.flip(0), edits, every_row - 1, (words * 0x9E3779B1).view(rows, -1))
 
 
-def _edits(rows: int, vocabulary: int) -> LogitsEdits:
-    """Edits of every 50th token of each row, on the host."""
-    ids = torch.arange(0, vocabulary, 50, dtype=torch.int32)
-    numbers = torch.rand(3, rows * len(ids))
-    starts = torch.arange(rows + 1, dtype=torch.int32) * len(ids)
+def _edits(rows: int, vocabulary: int, device: torch.device) -> LogitsEdits:
+    """Edits of every 50th token of each row."""
+    ids = torch.arange(0, vocabulary, 50, dtype=torch.int32, device=device)
+    numbers = torch.rand(3, rows * len(ids), device=device)
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * len(ids)
     return LogitsEdits(starts, ids.repeat(rows), numbers[0] - 0.5, numbers[1] + 0.5, numbers[2])
 
 
@@ -486,8 +486,7 @@ def _logprobs(setting: Setting) -> Pairs:
     chosen = torch.arange(0, rows * 3, 3, dtype=torch.int32, device=setting.device)
     every_row = torch.arange(rows, dtype=torch.int32, device=setting.device)
     together = logprobs(logits, every_row, chosen, 5)
-    here = logprobs.reference(logits.cpu(), every_row.cpu(), chosen.cpu(), 5)
-    pairs = list(zip(together, here, strict=True))
+    pairs = list(zip(together, setting.reference[logprobs](logits, every_row, chosen, 5), strict=True))
     for row in (0, rows - 1):
         alone = logprobs(logits[row : row + 1], every_row[:1], chosen[row : row + 1], 5)
         pairs += [((a[0] != b[row]).float(), torch.zeros_like(b[row])) for a, b in zip(alone, together, strict=True)]

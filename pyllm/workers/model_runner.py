@@ -30,6 +30,7 @@ from pyllm.workers.attention_backends import check_layers, load_attention_backen
 from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices.configured import DTYPES, configured_kernels, fits_graphs, worker_device
+from pyllm.workers.devices.device import Device
 from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
 from pyllm.workers.kv.kv_blocks import CpuBlocks
 from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
@@ -78,7 +79,7 @@ class ModelRunner:
     """One rank: call `load`, then `call("allocate", (num_blocks, num_host_blocks))`, then `run` for each step.
 
     `group` has the ranks of this rank's pipeline stage. `host_memory` is the descriptor of memory that outlives this
-    process, for the host pool; without it the pool uses this process's memory.
+    process, for the host pool; without it the pool uses this process's memory. `device` None is the configured device.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ModelRunner:
         clock: Callable[[], float] = time.perf_counter,
         *,
         host_memory: int | None = None,
+        device: Device | None = None,
     ) -> None:
         self._clock = clock
         engine = config.engine
@@ -103,7 +105,7 @@ class ModelRunner:
         if num_stages > 1:  # Other tensors are neither read nor counted as progress.
             own = tuple(entry for entry in config.checkpoint.tensors if stage.has(entry.name, tied))
             self._checkpoint = msgspec.structs.replace(config.checkpoint, tensors=own)
-        device = worker_device(config)
+        device = worker_device(config) if device is None else device
         kernels = configured_kernels(engine, device)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
         check_layers(engine.device.attention_backend, attention, self._spec)

@@ -96,11 +96,6 @@ def _work(config: WorkerConfig, parent: ParentLink, host_memory: int | None) -> 
     return 0
 
 
-def _needs_torch(config: WorkerConfig) -> bool:
-    """Whether torch computes: on a GPU, or the layers of a transformers model."""
-    return config.engine.device.device == "cuda" or config.checkpoint.spec.transformers is not None
-
-
 def _import_torch() -> None:
     """Import torch and the modules that use it, which takes seconds."""
     # Waiting OpenMP threads spin for some tens of microseconds and then sleep. On shared cores, a thread that spins
@@ -131,10 +126,11 @@ def load(
         ConfigError: the configuration does not fit the model or device, or the files have changed.
     """
     check_unchanged(config.checkpoint)
-    if _needs_torch(config) and "torch" not in sys.modules:  # A fork server has imported it.
+    from pyllm.workers.devices.configured import needs_torch, worker_device
+
+    if needs_torch(config) and "torch" not in sys.modules:  # A fork server has imported it.
         enter("importing torch")
         _import_torch()
-    from pyllm.workers.devices.configured import worker_device
     from pyllm.workers.layers.rank_group import RankGroup
     from pyllm.workers.layers.rank_rendezvous import Place
     from pyllm.workers.layers.weight_placement import set_threads
@@ -142,7 +138,7 @@ def load(
 
     engine = config.engine
     set_threads(engine)
-    if _needs_torch(config):
+    if needs_torch(config):
         from pyllm.workers.devices.torch_device import prepare_torch
 
         prepare_torch(engine.device.num_threads, config.checkpoint.spec.transformers)

@@ -14,6 +14,7 @@ from pyllm.config.process_config import WorkerConfig
 from pyllm.families.rope import at_context
 from pyllm.wire.messages import Step
 from pyllm.workers.attention_backends import GROUP
+from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
 from tests.core.fake_distribution import install
@@ -49,8 +50,10 @@ def offer_backend(folder: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> 
     monkeypatch.syspath_prepend(folder)
 
 
-def loaded_runner(model: str, num_blocks: int = 64, num_host_blocks: int = 0, **options: object) -> ModelRunner:
-    runner = ModelRunner(worker_config(model, **options), RankGroup())
+def loaded_runner(
+    model: str, num_blocks: int = 64, num_host_blocks: int = 0, *, device: Device | None = None, **options: object
+) -> ModelRunner:
+    runner = ModelRunner(worker_config(model, **options), RankGroup(), device=device)
     runner.load()
     runner.call("allocate", (num_blocks, num_host_blocks))
     return runner

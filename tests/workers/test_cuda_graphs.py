@@ -309,7 +309,11 @@ def test_the_time_for_graphs_is_that_of_sampling_decode_and_mixed_steps(
     """What has no graph then is computed op by op."""
     recorder = Recorder()
     config = worker_config(model, kernel_backend="reference")
-    runner = ModelRunner(config, RankGroup(), lambda: MAX_CAPTURE_SECONDS * (recorder.captures >= num_graphs))
+
+    def clock() -> float:
+        return MAX_CAPTURE_SECONDS * (recorder.captures >= num_graphs)
+
+    runner = ModelRunner(config, RankGroup(), clock, device=CPU)
     runner.load()
     runner.call("allocate", (64, 0))
     runner.capture(recorder)
@@ -349,7 +353,7 @@ def test_half_of_a_small_memory_stays_free() -> None:
 
 @pytest.fixture
 def recorded(model: str) -> tuple[ModelRunner, Recorder]:
-    runner, recorder = loaded_runner(model, kernel_backend="reference"), Recorder()
+    runner, recorder = loaded_runner(model, device=CPU, kernel_backend="reference"), Recorder()
     runner.capture(recorder)
     return runner, recorder
 
@@ -357,7 +361,7 @@ def recorded(model: str) -> tuple[ModelRunner, Recorder]:
 def test_replayed_steps_give_the_tokens_and_the_cache_of_computed_ones(
     model: str, recorded: tuple[ModelRunner, Recorder]
 ) -> None:
-    plain, (replaying, recorder) = loaded_runner(model, kernel_backend="reference"), recorded
+    plain, (replaying, recorder) = loaded_runner(model, device=CPU, kernel_backend="reference"), recorded
     prompts = [[5, 17, 200], [9] * 20, [40, 41, 42, 43]]
     tokens, caches = [], []
     for runner in (plain, replaying):
@@ -402,7 +406,10 @@ def test_a_backend_that_plans_on_the_host_plans_each_replay(
     model: str, recorded: tuple[ModelRunner, Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer_backend(tmp_path, monkeypatch, f"{__name__}:planning_backend")
-    runner, recorder = loaded_runner(model, kernel_backend="reference", attention_backend="theirs"), Recorder()
+    runner, recorder = (
+        loaded_runner(model, device=CPU, kernel_backend="reference", attention_backend="theirs"),
+        Recorder(),
+    )
     runner.capture(recorder)
     tokens = []
     for each in (recorded[0], runner):

@@ -244,7 +244,8 @@ def assert_same(found: Sampled, expected: Sampled) -> None:
 def test_a_runner_samples_steps_by_graphs_as_it_does_by_ops(tmp_path: Path) -> None:
     """Requests that need more come and go, in steps of every kind."""
     model = write_tiny_model(tmp_path)
-    (plain, captured), recorder = (loaded_runner(model, kernel_backend="reference") for _ in range(2)), Recorder()
+    plain, captured = (loaded_runner(model, device=CPU, kernel_backend="reference") for _ in range(2))
+    recorder = Recorder()
     captured.capture(recorder, sample_on_device)
     generator, planner, num_draws = random.Random(4), Planner(num_blocks=64), []
     more = dict.fromkeys(range(8), False)

@@ -43,7 +43,6 @@ class LogitsEdits:
         )
 
 
-@np.errstate(all="ignore")
 def _edit_logits(
     logits: Array,
     rows: Array,

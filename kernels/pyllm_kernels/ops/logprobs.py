@@ -10,7 +10,6 @@ EXPONENTIAL_UNIT = 2.0**-42
 """Exponentials up to 1 are summed as integers in this unit: exactly, so in any order, for up to 2^20 of them."""
 
 
-@np.errstate(all="ignore")
 def _logprobs(logits: Array, rows: Array, chosen: Array, num_top: int) -> tuple[Array, Array, Array]:
     wide = np.nan_to_num(widened(logits[rows]), nan=-np.inf, posinf=np.inf, neginf=-np.inf)  # [samples, vocabulary]
     ids = chosen[:, None]

@@ -35,6 +35,8 @@ def _paged_attention(
     starts, lengths = metadata.query_starts.tolist(), metadata.sequence_lengths.tolist()
     for row, slot in enumerate(metadata.slots.tolist()):
         tokens, length = slice(starts[row], starts[row + 1]), lengths[row]
+        if tokens.start == tokens.stop:
+            continue  # Steps of graphs are padded.
         first = 0 if layer.window is None else max(0, length - (tokens.stop - tokens.start) + 1 - layer.window)
         table = metadata.block_tables[slot]
         keys, values = (_gather(cache, table, first, length) for cache in (key_cache, value_cache))

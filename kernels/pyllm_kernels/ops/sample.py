@@ -12,7 +12,6 @@ from pyllm_kernels.op import op
 from pyllm_kernels.tensors import Array, Floats, Tensor, is_float, widened
 
 
-@np.errstate(all="ignore")
 def _sample(
     logits: Array,
     temperature: Array,

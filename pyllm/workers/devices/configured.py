@@ -15,13 +15,19 @@ DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "f
 """The dtypes of settings."""
 
 
+def needs_torch(config: WorkerConfig) -> bool:
+    """Whether tensors are torch's: on a GPU, for a transformers model, and for Triton's interpreter."""
+    device, spec = config.engine.device, config.checkpoint.spec
+    return device.device == "cuda" or device.kernel_backend == "triton" or spec.transformers is not None
+
+
 def worker_device(config: WorkerConfig) -> Device:
     """The device of a rank: the CPU, the configured GPU, or by default GPUs in the order of cores and their ranks.
 
-    Models of transformers compute with tensors of torch on a CPU, too.
+    Whatever needs torch computes with its tensors on a CPU, too.
     """
     kind = config.engine.device.device
-    if kind != "cuda" and config.checkpoint.spec.transformers is None:
+    if not needs_torch(config):
         return HostDevice()
     import torch
 

@@ -9,8 +9,9 @@ import torch
 from pyllm_kernels import select
 
 from pyllm.workers.attention_backends import load_attention_backend
-from pyllm.workers.devices import fits_graphs, worker_device
-from pyllm.workers.worker_process import load
+from pyllm.workers.devices.configured import fits_graphs, worker_device
+from pyllm.workers.devices.host import HostDevice
+from pyllm.workers.devices.torch_device import TorchDevice, prepare_torch
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import worker_config
 
@@ -33,8 +34,8 @@ def reduced_sums() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("reduced_sums")
-def test_a_loaded_rank_sums_in_float32(tmp_path: Path) -> None:
-    load(worker_config(write_tiny_model(tmp_path)), lambda stage: None)
+def test_torch_sums_in_float32() -> None:
+    prepare_torch(None, None)
     assert not any(getattr(MATMUL, name) for name in FLAGS)
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -43,7 +44,13 @@ def test_cores_have_the_gpus_of_their_ranks_one_after_the_other(tmp_path: Path) 
     options = {"device": "cuda", "data_parallel_size": 2, "tensor_parallel_size": 3}
     config = worker_config(write_tiny_model(tmp_path), **options)
     of_ranks = [msgspec.structs.replace(config, core_index=core, rank=rank) for core in range(2) for rank in range(3)]
-    assert [worker_device(each).index for each in of_ranks] == [*range(6)]
+    assert [str(worker_device(each)) for each in of_ranks] == [f"cuda:{index}" for index in range(6)]
+
+
+def test_tensors_on_a_cpu_are_arrays_except_for_triton(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path)
+    kinds = [type(worker_device(worker_config(model, kernel_backend=name))) for name in ("cpu", "reference", "triton")]
+    assert kinds == [HostDevice, HostDevice, TorchDevice]
 
 
 @pytest.mark.parametrize(
@@ -61,5 +68,6 @@ def test_cores_have_the_gpus_of_their_ranks_one_after_the_other(tmp_path: Path) 
 def test_graphs_hold_no_op_that_waits_for_the_device(
     device: str, backend: str, attention_backend: str, fits: bool
 ) -> None:
-    attention = load_attention_backend(attention_backend, torch.device(device), backend)
-    assert fits_graphs(device, select(backend, device), attention) == fits
+    of_device = TorchDevice(torch.device(device))
+    attention = load_attention_backend(attention_backend, of_device, backend)
+    assert fits_graphs(of_device, select(backend, device), attention) == fits

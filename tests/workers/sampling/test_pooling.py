@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import LlamaModel
 
 from pyllm.wire.messages import POOLING, Embeddings, Step
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.model_runner import ModelRunner
 from tests.plans import Planner, Row
 from tests.workers.engine import loaded_runner
@@ -93,7 +94,8 @@ def test_a_slot_whose_owner_ended_within_its_prompt_begins_at_nothing(model: str
 
 def test_a_prompt_of_one_token_in_a_captured_decode(model: str) -> None:
     expected = embed_one_token(loaded_runner(model, kernel_backend="reference"))
-    runner, recorder = loaded_runner(model, kernel_backend="reference"), Recorder()
+    device = TorchDevice(torch.device("cpu"))
+    runner, recorder = loaded_runner(model, device=device, kernel_backend="reference"), Recorder()
     runner.capture(recorder)
     assert np.allclose(embed_one_token(runner), expected, atol=1e-6)
     assert recorder.replays
