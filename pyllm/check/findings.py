@@ -9,6 +9,7 @@ import msgspec
 from pyllm.check.model_needs import ModelNeeds
 from pyllm.check.written_folders import PACKED_WEIGHTS, SOCKETS
 from pyllm.checkpoint.hub import size_text
+from pyllm.machine.extras import GPU_PACKAGES, missing_extra
 from pyllm.machine.processor import PORTABLE, Processor
 from pyllm.machine.software import Software
 from pyllm.machine.system_limits import SHARED_MEMORY, SystemLimits
@@ -55,9 +56,8 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _software(software: Software) -> Iterator[Finding]:
-    for name in ("torch", "transformers", "tokenizers"):
-        if not software.packages.get(name):
-            yield Finding("error", f"{name} is not installed", f"Install it: pip install {name}.")
+    if not software.packages.get("tokenizers"):
+        yield Finding("error", "tokenizers is not installed", "Install it: pip install tokenizers.")
     torch = software.packages.get("torch", "")
     if software.cards and torch.endswith("+cpu"):
         yield Finding(
@@ -65,10 +65,10 @@ def _software(software: Software) -> Iterator[Finding]:
             f"there are {len(software.cards)} cards, and torch {torch} is built for CPUs alone",
             "Install a torch with CUDA, or serve with --device cpu.",
         )
-    if software.cards and not software.packages.get("triton"):
-        yield Finding(
-            "error", "triton is not installed, and kernels on GPUs need it", "Install it: pip install triton."
-        )
+    missing = next((name for name in GPU_PACKAGES if not software.packages.get(name)), "")
+    if software.cards and missing:
+        text = f"there are {len(software.cards)} cards, and {missing_extra('gpu', missing)}"
+        yield Finding("warning", text, "Without it models run on the CPU.")
     for card in software.cards:
         if not card.runs_kernels:
             yield Finding(

@@ -23,21 +23,29 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
     assert find(model=needs()) == []
     gpu = software(cards=(card(),), cuda_driver="12.8")
     assert find(model=needs(device="cuda"), software=gpu) == []
+    light = software(packages={**PACKAGES, "torch": "", "triton": "", "transformers": ""})
+    assert find(model=needs(), software=light) == []
 
 
 PACKAGES = software().packages
 CASES: list[tuple[dict[str, Any], str, str, str]] = [
     (
-        {"software": software(packages={**PACKAGES, "torch": ""})},
+        {"software": software(packages={**PACKAGES, "tokenizers": ""})},
         "error",
-        "torch is not installed",
-        "pip install torch",
+        "tokenizers is not installed",
+        "pip install tokenizers",
     ),
     (
         {"software": software(packages={**PACKAGES, "torch": "2.11.0+cpu"}, cards=(card(),))},
         *("error", "there are 1 cards, and torch 2.11.0+cpu is built for CPUs alone", "--device cpu"),
     ),
-    ({"software": software(packages={**PACKAGES, "triton": ""}, cards=(card(),))}, "error", "triton", "pip install"),
+    *(
+        (
+            {"software": software(packages={**PACKAGES, package: ""}, cards=(card(),))},
+            *("warning", f"1 cards, and {package} is not installed: pip install 'pyllm[gpu]'", "run on the CPU"),
+        )
+        for package in ("torch", "triton")
+    ),
     (
         {"software": software(cards=(card(name="V100", capability="7.0", runs_kernels=False),))},
         *("error", "V100 has compute capability 7.0", "CUDA_VISIBLE_DEVICES"),

