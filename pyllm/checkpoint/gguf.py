@@ -11,7 +11,6 @@ from pyllm.checkpoint.embedding_config import EmbeddingSpec, gguf_embedding_spec
 from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_header import read_header
-from pyllm.checkpoint.gguf_tokenizers.gguf_tokenizer import end_tokens, special_ids, tokenizer_json
 from pyllm.checkpoint.types import (
     Checkpoint,
     TokenizerFiles,
@@ -20,6 +19,7 @@ from pyllm.checkpoint.types import (
     weights_dtype,
     weights_fingerprint,
 )
+from pyllm.checkpoint.vocabularies.gguf_tokenizer import end_tokens, special_ids, tokenizer_json
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.registry import find_gguf_family

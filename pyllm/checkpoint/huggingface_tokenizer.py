@@ -16,6 +16,7 @@ import msgspec
 from pyllm.checkpoint.cache import CacheError, cache_folder, temporary_folder, write_file
 from pyllm.checkpoint.json_files import read_json, refuse_pointer
 from pyllm.checkpoint.types import TokenizerFiles
+from pyllm.checkpoint.vocabularies.folder_tokenizer import build_tokenizer
 from pyllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -99,11 +100,11 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
         ConfigError: a file is missing or damaged.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no tokenizer.json; transformers' `save_pretrained` writes one")
-    document = read_json(path, _TokenizerJson)
     options = read_json(folder / "tokenizer_config.json", _TokenizerConfig, optional=True)
     special = _special_tokens(folder, options)
+    if not path.is_file():
+        path, special = _build(folder, options, special)
+    document = read_json(path, _TokenizerJson)
     vocabulary = document.model.ids()
     ids = vocabulary | {token.content: token.id for token in document.added_tokens}
     added = _changed_tokens(document, options.decoder(), special)
@@ -124,6 +125,15 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
         own_ends=ends,
         num_tokens=max(vocabulary.values(), default=-1) + 1,
     )
+
+
+def _build(folder: Path, options: _TokenizerConfig, special: _SpecialTokens) -> tuple[Path, _SpecialTokens]:
+    """A tokenizer.json in the cache folder, made of the folder's vocabulary, and the special tokens with its own."""
+    names = {name: token.content for name, token in special.named.items()}
+    built = build_tokenizer(folder, names, {token.content: index for index, token in options.decoder().items()})
+    own = {"bos_token": built.bos_token, "eos_token": built.eos_token}
+    named = special.named | {name: _token(own[name]) for name in own if not names[name]}
+    return _keep(built.content, hashlib.blake2b(built.content, digest_size=16)), special._replace(named=named)
 
 
 def _special_tokens(folder: Path, options: _TokenizerConfig) -> _SpecialTokens:
@@ -230,17 +240,19 @@ def _with_tokens(path: Path, added: Mapping[int, _Token]) -> Path:
     document["added_tokens"] = sorted([*kept, *entries], key=lambda token: token["id"])
     listed = ", ".join(repr(token.content) for token in added.values())
     logger.info("%s: %d tokens are those of the files beside it: %.300s", path, len(added), listed)
-    key = hashlib.blake2b(content + repr(entries).encode(), digest_size=16).hexdigest()
+    return _keep(msgspec.json.encode(document), hashlib.blake2b(content + repr(entries).encode(), digest_size=16))
+
+
+def _keep(content: bytes, key: hashlib.blake2b) -> Path:
+    """The path of a tokenizer.json in the cache folder, else in a temporary one; it is written if it is not there."""
     try:
-        return _written(cache_folder() / f"{key}.tokenizer.json", document)
+        path = cache_folder() / f"{key.hexdigest()}.tokenizer.json"
+        if not path.is_file():
+            write_file(path, content)
     except CacheError as error:
         logger.warning("the tokenizer is not kept: %s", error)
-        return _written(temporary_folder() / "tokenizer.json", document)
-
-
-def _written(path: Path, document: Any) -> Path:
-    if not path.is_file():
-        write_file(path, msgspec.json.encode(document))
+        path = temporary_folder() / "tokenizer.json"
+        write_file(path, content)
     return path
 
 

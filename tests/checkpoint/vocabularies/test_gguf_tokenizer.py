@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pyllm.checkpoint.gguf_tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
-from pyllm.checkpoint.gguf_tokenizers.gguf_tokenizer import tokenizer_json
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
+from pyllm.checkpoint.vocabularies.gguf_tokenizer import tokenizer_json
+from pyllm.checkpoint.vocabularies.pre_tokenizers import PRE_TOKENIZERS
 from pyllm.errors import ConfigError
 from tests.tiers import cases
 
@@ -85,7 +85,7 @@ def _is_approximated_by_llama_cpp(pre: str, text: str) -> bool:
 
 
 def _is_as_good(text: str, found: list[int], ids: list[int]) -> bool:
-    """Whether a unigram tokenizer may differ: see `gguf_unigram.py`; a token of llama.cpp's cannot have a NUL."""
+    """Whether a unigram tokenizer may differ: see `unigram.py`; a token of llama.cpp's cannot have a NUL."""
     return sorted(found) == sorted(ids) or "\0" in text or not text.replace("<s>", "").strip(" ")
 
 

@@ -24,7 +24,7 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
-from pyllm.checkpoint.gguf_tokenizers.gguf_pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS
+from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS
 
 CASES = Path(__file__).with_name("gguf_tokenizer_cases.json")
 

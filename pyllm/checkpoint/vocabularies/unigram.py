@@ -13,13 +13,18 @@ from typing import Any
 _SPACE = "▁"
 
 
-def unigram(tokens: Sequence[str], scores: Sequence[float], unknown: int) -> dict[str, Any]:
-    """The unigram model; `unknown` is the id of the token for characters without a token."""
+def unigram(
+    tokens: Sequence[str], scores: Sequence[float], unknown: int, *, byte_fallback: bool = False
+) -> dict[str, Any]:
+    """The unigram model; `unknown` is the id of the token for characters without a token.
+
+    With `byte_fallback` such a character becomes the tokens of its bytes instead.
+    """
     return {
         "type": "Unigram",
         "unk_id": unknown,
         "vocab": list(zip(tokens, scores, strict=False)),
-        "byte_fallback": False,
+        "byte_fallback": byte_fallback,
     }
 
 

@@ -1,7 +1,8 @@
-"""Pre-tokenizers: the split of text before merges apply, for each `tokenizer.ggml.pre`. Knows no vocabulary.
+"""Pre-tokenizers: the split of text before merges apply. Knows no vocabulary.
 
-A GGUF file only names its pre-tokenizer. The regular expressions are those of llama.cpp (`src/llama-vocab.cpp`), which
-takes them from the models' tokenizer.json. In two cases an entry follows the model's tokenizer.json, not llama.cpp:
+`PRE_TOKENIZERS` has one for each `tokenizer.ggml.pre`, as a GGUF file only names its pre-tokenizer. The regular
+expressions are those of llama.cpp (`src/llama-vocab.cpp`), which takes them from the models' tokenizer.json. In two
+cases an entry follows the model's tokenizer.json, not llama.cpp:
 
 - `_NFC`: characters are composed first, as transformers does for these families.
 - `_CASED_WORD` (Mistral's tekken, gpt-4o): llama.cpp knows no case beyond ASCII and ends a word at a combining mark, so
@@ -157,3 +158,20 @@ PRE_TOKENIZERS = {
     "hunyuan-dense": PreTokenizer(_split(*_DEEPSEEK_V3)),
     "falcon": PreTokenizer(_split(*_FALCON)),
 }
+
+
+_CASELESS_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+
+TIKTOKEN = PreTokenizer(
+    _split("|".join((_CASELESS_CONTRACTION, _WORD, r"\p{N}{1,3}", _PUNCTUATION, _WHITESPACE))), ignore_merges=True
+)
+"""The split of a tiktoken file without one of its own: cl100k's, which Llama 3 and others have."""
+
+TOKENIZER_CLASSES = {
+    "Qwen2Tokenizer": PreTokenizer(
+        _split("|".join((_CASELESS_CONTRACTION, _WORD, r"\p{N}", _PUNCTUATION, _WHITESPACE))), normalizer=_NFC
+    ),
+    "GPT2Tokenizer": PreTokenizer(_GPT2),
+    "GPTNeoXTokenizer": PreTokenizer(_GPT2, normalizer=_NFC),
+}
+"""The split of a vocab.json, which names none, by the class of transformers that reads it."""

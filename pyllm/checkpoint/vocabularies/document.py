@@ -1,0 +1,50 @@
+"""The parts of a `tokenizers` JSON that all kinds of vocabularies share: frame, added tokens, BOS and EOS tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+
+def encode_document(
+    stages: Mapping[str, Any],
+    added_tokens: Sequence[Mapping[str, Any]],
+    bos: tuple[str, int] | None,
+    eos: tuple[str, int] | None,
+) -> bytes:
+    """A tokenizer.json of the stages, with the tokens and ids that are put before and after each text."""
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added_tokens,
+        "post_processor": _template(bos, eos) if bos or eos else None,
+        **stages,
+    }
+    return msgspec.json.encode(document)
+
+
+def added_token(index: int, content: str, *, special: bool, drops_space: bool = False) -> dict[str, Any]:
+    """A token that is matched in a text before any other; with `drops_space` the whitespace behind it is dropped."""
+    return {
+        "id": index,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": drops_space,
+        "normalized": False,
+        "special": special,
+    }
+
+
+def _template(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
+    before, after = ([{"SpecialToken": {"id": end[0], "type_id": 0}}] if end else [] for end in (bos, eos))
+    text, pair = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*before, text, *after],
+        "pair": [*before, text, pair, *after],
+        "special_tokens": {
+            token: {"id": token, "ids": [index], "tokens": [token]} for token, index in filter(None, (bos, eos))
+        },
+    }
