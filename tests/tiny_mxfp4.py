@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from safetensors.torch import load_file, save_file
+
+from tests.safetensors_arrays import load_file, save_file
 
 Bytes = npt.NDArray[np.uint8]
 CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
@@ -44,9 +44,9 @@ def write_mxfp4(source: str, folder: Path, floats: Path) -> str:
     tensors, dequantised = {}, {}
     for name, tensor in load_file(f"{source}/model.safetensors").items():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            blocks, scales = quantised(np.ascontiguousarray(tensor.float().numpy().swapaxes(1, 2)))
-            tensors |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
-            dequantised[name] = torch.from_numpy(numbers(blocks, scales)).transpose(1, 2).contiguous()
+            blocks, scales = quantised(np.ascontiguousarray(tensor.swapaxes(1, 2)))
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            dequantised[name] = numbers(blocks, scales).swapaxes(1, 2)
         else:
             tensors[name] = dequantised[name] = tensor
     config = json.loads(Path(source, "config.json").read_text())

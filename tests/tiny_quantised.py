@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from pyllm_kernels.tensors import numpy_dtype
+
+from tests.safetensors_arrays import load_file, save_file
 
 Matrix = npt.NDArray[Any]
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "heads": 4, "kv_heads": 2}
@@ -22,8 +22,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "heads": 4
 class Quantised(NamedTuple):
     """The tensors of a matrix by the endings of their names, and the matrix that they stand for."""
 
-    tensors: dict[str, Tensor]
-    numbers: Tensor
+    tensors: dict[str, Matrix]
+    numbers: Matrix
 
 
 class Variant(NamedTuple):
@@ -39,11 +39,11 @@ def write_quantised(source: str, folder: Path, variant: Variant, floats: Path | 
     for name, weight in load_file(f"{source}/model.safetensors").items():
         dequantised[name] = tensors[name] = weight
         if "_proj." in name:
-            found = variant.quantise(weight.numpy())
+            found = variant.quantise(weight)
             del tensors[name]
             module = name.removesuffix(".weight")
-            tensors |= {f"{module}.{ending}": tensor.contiguous() for ending, tensor in found.tensors.items()}
-            dequantised[name] = found.numbers.contiguous()
+            tensors |= {f"{module}.{ending}": tensor for ending, tensor in found.tensors.items()}
+            dequantised[name] = found.numbers
     config = json.loads(Path(source, "config.json").read_text())
     _write(Path(source), folder, tensors, config | {"quantization_config": variant.config})
     if floats is not None:
@@ -51,18 +51,19 @@ def write_quantised(source: str, folder: Path, variant: Variant, floats: Path | 
     return str(folder)
 
 
-def _write(source: Path, folder: Path, tensors: Mapping[str, Tensor], config: dict[str, Any]) -> None:
+def _write(source: Path, folder: Path, tensors: Mapping[str, Matrix], config: dict[str, Any]) -> None:
     shutil.copytree(source, folder, dirs_exist_ok=True)
-    save_file(dict(tensors), folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def words_of(rows: Matrix, bits: int) -> Tensor:
+def words_of(rows: Matrix, bits: int) -> Matrix:
     """Integers of each row in words of 32 bits, the first in the lowest bits; zeros fill the last word."""
     per_word = 32 // bits
     filled = np.pad(rows, [(0, 0), (0, -rows.shape[1] % per_word)]).reshape(len(rows), -1, per_word)
     words = (filled.astype(np.uint32) << np.arange(0, 32, bits, dtype=np.uint32)).sum(-1, dtype=np.uint32)
-    return torch.from_numpy(words.view(np.int32))
+    found: Matrix = words.view(np.int32)
+    return found
 
 
 def integers_of(weight: Matrix, groups: Matrix, bits: int, symmetric: bool) -> tuple[Matrix, Matrix, Matrix]:
@@ -86,9 +87,10 @@ def integers_of(weight: Matrix, groups: Matrix, bits: int, symmetric: bool) -> t
     return integers, scales, zeros
 
 
-def numbers_of(integers: Matrix, scales: Matrix, zeros: Matrix, groups: Matrix) -> Tensor:
+def numbers_of(integers: Matrix, scales: Matrix, zeros: Matrix, groups: Matrix) -> Matrix:
     steps = (integers - zeros[:, groups]).astype(np.float32)
-    return torch.from_numpy(scales.astype(np.float32)[:, groups] * steps)
+    numbers: Matrix = scales.astype(np.float32)[:, groups] * steps
+    return numbers
 
 
 def groups_in_order(columns: int, group_size: int) -> Matrix:
@@ -107,7 +109,7 @@ def awq(group_size: int = 32) -> Variant:
         tensors = {
             "qweight": words_of(integers.T[:, interleave], 4),
             "qzeros": words_of(zeros.T[:, interleave], 4),
-            "scales": torch.from_numpy(scales.T.copy()),
+            "scales": scales.T,
         }
         return Quantised(tensors, numbers_of(integers, scales, zeros, groups))
 
@@ -124,9 +126,9 @@ def gptq(
         tensors = {
             "qweight": words_of(integers, bits).T,
             "qzeros": words_of((zeros - (version == "gptq")).T, bits),
-            "scales": torch.from_numpy(scales.T.copy()),
-            "g_idx": torch.from_numpy(groups.astype(np.int32)),
-            "bias": torch.zeros(len(weight), dtype=torch.float16),
+            "scales": scales.T,
+            "g_idx": groups.astype(np.int32),
+            "bias": np.zeros(len(weight), np.float16),
         }
         return Quantised(tensors, numbers_of(integers, scales, zeros, groups))
 
@@ -139,24 +141,24 @@ def packed(
     bits: int = 4,
     symmetric: bool = True,
     act_order: bool = False,
-    scale_dtype: torch.dtype = torch.float16,
+    scale_dtype: str = "float16",
 ) -> Variant:
     """compressed-tensors' pack-quantized."""
 
     def quantise(weight: Matrix) -> Quantised:
         groups = (groups_shuffled if act_order else groups_in_order)(weight.shape[1], group_size)
         integers, scales, zeros = integers_of(weight, groups, bits, symmetric)
-        stored = torch.from_numpy(scales).to(scale_dtype)
+        stored = scales.astype(numpy_dtype(scale_dtype))
         tensors = {
             "weight_packed": words_of(integers, bits),
             "weight_scale": stored,
-            "weight_shape": torch.tensor(weight.shape),
+            "weight_shape": np.array(weight.shape),
         }
         if not symmetric:
             tensors["weight_zero_point"] = words_of(zeros.T, bits).T
         if act_order:
-            tensors["weight_g_idx"] = torch.from_numpy(groups.astype(np.int32))
-        return Quantised(tensors, numbers_of(integers, stored.float().numpy(), zeros, groups))
+            tensors["weight_g_idx"] = groups.astype(np.int32)
+        return Quantised(tensors, numbers_of(integers, stored, zeros, groups))
 
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "actorder": "group" if act_order else None}
     strategy = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
@@ -171,13 +173,13 @@ def int8(strategy: str = "channel", symmetric: bool = True, storage: str = "int-
         groups = groups_in_order(whole.shape[1], 32 if strategy == "group" else -1)
         integers, scales, zeros = integers_of(whole, groups, 8, symmetric)
         tensors = {
-            "weight": torch.from_numpy((integers - 128).astype(np.int8).reshape(weight.shape)),
-            "weight_scale": torch.from_numpy(scales).reshape(-1 if strategy == "tensor" else scales.shape),
-            "input_scale": torch.ones(1),
+            "weight": (integers - 128).astype(np.int8).reshape(weight.shape),
+            "weight_scale": scales.reshape(-1 if strategy == "tensor" else scales.shape),
+            "input_scale": np.ones(1, np.float32),
         }
         if not symmetric:
-            tensors["weight_zero_point"] = torch.from_numpy((zeros - 128).astype(np.int8))
-        return Quantised(tensors, numbers_of(integers, scales, zeros, groups).view(weight.shape))
+            tensors["weight_zero_point"] = (zeros - 128).astype(np.int8)
+        return Quantised(tensors, numbers_of(integers, scales, zeros, groups).reshape(weight.shape))
 
     weights = {"num_bits": 8, "type": "int", "strategy": strategy, "symmetric": symmetric}
     return Variant(compressed_tensors(storage, weights | ({"group_size": 32} if strategy == "group" else {})), quantise)
@@ -187,18 +189,17 @@ def fp8(block: tuple[int, int], by: str = "fp8") -> Variant:
     """Scales for blocks of rows and columns, 0 for all; of the method fp8, or in the formats of compressed-tensors."""
 
     def quantise(weight: Matrix) -> Quantised:
-        whole = torch.from_numpy(weight)
         rows, columns = block[0] or len(weight), block[1] or weight.shape[1]
-        numbers, elements = torch.zeros(whole.shape), torch.zeros(whole.shape, dtype=torch.float8_e4m3fn)
-        scales = torch.zeros(-(-whole.shape[0] // rows), -(-whole.shape[1] // columns))
+        numbers, elements = np.zeros_like(weight), np.zeros(weight.shape, numpy_dtype("float8_e4m3fn"))
+        scales = np.zeros((-(-weight.shape[0] // rows), -(-weight.shape[1] // columns)), np.float32)
         for row in range(len(scales)):
             for column in range(scales.shape[1]):
                 here = slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns)
-                scale = scales[row, column] = whole[here].abs().max() / 448
-                elements[here] = (whole[here] / scale).to(torch.float8_e4m3fn)
-                numbers[here] = scale * elements[here].float()
+                scale = scales[row, column] = np.abs(weight[here]).max() / 448
+                elements[here] = (weight[here] / scale).astype(elements.dtype)
+                numbers[here] = scale * elements[here].astype(np.float32)
         name = "weight_scale_inv" if by == "fp8" and block[1] else "weight_scale"
-        return Quantised({"weight": elements, name: scales.reshape(()) if scales.numel() == 1 else scales}, numbers)
+        return Quantised({"weight": elements, name: scales.reshape(()) if scales.size == 1 else scales}, numbers)
 
     if by == "fp8":
         blocks = {"weight_block_size": list(block)} if block[1] else {}
@@ -235,7 +236,7 @@ VARIANTS: dict[str, tuple[Variant, str]] = {
     "gptq 8 bits of whole rows": (gptq(-1, bits=8), "int8"),
     "gptq 8 bits asymmetric": (gptq(bits=8, symmetric=False), "q8_0"),
     "packed": (packed(), "q4_0"),
-    "packed bfloat16 scales": (packed(scale_dtype=torch.bfloat16), "q4_0"),
+    "packed bfloat16 scales": (packed(scale_dtype="bfloat16"), "q4_0"),
     "packed of whole rows": (packed(-1), "q4_0"),
     "packed asymmetric": (packed(symmetric=False), "q4_1"),
     "packed in act-order": (packed(act_order=True), "q8_0"),

@@ -5,9 +5,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import torch
-from safetensors.numpy import load_file
-from safetensors.torch import save_file
+from pyllm_kernels.tensors import Array, numpy_dtype
 from transformers import LlamaForCausalLM
 
 from pyllm.checkpoint.gguf import read_gguf
@@ -16,6 +14,7 @@ from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
+from tests.safetensors_arrays import load_file, save_file
 from tests.tiers import full
 from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import write_tiny_model
@@ -24,11 +23,11 @@ QUERY = "layers.1.attention.query.weight"
 DOWN = "layers.0.feed_forward.down.weight"
 
 
-def read_all(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+def read_all(checkpoint: Checkpoint, dtype: str = "float32") -> dict[str, Array]:
     reader = weight_reader(checkpoint, TensorTable(checkpoint))
     tensors = {}
     for entry in checkpoint.tensors:
-        tensors[entry.name] = torch.full(entry.shape, torch.nan, dtype=dtype)
+        tensors[entry.name] = np.full(entry.shape, np.nan, numpy_dtype(dtype))
         reader.read(entry.name, entry.shape, tensors[entry.name])
     return tensors
 
@@ -45,7 +44,7 @@ def gguf_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_gguf_weights_equal_those_of_transformers(tmp_path: Path, gguf_file: Path) -> None:
-    oracle = LlamaForCausalLM.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name, dtype=torch.float32)
+    oracle = LlamaForCausalLM.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name, dtype="float32")
     expected = oracle.state_dict()
     checkpoint = read_checkpoint(str(gguf_file))
     found = read_all(checkpoint)
@@ -54,7 +53,7 @@ def test_gguf_weights_equal_those_of_transformers(tmp_path: Path, gguf_file: Pat
     names = {entry.name: entry.source.name for entry in read_checkpoint(folder).tensors}
     assert {names[name] for name in found} == expected.keys() - {"lm_head.weight"}
     for name, tensor in found.items():
-        torch.testing.assert_close(tensor, expected[names[name]], rtol=0, atol=0, msg=name)
+        np.testing.assert_array_equal(tensor, expected[names[name]].numpy(), name)
 
 
 def test_safetensors_are_read_as_they_are(tmp_path: Path) -> None:
@@ -62,23 +61,21 @@ def test_safetensors_are_read_as_they_are(tmp_path: Path) -> None:
     expected = load_file(checkpoint.files[0])
     found = read_all(checkpoint)
     for entry in checkpoint.tensors:
-        np.testing.assert_array_equal(found[entry.name].numpy(), expected[entry.source.name])
+        np.testing.assert_array_equal(found[entry.name], expected[entry.source.name])
 
 
 def test_weights_of_64_bits_become_floats(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path))
     expected = load_file(folder / "model.safetensors")
-    save_file(
-        {name: torch.from_numpy(found).double() for name, found in expected.items()}, folder / "model.safetensors"
-    )
+    save_file({name: found.astype(np.float64) for name, found in expected.items()}, folder / "model.safetensors")
     checkpoint = read_checkpoint(str(folder))
     found, reader = read_all(checkpoint), weight_reader(checkpoint, TensorTable(checkpoint))
     for entry in checkpoint.tensors:
-        np.testing.assert_array_equal(found[entry.name].numpy(), expected[entry.source.name])
+        np.testing.assert_array_equal(found[entry.name], expected[entry.source.name])
     entry = next(entry for entry in checkpoint.tensors if entry.name == DOWN)
     rows = reader.rows(DOWN, (48, 96), slice(8, 24), slice(32, None))
     assert rows.format == "float32"
-    np.testing.assert_array_equal(rows.numbers().numpy(), expected[entry.source.name][8:24, 32:])
+    np.testing.assert_array_equal(rows.numbers(), expected[entry.source.name][8:24, 32:])
 
 
 @pytest.mark.parametrize("quantisation", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ2_0"])
@@ -93,13 +90,13 @@ def test_every_gguf_type_gives_nearly_the_weights_it_was_made_from(tmp_path: Pat
     assert found.keys() == original.keys()
     for name, tensor in found.items():
         if tensor.ndim == 1 or quantisation == "F32":
-            torch.testing.assert_close(tensor, original[name], rtol=0, atol=0)
+            np.testing.assert_array_equal(tensor, original[name])
         elif quantisation == "TQ2_0":  # Three values to a weight: only the signs of the larger ones are left.
-            agree = torch.sign(tensor) * torch.sign(original[name])
+            agree = np.sign(tensor) * np.sign(original[name])
             assert (agree >= 0).all()
             assert agree.mean() > 0.1
         else:
-            torch.testing.assert_close(tensor, original[name], rtol=0.02, atol=0.1)
+            np.testing.assert_allclose(tensor, original[name], rtol=0.02, atol=0.1)
 
 
 @pytest.mark.parametrize("quantisation", ["F32", "F16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "TQ2_0"])
@@ -118,13 +115,13 @@ def test_rows_are_those_of_the_file_or_eight_bits(
     shape = next(entry.shape for entry in checkpoint.tensors if entry.name == name)
     reader = weight_reader(checkpoint, TensorTable(checkpoint))
     rows, columns = slice(16, 48), slice(width, None)
-    expected = torch.empty(32, shape[1] - width)
+    expected = np.empty((32, shape[1] - width), np.float32)
     reader.read(name, shape, expected, rows, columns)
     found = reader.rows(name, (shape[0], shape[1]), rows, columns, keep_quantised)
     kinds = {"F32": "float32", "F16": "float16", "TQ2_0": "q8_0" if keep_quantised else "float32"}
     assert found.format == kinds.get(quantisation, quantisation.lower())
-    tolerance = float(expected.abs().max()) / 127 if quantisation == "TQ2_0" and keep_quantised else 0.0
-    torch.testing.assert_close(found.numbers(), expected, rtol=0, atol=tolerance)
+    tolerance = float(np.abs(expected).max()) / 127 if quantisation == "TQ2_0" and keep_quantised else 0.0
+    np.testing.assert_allclose(found.numbers(), expected, rtol=0, atol=tolerance)
 
 
 def test_columns_that_cut_through_blocks_are_floats_or_refused(tmp_path: Path) -> None:
@@ -137,15 +134,15 @@ def test_columns_that_cut_through_blocks_are_floats_or_refused(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"columns 0 to 16 of 64 cut through its blocks of 32; use fewer"):
         reader.rows(QUERY, (shape[0], 64), columns=slice(16), keep_quantised=True)
     found = reader.rows(QUERY, (shape[0], 64), columns=slice(16))
-    whole = torch.empty(shape)
+    whole = np.empty(shape, np.float32)
     reader.read(QUERY, shape, whole)
     assert found.format == "float32"
-    torch.testing.assert_close(found.numbers(), whole[:, :16], rtol=0, atol=0)
+    np.testing.assert_array_equal(found.numbers(), whole[:, :16])
 
 
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_share_is_a_part_of_the_whole(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_share_is_a_part_of_the_whole(tmp_path: Path, kind: str, dtype: str) -> None:
     source = write_tiny_model(tmp_path / "tiny", hidden_size=64)
     checkpoint = read_checkpoint(source)
     if kind == "gguf":
@@ -154,26 +151,26 @@ def test_a_share_is_a_part_of_the_whole(tmp_path: Path, kind: str, dtype: torch.
         checkpoint = read_gguf(path, "")[0]
     whole = read_all(checkpoint, dtype)
     reader = weight_reader(checkpoint, TensorTable(checkpoint))
-    rows = torch.empty(32, 64, dtype=dtype)
+    rows = np.empty((32, 64), numpy_dtype(dtype))
     reader.read(QUERY, (96, 64), rows, rows=slice(32, 64))
-    torch.testing.assert_close(rows, whole[QUERY][32:64], rtol=0, atol=0)
-    columns = torch.empty(64, 40, dtype=dtype)
+    np.testing.assert_array_equal(rows, whole[QUERY][32:64])
+    columns = np.empty((64, 40), numpy_dtype(dtype))
     reader.read(DOWN, (64, 96), columns, columns=slice(8, 48))
-    torch.testing.assert_close(columns, whole[DOWN][:, 8:48], rtol=0, atol=0)
+    np.testing.assert_array_equal(columns, whole[DOWN][:, 8:48])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_files_keep_every_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_files_keep_every_bit(tmp_path: Path, dtype: str) -> None:
     source = Path(write_tiny_model(tmp_path))
     tensors = {
-        name: torch.from_numpy(array).to(dtype) for name, array in load_file(source / "model.safetensors").items()
+        name: array.astype(numpy_dtype(dtype)) for name, array in load_file(source / "model.safetensors").items()
     }
     save_file(tensors, source / "model.safetensors")
     checkpoint = read_checkpoint(str(source))
-    assert checkpoint.spec.dtype == str(dtype).removeprefix("torch.")
+    assert checkpoint.spec.dtype == dtype
     found = read_all(checkpoint, dtype)
     for entry in checkpoint.tensors:
-        torch.testing.assert_close(found[entry.name], tensors[entry.source.name], rtol=0, atol=0)
+        np.testing.assert_array_equal(found[entry.name], tensors[entry.source.name])
 
 
 def test_tensors_at_odd_bytes_are_read(tmp_path: Path) -> None:
@@ -186,7 +183,7 @@ def test_tensors_at_odd_bytes_are_read(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(str(source))
     found = read_all(checkpoint)
     for entry in checkpoint.tensors:
-        np.testing.assert_array_equal(found[entry.name].numpy(), expected[entry.source.name])
+        np.testing.assert_array_equal(found[entry.name], expected[entry.source.name])
 
 
 def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
@@ -209,7 +206,7 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         reader = weight_reader(checkpoint, TensorTable(checkpoint))
         with pytest.raises(ConfigError, match="NaN"):
-            reader.read(DOWN, (64, 128), torch.empty(64, 128))
+            reader.read(DOWN, (64, 128), np.empty((64, 128), np.float32))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +217,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, name: str, para
     folder = write_tiny_model(tmp_path)
     tensors = load_file(f"{folder}/model.safetensors")
     tensors[name].flat[3] = np.inf
-    save_file({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, f"{folder}/model.safetensors")
+    save_file(tensors, f"{folder}/model.safetensors")
     with pytest.raises(ConfigError, match=f"parameter '{parameter}' has a NaN or an infinity"):
         read_all(read_checkpoint(folder))
 

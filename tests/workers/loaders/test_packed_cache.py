@@ -6,15 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyllm_kernels
 import pytest
-import torch
 from pyllm_kernels import MatrixRows, PackedLinear
 from pyllm_kernels.ops.packed_linear import pack_rows, packed_linear
+from pyllm_kernels.tensors import numpy_dtype, view_as
 
 from pyllm.config.option_reading import engine_config
 from pyllm.launch.resolve import resolve_config
 from pyllm.workers.decoder import Decoder
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.formats import weight_reader
@@ -28,11 +30,11 @@ FORMATS = [("q8_0", "q8_0"), ("float32", "int8"), ("q4_1", "int8"), ("float32", 
 
 def pack(cache: PackedCache, weight_format: str, packed_as: str) -> PackedLinear:
     if weight_format == "float32":
-        rows = MatrixRows.of(torch.randn(40, 64))
+        rows = MatrixRows.of(np.random.default_rng(0).standard_normal((40, 64), np.float32))
     else:
-        rows = MatrixRows.of(torch.full((40, 2 * {"q8_0": 34, "q4_1": 20}[weight_format]), 0x21).byte(), weight_format)
-    dtype = torch.bfloat16 if packed_as != "float32" else torch.float32
-    return pack_rows([rows], packed_as, dtype, cache.room)
+        blocks = np.full((40, 2 * {"q8_0": 34, "q4_1": 20}[weight_format]), 0x21, np.uint8)
+        rows = MatrixRows.of(blocks, weight_format)
+    return pack_rows([rows], packed_as, "bfloat16" if packed_as != "float32" else "float32", cache.room)
 
 
 def fill(cache: PackedCache) -> list[PackedLinear]:
@@ -56,12 +58,12 @@ def test_matrices_are_found_again_bit_by_bit(tmp_path: Path) -> None:
     assert again.find("other") is None
     found = again.find("all")
     assert found is not None
-    x = torch.randn(3, 64)
+    x = np.random.default_rng(0).standard_normal((3, 64), np.float32)
     for ours, theirs in zip(matrices, found, strict=True):
         assert (ours.format, ours.dtype, ours.data.dtype) == (theirs.format, theirs.dtype, theirs.data.dtype)
-        assert torch.equal(ours.data.view(torch.uint8), theirs.data.view(torch.uint8))
-        products = [packed_linear(x.to(packed.dtype), packed) for packed in (ours, theirs)]
-        assert torch.equal(*products)
+        np.testing.assert_array_equal(view_as(ours.data, "uint8"), view_as(theirs.data, "uint8"))
+        products = [packed_linear(x.astype(numpy_dtype(packed.dtype)), packed) for packed in (ours, theirs)]
+        np.testing.assert_array_equal(*products)
     again.finish().join()
     assert kept(tmp_path) == [KEY]
 
@@ -178,13 +180,13 @@ def test_a_model_from_the_cache_is_the_packed_one(
         cache = open_packed_cache(engine, checkpoint, 0)
         assert cache is not None
         kernels = pyllm_kernels.select("cpu", "cpu")
-        placement = WeightPlacement(RankGroup(), torch.bfloat16, torch.device("cpu"), kernels, quantization, cache)
+        placement = WeightPlacement(RankGroup(), "bfloat16", HostDevice(), kernels, quantization, cache)
         models.append(Decoder(checkpoint.spec, placement))
         models[-1].load(weight_reader(checkpoint, TensorTable(checkpoint)))
         cache.finish().join()
     pairs = zip(*(list(model.matrices()) for model in models), strict=True)
-    assert all(torch.equal(ours.data, theirs.data) for ours, theirs in pairs)
-    assert torch.equal(models[0].embedding.packed.data, models[1].embedding.packed.data)
+    assert all(np.array_equal(ours.data, theirs.data) for ours, theirs in pairs)
+    np.testing.assert_array_equal(models[0].embedding.packed.data, models[1].embedding.packed.data)
     assert len(kept(tmp_path / "pyllm")) == 1
 
 

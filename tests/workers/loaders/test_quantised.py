@@ -4,9 +4,9 @@ import json
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from pyllm_kernels.tensors import Array
 from transformers import GptOssForCausalLM, LlamaForCausalLM, Mxfp4Config
 
 from pyllm.checkpoint.reader import read_checkpoint
@@ -16,6 +16,7 @@ from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.loaders.weights import WHOLE, WeightReader
 from tests.families.tiny_families import write_tiny_family
+from tests.safetensors_arrays import load_file, save_file
 from tests.tiny_model import write_tiny_model
 from tests.tiny_mxfp4 import write_mxfp4
 from tests.tiny_quantised import SIZES, VARIANTS, awq, fp8, gptq, int8, packed, write_quantised
@@ -36,10 +37,10 @@ def matrices(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     return {entry.name: (entry.shape[0], entry.shape[1]) for entry in checkpoint.tensors if entry.quantised is not None}
 
 
-def read_whole(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+def read_whole(checkpoint: Checkpoint) -> dict[str, Array]:
     reader, found = reader_of(checkpoint), {}
     for entry in checkpoint.tensors:
-        found[entry.name] = torch.full(entry.shape, torch.nan)
+        found[entry.name] = np.full(entry.shape, np.nan, np.float32)
         reader.read(entry.name, entry.shape, found[entry.name])
     return found
 
@@ -55,7 +56,7 @@ def test_numbers_are_those_of_the_dequantised_model(tmp_path: Path, name: str) -
     found = read_whole(checkpoint)
     assert found.keys() == expected.keys()
     for parameter, numbers in found.items():
-        torch.testing.assert_close(numbers, expected[parameter], rtol=0, atol=0, msg=parameter)
+        np.testing.assert_array_equal(numbers, expected[parameter], parameter)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -68,19 +69,19 @@ def test_blocks_are_the_nearest_of_the_kernels(tmp_path: Path, name: str) -> Non
     for parameter, shape in matrices(checkpoint).items():
         rows = reader.rows(parameter, shape, keep_quantised=True)
         assert rows.format == kind
-        largest = float(expected[parameter].abs().max())
+        largest = float(np.abs(expected[parameter]).max())
         # Q4_1 rounds its minimum to float16, and what is quantised anew its numbers to 8 bits.
         tolerance = largest / 127 if is_anew else largest * 2.0**-10 if kind == "q4_1" else 0.0
-        torch.testing.assert_close(rows.numbers(), expected[parameter], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(rows.numbers(), expected[parameter], rtol=0, atol=tolerance)
 
 
 def test_transformers_reads_the_same(tmp_path: Path) -> None:
     folder = write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", fp8((32, 32)))
-    oracle = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    oracle = LlamaForCausalLM.from_pretrained(folder, dtype="float32").state_dict()
     checkpoint = read_checkpoint(folder)
     found = read_whole(checkpoint)
     for entry in checkpoint.tensors:
-        assert torch.equal(found[entry.name], oracle[entry.source.name]), entry.name
+        np.testing.assert_array_equal(found[entry.name], oracle[entry.source.name].numpy(), entry.name)
 
 
 @pytest.mark.parametrize("keep_quantised", [False, True])
@@ -95,11 +96,11 @@ def test_a_share_is_a_part_of_the_whole(tmp_path: Path, name: str, keep_quantise
         whole = reader.rows(QUERY, (128, 64), keep_quantised=keep_quantised).numbers()
         share = reader.rows(QUERY, (128, 64), rows, columns, keep_quantised=keep_quantised)
         assert not keep_quantised or share.format == kind or share.is_int8  # of one group
-        torch.testing.assert_close(share.numbers(), whole[rows, columns], rtol=0, atol=0)
+        np.testing.assert_array_equal(share.numbers(), whole[rows, columns])
     # A cut that no block allows.
     odd = reader.rows(DOWN, (64, 128), columns=slice(20, 100), keep_quantised=keep_quantised)
     whole = reader.rows(DOWN, (64, 128)).numbers()
-    torch.testing.assert_close(odd.numbers(), whole[:, 20:100], rtol=0, atol=0)
+    np.testing.assert_array_equal(odd.numbers(), whole[:, 20:100])
     assert odd.format in {"int8", "float32", "float8_e4m3fn"}
 
 
@@ -111,9 +112,9 @@ def test_fused_tensors_are_cut_into_their_parts(tmp_path: Path, name: str) -> No
     for layer in range(2):
         prefix = f"model.layers.{layer}"
         parts = [tensors.pop(f"{prefix}.self_attn.{part}_proj.weight") for part in "qkv"]
-        tensors[f"{prefix}.self_attn.qkv_proj.weight"] = torch.cat(parts)
+        tensors[f"{prefix}.self_attn.qkv_proj.weight"] = np.concatenate(parts)
         parts = [tensors.pop(f"{prefix}.mlp.{part}_proj.weight") for part in ("gate", "up")]
-        tensors[f"{prefix}.mlp.gate_up_proj.weight"] = torch.cat(parts)
+        tensors[f"{prefix}.mlp.gate_up_proj.weight"] = np.concatenate(parts)
     save_file(tensors, source / "model.safetensors")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"architectures": ["Phi3ForCausalLM"]}))
@@ -121,10 +122,9 @@ def test_fused_tensors_are_cut_into_their_parts(tmp_path: Path, name: str) -> No
     expected, checkpoint = read_whole(read_checkpoint(str(tmp_path / "floats"))), read_checkpoint(folder)
     found = read_whole(checkpoint)
     for parameter, numbers in found.items():
-        torch.testing.assert_close(numbers, expected[parameter], rtol=0, atol=0, msg=parameter)
+        np.testing.assert_array_equal(numbers, expected[parameter], parameter)
     key = reader_of(checkpoint).rows("layers.0.attention.key.weight", (64, 64), slice(5, 37), keep_quantised=True)
-    error = (key.numbers() - expected["layers.0.attention.key.weight"][5:37]).abs().max()
-    assert error < 0.02
+    assert np.abs(key.numbers() - expected["layers.0.attention.key.weight"][5:37]).max() < 0.02
 
 
 @pytest.mark.parametrize("name", ["awq", "packed asymmetric", "gptq 8 bits"])
@@ -135,7 +135,7 @@ def test_rows_may_be_reordered(tmp_path: Path, name: str) -> None:
     for layer in range(2):
         prefix = f"model.layers.{layer}.mlp"
         parts = [tensors.pop(f"{prefix}.{part}_proj.weight") for part in ("gate", "up")]
-        tensors[f"{prefix}.gate_up_proj.weight"] = torch.cat(parts)
+        tensors[f"{prefix}.gate_up_proj.weight"] = np.concatenate(parts)
     save_file(tensors, source / "model.safetensors")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(
@@ -143,10 +143,10 @@ def test_rows_may_be_reordered(tmp_path: Path, name: str) -> None:
     )
     folder = write_quantised(str(source), tmp_path / "quantised", variant, tmp_path / "floats")
     expected, checkpoint = read_whole(read_checkpoint(str(tmp_path / "floats"))), read_checkpoint(folder)
-    torch.testing.assert_close(read_whole(checkpoint)[QUERY], expected[QUERY], rtol=0, atol=0)
+    np.testing.assert_array_equal(read_whole(checkpoint)[QUERY], expected[QUERY])
     rows = reader_of(checkpoint).rows(QUERY, (128, 64), slice(33, 97), keep_quantised=True)
     assert rows.format == kind
-    assert (rows.numbers() - expected[QUERY][33:97]).abs().max() < 0.02
+    assert np.abs(rows.numbers() - expected[QUERY][33:97]).max() < 0.02
 
 
 def test_tensors_at_odd_bytes_are_read(tmp_path: Path) -> None:
@@ -159,14 +159,14 @@ def test_tensors_at_odd_bytes_are_read(tmp_path: Path) -> None:
         (folder / "model.safetensors").write_bytes(moved)
         expected = read_whole(read_checkpoint(str(tmp_path / f"floats{number}")))
         for parameter, numbers in read_whole(read_checkpoint(str(folder))).items():
-            assert torch.equal(numbers, expected[parameter])
+            np.testing.assert_array_equal(numbers, expected[parameter])
 
 
 def test_scales_that_float16_cannot_hold_make_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = Path(write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", packed()))
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.weight_scale"
-    tensors[name] = tensors[name].float() * 2.0**-30
+    tensors[name] = tensors[name].astype(np.float32) * np.float32(2.0**-30)
     save_file(tensors, folder / "model.safetensors")
     checkpoint = read_checkpoint(str(folder))
     reader = reader_of(checkpoint)
@@ -175,7 +175,7 @@ def test_scales_that_float16_cannot_hold_make_floats(tmp_path: Path, caplog: pyt
         assert reader.rows(DOWN, (64, 128), keep_quantised=True).format == "q4_0"
         reader.rows(QUERY, (128, 64), keep_quantised=True)
     assert (rows.format, rows.is_int8) == ("int8", False)
-    assert torch.equal(rows.numbers(), read_whole(checkpoint)[QUERY])
+    np.testing.assert_array_equal(rows.numbers(), read_whole(checkpoint)[QUERY])
     assert [record.getMessage() for record in caplog.records] == [
         "compressed-tensors weights are multiplied as floats where float16 cannot hold their scales",
         "compressed-tensors weights are multiplied as Q4_0",
@@ -189,7 +189,7 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, name: str) -> No
     scales = next(
         name for name in tensors if "layers.0.self_attn.q_proj" in name and "scale" in name and "input" not in name
     )
-    tensors[scales].view(-1)[3] = torch.inf
+    tensors[scales].reshape(-1)[3] = np.inf
     save_file(tensors, folder / "model.safetensors")
     checkpoint = read_checkpoint(str(folder))
     with pytest.raises(ConfigError, match=f"parameter '{QUERY}' has a NaN or an infinity"):
@@ -210,21 +210,22 @@ def test_numbers_of_mxfp4_are_those_of_the_dequantised_model(tmp_path: Path) -> 
     expected, found = read_whole(read_checkpoint(floats)), read_whole(checkpoint)
     assert found.keys() == expected.keys()
     for parameter, numbers in found.items():
-        assert torch.equal(numbers, expected[parameter]), parameter
+        np.testing.assert_array_equal(numbers, expected[parameter], parameter)
 
 
 def test_transformers_reads_the_same_mxfp4(tmp_path: Path) -> None:
     folder, _ = tiny_mxfp4(tmp_path)
     method = Mxfp4Config(dequantize=True)
-    oracle = GptOssForCausalLM.from_pretrained(folder, dtype=torch.float32, quantization_config=method).state_dict()
+    oracle = GptOssForCausalLM.from_pretrained(folder, dtype="float32", quantization_config=method).state_dict()
     found = read_whole(read_checkpoint(folder))
     for layer in range(3):
         for expert in range(6):
             ours, theirs = f"layers.{layer}.feed_forward.experts.{expert}", f"model.layers.{layer}.mlp.experts"
-            gate_up = oracle[f"{theirs}.gate_up_proj"][expert].T
-            assert torch.equal(found[f"{ours}.gate.weight"], gate_up[0::2])
-            assert torch.equal(found[f"{ours}.up.weight"], gate_up[1::2])
-            assert torch.equal(found[f"{ours}.down.weight"], oracle[f"{theirs}.down_proj"][expert].T)
+            gate_up = oracle[f"{theirs}.gate_up_proj"][expert].T.numpy()
+            np.testing.assert_array_equal(found[f"{ours}.gate.weight"], gate_up[0::2])
+            np.testing.assert_array_equal(found[f"{ours}.up.weight"], gate_up[1::2])
+            down = oracle[f"{theirs}.down_proj"][expert].T.numpy()
+            np.testing.assert_array_equal(found[f"{ours}.down.weight"], down)
 
 
 @pytest.mark.parametrize("keep_quantised", [False, True])
@@ -236,7 +237,7 @@ def test_a_share_of_mxfp4_is_a_part_of_the_whole(tmp_path: Path, keep_quantised:
     for rows, columns, kind in cuts:
         share = reader.rows(name, (32, 64), rows, columns, keep_quantised=keep_quantised)
         assert share.format == kind
-        assert torch.equal(share.numbers(), whole[name][rows, columns])
+        np.testing.assert_array_equal(share.numbers(), whole[name][rows, columns])
 
 
 def test_an_exponent_that_is_no_number_is_refused(tmp_path: Path) -> None:
