@@ -104,10 +104,13 @@ def test_what_a_pointer_cannot_say_is_checked() -> None:
         ({"query": batch.query[:, :3]}, "3 query heads over 2 KV heads: each of those must serve as many of these"),
         ({"value_cache": batch.value_cache[1:]}, r"value_cache is of shape .*: it must be of"),
         ({"value_cache": batch.value_cache.bfloat16()}, "value_cache is bfloat16: give float32"),
-        ({"key_cache": batch.key_cache.transpose(0, 1)}, "key_cache is on cpu with .*: give a contiguous CPU tensor"),
-        ({"metadata": replace(metadata, slots=metadata.slots.long())}, "slots is torch.int64: give torch.int32"),
+        ({"key_cache": batch.key_cache.transpose(0, 1)}, "key_cache is of shape .*: give a contiguous array"),
+        ({"metadata": replace(metadata, slots=metadata.slots.long())}, "slots is int64: give int32"),
         ({"metadata": replace(metadata, query_starts=metadata.slots)}, r"query_starts is of shape \[1\]: it must be"),
-        ({"metadata": replace(metadata, block_tables=metadata.block_tables.T.contiguous().T)}, "contiguous CPU tensor"),
+        (
+            {"metadata": replace(metadata, block_tables=metadata.block_tables.T.contiguous().T)},
+            "give a contiguous array",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             attend(replace(batch, **change))
