@@ -1,4 +1,4 @@
-"""The kernels of pyllm: each op has a torch reference, which is its specification, and a version in Triton or Rust.
+"""The kernels of pyllm: each op has a reference in numpy, which is its specification, and a version in Triton or Rust.
 
 Call an op of `ops/` and the device of its tensors picks the version, or `select` a backend by name. Knows no requests,
 schedulers or models.

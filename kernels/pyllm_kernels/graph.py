@@ -74,8 +74,9 @@ class Graph:
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         # The memory is lent as long as the array or a view of it lives.
-        memory = np.frombuffer(self._graph.lend(math.prod(shape) * dtype.itemsize), np.uint8)
-        return memory.view(dtype).reshape(shape).view(_Output)
+        memory: Any = self._graph.lend(math.prod(shape) * dtype.itemsize)
+        output: _Output = np.frombuffer(memory, np.uint8).view(dtype).reshape(shape).view(_Output)
+        return output
 
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: str = "") -> Tensor:

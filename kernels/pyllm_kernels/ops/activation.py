@@ -25,12 +25,14 @@ def _silu(numbers: Floats) -> Floats:
 
 def _gelu(numbers: Floats) -> Floats:
     wide = numbers.astype(np.float64)
-    return (wide * 0.5 * (1 + _error_function(wide / math.sqrt(2)))).astype(np.float32)
+    activated: Floats = (wide * 0.5 * (1 + _error_function(wide / math.sqrt(2)))).astype(np.float32)
+    return activated
 
 
 def _gelu_tanh(numbers: Floats) -> Floats:
     inner = np.float32(math.sqrt(2 / math.pi)) * (numbers + np.float32(0.044715) * numbers**3)
-    return np.float32(0.5) * numbers * (1 + np.tanh(inner))
+    activated: Floats = np.float32(0.5) * numbers * (1 + np.tanh(inner))
+    return activated
 
 
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}

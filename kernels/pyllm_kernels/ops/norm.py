@@ -88,4 +88,5 @@ def _add_norm(
 
 def _scaled(numbers: Floats, weight: Array, epsilon: float) -> Floats:
     inverse_rms = 1 / np.sqrt(np.square(numbers).mean(-1, keepdims=True) + np.float32(epsilon))  # [tokens, 1]
-    return numbers * inverse_rms * widened(weight)
+    scaled: Floats = numbers * inverse_rms * widened(weight)
+    return scaled
