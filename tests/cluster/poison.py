@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,8 @@ import psutil
 
 from tests.e2e.titles import CORE, find
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Tokens = npt.NDArray[np.int32]
+Logits = npt.NDArray[np.float32]
 Victim = Literal["worker", "core"]
 
 NAME = "poison"
@@ -57,16 +55,19 @@ def deaths(record: Path) -> list[Death]:
     return [Death(*json.loads(line)) for line in lines]
 
 
-def make_poison(arguments: Mapping[str, Any]) -> "Callable[[Tokens, Tokens, Tensor], Tensor]":
+def make_poison(arguments: Mapping[str, Any]) -> Callable[[Tokens, Tokens, Logits], Logits]:
     """The processor of one request, see `arguments`."""
 
-    def process(prompt: Tokens, output: Tokens, logits: "Tensor") -> "Tensor":
+    def process(prompt: Tokens, output: Tokens, logits: Logits) -> Logits:
         del prompt
         if len(output) >= arguments["after"]:
             _end(arguments["request"], arguments["victim"], Path(arguments["record"]))
         return logits
 
     return process
+
+
+make_poison.takes = "numpy"  # type: ignore[attr-defined]  # as other packages do
 
 
 def _end(request: str, victim: Victim, record: Path) -> None:

@@ -5,15 +5,13 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Tokens = npt.NDArray[np.int32]
+Logits = npt.NDArray[np.float32]
 
 NAME = "fault"
 
@@ -31,17 +29,20 @@ def install(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 
-def make_fault(arguments: Mapping[str, str]) -> "Callable[[Tokens, Tokens, Tensor], Tensor]":
+def make_fault(arguments: Mapping[str, str]) -> Callable[[Tokens, Tokens, Logits], Logits]:
     """When there is a file at the argument `flag`, a worker ends as it says, and the file is gone, but for "kill"."""
     flag = Path(arguments["flag"])
 
-    def process(prompt: Tokens, output: Tokens, logits: "Tensor") -> "Tensor":
+    def process(prompt: Tokens, output: Tokens, logits: Logits) -> Logits:
         del prompt, output
         if flag.exists():
             _end(flag)
         return logits
 
     return process
+
+
+make_fault.takes = "numpy"  # type: ignore[attr-defined]  # as other packages do
 
 
 def _end(flag: Path) -> NoReturn:

@@ -1,14 +1,14 @@
 """Masks, biases and penalties on logits. Knows neither requests nor the reasons for edits."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Tensor, dtype_name, is_float, view_as, widened
+from pyllm_kernels.tensors import Array, Tensor, is_float, split, view_as, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class LogitsEdits:
 
     def moved(self, move: Callable[[Array], Tensor]) -> Self:
         """The edits where `move` puts an array of the host: one array for all of them."""
-        columns: list[Array] = [getattr(self, field.name) for field in fields(self)]
+        columns = self.starts, self.ids, self.bias, self.repetition, self.subtracted
         packed = np.concatenate([column.view(np.int32) for column in columns])
-        there, ends = move(packed), np.cumsum([len(column) for column in columns]).tolist()
-        parts = (there[end - len(column) : end] for column, end in zip(columns, ends, strict=True))
-        return type(self)(
-            *(view_as(part, dtype_name(column.dtype)) for part, column in zip(parts, columns, strict=True))
-        )
+        there = move(packed)
+        if there is packed:
+            return self
+        starts, ids, *floats = split(there[None], [len(column) for column in columns])
+        return type(self)(starts[0], ids[0], *(view_as(numbers[0], "float32") for numbers in floats))
 
 
 def _edit_logits(
