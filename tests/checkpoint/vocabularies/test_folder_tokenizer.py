@@ -5,6 +5,8 @@
 
 import base64
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
 from pyllm.errors import ConfigError
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.checkpoint.vocabularies.vocabulary_folders import CASES, GGUF_CASES, write_byte_level, write_case
+from tests.tiny_model import write_tiny_model
 
 TEXTS = GGUF_CASES["texts"]
 
@@ -111,3 +114,46 @@ def test_merges_that_are_not_in_the_vocabulary_are_named(tmp_path: Path) -> None
     (folder / "merges.txt").write_text("#version: 0.2\na zebra\n")
     with pytest.raises(ConfigError, match=r"merges 'a zebra', which are not all in vocab\.json"):
         read_huggingface_tokenizer(folder)
+
+
+# Reads folders while imports of packages that only GPUs, `transformers` models and training tools need are refused.
+READS_ALONE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+REFUSED = {"torch", "triton", "transformers", "sentencepiece", "google", "tiktoken", "safetensors", "gguf"}
+
+class Refusal(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in REFUSED:
+            raise ImportError(f"{name} is refused")
+
+sys.meta_path.insert(0, Refusal())
+from pathlib import Path
+from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.frontend.text.templates import ChatTemplate
+from pyllm.frontend.text.tokenizer import Tokenizer
+import pyllm.cli, pyllm.check.report, pyllm.commands.run_batch, pyllm.commands.bench, pyllm.commands.chat
+import pyllm.commands.complete, pyllm.commands.serve, pyllm.frontend.app, pyllm.launch.serve
+
+for folder in sys.argv[2:]:
+    assert Tokenizer(read_huggingface_tokenizer(Path(folder))).encode("Hello world"), folder
+checkpoint = read_checkpoint(sys.argv[1])
+assert ChatTemplate.of(checkpoint.tokenizer).render([{"role": "user", "content": "Hello"}])
+assert not REFUSED & set(sys.modules)
+"""
+
+
+def test_tokenizers_templates_and_configs_need_no_other_library(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("llama", "t5", "tiktoken", "gpt2")]
+    for folder in folders:
+        folder.mkdir()
+    write_byte_level(folders[3], "gpt2", {})
+    for folder, case in zip(folders, (CASES[0], CASES[4], CASES[5]), strict=False):
+        write_case(folder, case)
+    model = write_tiny_model(tmp_path / "model")
+    done = subprocess.run(
+        [sys.executable, "-c", READS_ALONE, model, *map(str, folders)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
