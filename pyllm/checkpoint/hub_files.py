@@ -11,6 +11,7 @@ import msgspec
 from pyllm.checkpoint.gguf_header import part_names
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_name import HubName, is_within
+from pyllm.checkpoint.vocabularies.folder_tokenizer import VOCABULARY_FILES
 from pyllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> 
     has_safetensors = "config.json" in names and (is_named or is_other)
     if name.file or name.quantization or not has_safetensors:
         return _get_gguf(choose_gguf(name, names), get)
-    _get_all(names, _DESCRIPTIONS, get)
+    _get_all(names, (*_DESCRIPTIONS, *_vocabulary(names)), get)
     for file in choose_safetensors(name.repository, names, shards(get(INDEX)) if INDEX in names else []):
         get(file)
     return get("config.json").parent
@@ -63,13 +64,14 @@ def collect_tokenizer(name: HubName, names: Iterable[str], get: Callable[[str], 
     """Get only the files of a model's tokenizer; returns their folder, or the GGUF file that has it. See `collect`.
 
     Raises:
-        ConfigError: there is neither a tokenizer.json nor exactly one matching GGUF file.
+        ConfigError: there is neither a tokenizer.json, nor exactly one matching GGUF file, nor another vocabulary.
     """
     names = [file for file in names if is_within(file)]
-    if name.file or name.quantization or "tokenizer.json" not in names:
+    own = ["tokenizer.json"] if "tokenizer.json" in names else () if gguf_models(names) else _vocabulary(names)
+    if name.file or name.quantization or not own:
         return _get_gguf(choose_gguf(name, names), get)
-    _get_all(names, _TOKENIZER, get)
-    return get("tokenizer.json").parent
+    _get_all(names, (*_TOKENIZER, *own), get)
+    return get(own[0]).parent
 
 
 def choose_gguf(name: HubName, names: Iterable[str]) -> str:
@@ -199,6 +201,11 @@ def _get_gguf(file: str, get: Callable[[str], Path]) -> Path:
 def _of_quantization(files: Iterable[str], quantization: str) -> list[str]:
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quantization)}[-./]", re.IGNORECASE)
     return [file for file in files if pattern.search(file)]
+
+
+def _vocabulary(names: Sequence[str]) -> list[str]:
+    """The files of which a tokenizer.json is built where there is none."""
+    return [] if "tokenizer.json" in names else [file for file in VOCABULARY_FILES if file in names]
 
 
 def _get_all(names: Iterable[str], patterns: Iterable[str], get: Callable[[str], Path]) -> None:

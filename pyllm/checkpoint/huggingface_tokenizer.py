@@ -16,7 +16,12 @@ import msgspec
 from pyllm.checkpoint.cache import CacheError, cache_folder, temporary_folder, write_file
 from pyllm.checkpoint.json_files import read_json, refuse_pointer
 from pyllm.checkpoint.types import TokenizerFiles
-from pyllm.checkpoint.vocabularies.folder_tokenizer import build_tokenizer
+from pyllm.checkpoint.vocabularies.folder_tokenizer import (
+    VOCABULARY_FILES,
+    TokenizerSettings,
+    VocabularyFolder,
+    build_tokenizer,
+)
 from pyllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -83,11 +88,12 @@ class _TokenizerJson(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-class _ModelSizes(msgspec.Struct):
-    """The fields of a config.json that give the rows of the embedding; `text_config` has priority."""
+class _ModelFields(msgspec.Struct):
+    """The kind of a model, and the fields that give the rows of its embedding, of which `text_config` has priority."""
 
+    model_type: str | None = None
     vocab_size: int | None = None
-    text_config: "_ModelSizes | None" = None
+    text_config: "_ModelFields | None" = None
 
     def num_rows(self) -> int:
         return (self.text_config.num_rows() if self.text_config else 0) or self.vocab_size or 0
@@ -129,8 +135,14 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
 
 def _build(folder: Path, options: _TokenizerConfig, special: _SpecialTokens) -> tuple[Path, _SpecialTokens]:
     """A tokenizer.json in the cache folder, made of the folder's vocabulary, and the special tokens with its own."""
+    vocabulary = VocabularyFolder(
+        folder,
+        {name: _content(folder / name) for name in VOCABULARY_FILES if (folder / name).is_file()},
+        read_json(folder / "tokenizer_config.json", TokenizerSettings, optional=True),
+        read_json(folder / "config.json", _ModelFields, optional=True).model_type or "",
+    )
     names = {name: token.content for name, token in special.named.items()}
-    built = build_tokenizer(folder, names, {token.content: index for index, token in options.decoder().items()})
+    built = build_tokenizer(vocabulary, names, {token.content: index for index, token in options.decoder().items()})
     own = {"bos_token": built.bos_token, "eos_token": built.eos_token}
     named = special.named | {name: _token(own[name]) for name in own if not names[name]}
     return _keep(built.content, hashlib.blake2b(built.content, digest_size=16)), special._replace(named=named)
@@ -196,7 +208,7 @@ def _missing_tokens(
     `tokenizers` numbers added tokens from the end of the vocabulary on, so placeholder tokens fill unused ids. Tokens
     without an id come last, as far as the embedding has rows.
     """
-    rows = read_json(folder / "config.json", _ModelSizes, optional=True).num_rows()
+    rows = read_json(folder / "config.json", _ModelFields, optional=True).num_rows()
     known = {token.content for token in document.added_tokens}
     taken = {token.id: token.content for token in document.added_tokens}
     by_id = {index: token for token, index in vocabulary.items()} if declared else {}
@@ -275,14 +287,19 @@ def _chat_templates(folder: Path, options: _TokenizerConfig) -> tuple[str | None
 
 def _template_text(file: Path) -> str:
     """The text of a template. Invalid characters are replaced, since the template may still be usable."""
-    content = file.read_bytes()
-    refuse_pointer(file, content)
+    content = _content(file)
     encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
         logger.warning("%s is not UTF-8 at byte %d: invalid bytes were replaced; save it as UTF-8", file, error.start)
         return content.decode(encoding, errors="replace")
+
+
+def _content(file: Path) -> bytes:
+    content = file.read_bytes()
+    refuse_pointer(file, content)
+    return content
 
 
 def _token(value: Any) -> _Token:

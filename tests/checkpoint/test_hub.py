@@ -13,8 +13,9 @@ from safetensors.numpy import load_file, save_file
 from pyllm.checkpoint.hub import Hub, find_model
 from pyllm.checkpoint.hub_cache import cached_models, remove
 from pyllm.checkpoint.model_name import parse_hub_name
-from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.checkpoint.reader import read_checkpoint, read_tokenizer
 from pyllm.errors import ConfigError
+from tests.checkpoint.vocabularies.vocabulary_folders import write_byte_level
 from tests.hub_server import HubServer, Repository
 from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import write_tiny_model
@@ -73,6 +74,26 @@ def test_a_tokenizer_comes_without_weights(server: HubServer, hub: Hub, tmp_path
     add_gguf(server, tmp_path)
     read_checkpoint(str(tmp_path / "tiny"), hub, "me/tiny-GGUF:Q8_0")
     assert server.downloaded()[-1] == "tiny-Q8_0.gguf"
+
+
+def test_the_vocabulary_comes_where_there_is_no_tokenizer_json(
+    server: HubServer, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "built"))
+    folder = Path(write_tiny_model(tmp_path / "old"))
+    (folder / "vocab.txt").write_text("no part of it")
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).write_text("{}" if name == "vocab.json" else "")
+    server.add("me/both", folder)
+    read_checkpoint("me/both", hub)
+    assert not {"vocab.json", "merges.txt"} & set(server.downloaded())
+    (folder / "tokenizer.json").unlink()
+    write_byte_level(folder, "gpt2", {})
+    server.add("me/old", folder)
+    assert read_tokenizer("me/old", hub).eos_token == "<|endoftext|>"
+    assert {"vocab.json", "merges.txt"} <= set(server.downloaded())
+    assert "vocab.txt" not in server.downloaded()
+    assert server.downloaded().count("model.safetensors") == 1
 
 
 def test_what_is_cached_is_not_downloaded_again(server: HubServer, hub: Hub) -> None:

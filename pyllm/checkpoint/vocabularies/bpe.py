@@ -9,7 +9,7 @@ of their ids, and a character without a token is never merged.
 from collections.abc import Sequence
 from typing import Any
 
-from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_CHARACTERS, PreTokenizer, byte_level, drop
+from pyllm.checkpoint.vocabularies.pre_tokenizers import PreTokenizer, byte_level
 
 _SPACE = "▁"
 
@@ -39,12 +39,10 @@ def bpe(
 def byte_level_stages(
     vocabulary: dict[str, int], merges: Sequence[Sequence[str]], pre_tokenizer: PreTokenizer
 ) -> dict[str, Any]:
-    """The stages of a byte-level BPE. Bytes without a token are left out of a text."""
-    missing = [character for character in BYTE_CHARACTERS if character not in vocabulary]
-    pre_tokenizers = (*pre_tokenizer.pre_tokenizers, drop(missing)) if missing else pre_tokenizer.pre_tokenizers
+    """The stages of a byte-level BPE."""
     return {
         "normalizer": pre_tokenizer.normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizer.pre_tokenizers},
         "decoder": byte_level(use_regex=True),
         "model": bpe(vocabulary, merges, ignore_merges=pre_tokenizer.ignore_merges),
     }

@@ -5,6 +5,8 @@ vocab.json with its merges.txt. A text gets the ids that it has with `AutoTokeni
 reads the folder with a class of its own. Where transformers only has its general class, it leaves out the space before
 a text, and the removal of spaces, that a SentencePiece file asks for, so that a model sees other tokens than in
 training: here the file is followed. Tokenizers made by a repository's own code, and other classes, are refused by name.
+
+Opens no file.
 """
 
 import base64
@@ -15,11 +17,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pyllm.checkpoint.json_files import read_json, refuse_pointer
 from pyllm.checkpoint.vocabularies import unigram
 from pyllm.checkpoint.vocabularies.bpe import bpe, byte_level_stages, decoder, normalizer, score_merges
 from pyllm.checkpoint.vocabularies.document import added_token, encode_document
-from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_CHARACTERS, TIKTOKEN, TOKENIZER_CLASSES, PreTokenizer
+from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_OF_CHARACTER, TIKTOKEN, TOKENIZER_CLASSES, PreTokenizer
 from pyllm.checkpoint.vocabularies.sentencepiece_file import (
     BPE,
     CONTROL,
@@ -32,7 +33,8 @@ from pyllm.checkpoint.vocabularies.sentencepiece_file import (
 from pyllm.errors import ConfigError
 from pyllm.machine.software import extra_command
 
-VOCABULARY_FILES = ("tokenizer.model", "tiktoken.model", "spiece.model", "vocab.json", "merges.txt")
+_MODELS = ("tokenizer.model", "tiktoken.model", "spiece.model")  # of SentencePiece or tiktoken
+VOCABULARY_FILES = (*_MODELS, "vocab.json", "merges.txt")
 """The files that this module reads."""
 
 # Files of tokenizers that are not built here.
@@ -41,6 +43,7 @@ _OTHERS = ("tekken.json", "vocab.txt", "*.tiktoken", "sentencepiece.bpe.model", 
 _T5 = "T5Tokenizer"
 _GENERAL = ("", "PreTrainedTokenizer", "TokenizersBackend")
 _SENTENCEPIECE = (*_GENERAL, "LlamaTokenizer", "GemmaTokenizer", _T5)
+_TIKTOKEN = (*_GENERAL, "LlamaTokenizer")
 # The classes of models whose tokenizer_config.json names none.
 _MODEL_CLASSES = {
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
@@ -48,10 +51,6 @@ _MODEL_CLASSES = {
     **dict.fromkeys(("gpt_neox", "olmo", "olmoe"), "GPTNeoXTokenizer"),
 }
 _END_OF_TEXT = "<|endoftext|>"
-# BYTE_CHARACTERS is in the order of GPT-2's vocabulary: the printable bytes, then all others.
-_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-_BYTE_ORDER = (*_PRINTABLE, *(byte for byte in range(256) if byte not in _PRINTABLE))
-_CHARACTERS = {byte: BYTE_CHARACTERS[index] for index, byte in enumerate(_BYTE_ORDER)}
 
 
 class BuiltTokenizer(NamedTuple):
@@ -73,7 +72,7 @@ class _Vocabulary(NamedTuple):
     adds_eos: bool = False
 
 
-class _Settings(msgspec.Struct):
+class TokenizerSettings(msgspec.Struct):
     """The fields of tokenizer_config.json that change the ids of a text."""
 
     tokenizer_class: str | None = None
@@ -85,12 +84,17 @@ class _Settings(msgspec.Struct):
     extra_ids: int | None = None
 
 
-class _Model(msgspec.Struct):
-    model_type: str | None = None
+class VocabularyFolder(msgspec.Struct, frozen=True):
+    """A folder without a tokenizer.json: the contents of those of `VOCABULARY_FILES` that it has, and its settings."""
+
+    path: Path
+    files: Mapping[str, bytes]
+    settings: TokenizerSettings
+    model_type: str
 
 
-def build_tokenizer(folder: Path, named: Mapping[str, str], added: Mapping[str, int]) -> BuiltTokenizer:
-    """The tokenizer of a folder without a tokenizer.json.
+def build_tokenizer(folder: VocabularyFolder, named: Mapping[str, str], added: Mapping[str, int]) -> BuiltTokenizer:
+    """The tokenizer of a folder.
 
     `named` has the special tokens that the folder's other files name (`bos_token`, `eos_token`), `added` the ids of
     tokens beyond the vocabulary.
@@ -99,61 +103,52 @@ def build_tokenizer(folder: Path, named: Mapping[str, str], added: Mapping[str, 
         ConfigError: the folder has no vocabulary, a damaged one, or one that is not supported: the text has the
             commands with which transformers writes a tokenizer.json.
     """
-    settings = read_json(folder / "tokenizer_config.json", _Settings, optional=True)
-    vocabulary = _vocabulary(folder, settings)
+    vocabulary, settings = _vocabulary(folder), folder.settings
     ids = {**vocabulary.ids, **added}
-    bos_token, eos_token = (
-        named.get("bos_token") or vocabulary.bos_token,
-        named.get("eos_token") or vocabulary.eos_token,
-    )
+    bos_token = named.get("bos_token") or vocabulary.bos_token
+    eos_token = named.get("eos_token") or vocabulary.eos_token
     bos = (bos_token, ids[bos_token]) if settings.add_bos_token and bos_token in ids else None
     eos = (eos_token, ids[eos_token]) if (settings.add_eos_token or vocabulary.adds_eos) and eos_token in ids else None
     content = encode_document(vocabulary.stages, vocabulary.added_tokens, bos, eos)
     return BuiltTokenizer(content, bos_token, eos_token)
 
 
-def _vocabulary(folder: Path, settings: _Settings) -> _Vocabulary:
+def _vocabulary(folder: VocabularyFolder) -> _Vocabulary:
+    files, settings = folder.files, folder.settings
     name = (settings.tokenizer_class or "").removesuffix("Fast")
     if settings.auto_map is not None:
         raise _refusal(folder, f"the repository's own code makes its tokenizer ({name or 'auto_map'})")
-    for file in (folder / file for file in ("tokenizer.model", "tiktoken.model", "spiece.model")):
-        if not file.is_file():
-            continue
-        content = file.read_bytes()
-        refuse_pointer(file, content)
-        try:
-            ranks = _tiktoken_ranks(content)
-            if ranks is None and name in _SENTENCEPIECE:
-                return _sentencepiece(read_sentencepiece(content), name, settings)
-        except ConfigError as error:
-            raise ConfigError(f"{file}: {error}") from error
-        if ranks is not None and name in (*_GENERAL, "LlamaTokenizer"):
+    if model := next((file for file in _MODELS if file in files), None):
+        ranks = _tiktoken_ranks(files[model], folder.path / model)
+        if ranks is None and name in _SENTENCEPIECE:
+            return _sentencepiece(read_sentencepiece(files[model], folder.path / model), name, settings)
+        if ranks is not None and name in _TIKTOKEN:
             return _tiktoken(ranks)
-        raise _refusal(folder, f"{file.name} is for the tokenizer_class {name}")
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        model = read_json(folder / "config.json", _Model, optional=True)
-        name = _MODEL_CLASSES.get(model.model_type or "", name) if name in _GENERAL else name
+        raise _refusal(folder, f"{model} is for the tokenizer_class {name}")
+    if "vocab.json" in files and "merges.txt" in files:
+        name = _MODEL_CLASSES.get(folder.model_type, name) if name in _GENERAL else name
         if name in TOKENIZER_CLASSES:
-            return _byte_level(folder, name, settings)
-        raise _refusal(folder, f"vocab.json and merges.txt are for the tokenizer_class {name or 'of an unknown model'}")
-    found = sorted(file.name for pattern in _OTHERS for file in folder.glob(pattern))
-    raise _refusal(folder, f"it has only {', '.join(found)}" if found else "nor any other vocabulary")
+            return _byte_level(folder, name)
+        raise _refusal(folder, f"vocab.json is for the tokenizer_class {name or 'of an unknown model'}")
+    found = sorted(file.name for pattern in _OTHERS for file in folder.path.glob(pattern))
+    raise _refusal(folder, f"it has only {', '.join(found)}" if found else "it has no other vocabulary, either")
 
 
-def _refusal(folder: Path, reason: str) -> ConfigError:
-    convert = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+def _refusal(folder: VocabularyFolder, reason: str) -> ConfigError:
+    convert = f"AutoTokenizer.from_pretrained({str(folder.path)!r}).save_pretrained({str(folder.path)!r})"
     return ConfigError(
-        f"{folder} has no tokenizer.json, and pyllm does not build one: {reason}. transformers may write it: "
+        f"{folder.path} has no tokenizer.json, and pyllm does not build one: {reason}. transformers may write it: "
         f'{extra_command("transformers")}, then python -c "from transformers import AutoTokenizer; {convert}"; or give '
         "the tokenizer of another model"
     )
 
 
-def _sentencepiece(file: SentencePieceFile, name: str, settings: _Settings) -> _Vocabulary:
+def _sentencepiece(file: SentencePieceFile, name: str, settings: TokenizerSettings) -> _Vocabulary:
     if file.model_type not in (UNIGRAM, BPE) or file.space_as_suffix or not file.escapes_spaces:
         raise ConfigError(
-            f"SentencePiece's model_type {file.model_type}, treat_whitespace_as_suffix {file.space_as_suffix} or "
-            f"escape_whitespaces {file.escapes_spaces} is not supported, only BPE and unigram with '▁' before words"
+            f"the SentencePiece model has the model_type {file.model_type}, treat_whitespace_as_suffix "
+            f"{file.space_as_suffix} and escape_whitespaces {file.escapes_spaces}; supported are BPE and unigram with "
+            "'▁' before words"
         )
     tokens, scores = [piece.text for piece in file.pieces], [piece.score for piece in file.pieces]
     added = [
@@ -169,13 +164,13 @@ def _sentencepiece(file: SentencePieceFile, name: str, settings: _Settings) -> _
     ids = {token: index for index, token in enumerate(tokens)}
     unknown = file.token(file.unknown_id)
     if len(ids) < len(tokens) or not unknown:
-        raise ConfigError("it has a token twice, or no unknown token")
+        raise ConfigError("the SentencePiece model is damaged: it has a token twice, or no unknown token")
     if file.model_type == UNIGRAM:
         model = unigram.unigram(tokens, scores, file.unknown_id, byte_fallback=file.byte_fallback)
     else:
         model = bpe(ids, score_merges(tokens, scores, ids), unknown=unknown)
     return _Vocabulary(
-        {**_spaces(file, settings), "model": model},
+        {**(unigram.t5_stages(file.charsmap) if name == _T5 else _spaces(file, settings)), "model": model},
         ids,
         file.token(file.bos_id),
         file.token(file.eos_id),
@@ -184,7 +179,7 @@ def _sentencepiece(file: SentencePieceFile, name: str, settings: _Settings) -> _
     )
 
 
-def _spaces(file: SentencePieceFile, settings: _Settings) -> dict[str, Any]:
+def _spaces(file: SentencePieceFile, settings: TokenizerSettings) -> dict[str, Any]:
     """The stages that spell a text's spaces before the model, and make spaces of them in its answer."""
     prefix = file.adds_space_prefix if settings.add_prefix_space is None else settings.add_prefix_space
     stages = {"pre_tokenizer": None, "decoder": decoder(space_prefix=prefix)}
@@ -198,7 +193,7 @@ def _spaces(file: SentencePieceFile, settings: _Settings) -> dict[str, Any]:
     return {"normalizer": None, **stages, "pre_tokenizer": metaspace}
 
 
-def _tiktoken_ranks(content: bytes) -> dict[bytes, int] | None:
+def _tiktoken_ranks(content: bytes, place: Path) -> dict[bytes, int] | None:
     """The ranks by token of a tiktoken file, which has one in base64 a line; None for another kind of file.
 
     Raises:
@@ -214,29 +209,34 @@ def _tiktoken_ranks(content: bytes) -> dict[bytes, int] | None:
         except (ValueError, binascii.Error) as error:
             if not ranks:
                 return None
-            raise ConfigError(f"line {number} has no token in base64 and its rank") from error
+            raise ConfigError(f"{place} is damaged: line {number} has no token in base64 and its rank") from error
     return ranks or None
 
 
 def _tiktoken(ranks: Mapping[bytes, int]) -> _Vocabulary:
-    ids = {"".join(map(_CHARACTERS.__getitem__, token)): rank for token, rank in ranks.items()}
+    spelling = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
+    ids = {"".join(map(spelling.__getitem__, token)): rank for token, rank in ranks.items()}
     tokens = sorted(ids, key=ids.__getitem__)
     merges = score_merges(tokens, range(len(tokens), 0, -1), ids)
     return _Vocabulary(byte_level_stages(ids, merges, TIKTOKEN), ids)
 
 
-def _byte_level(folder: Path, name: str, settings: _Settings) -> _Vocabulary:
-    ids = read_json(folder / "vocab.json", dict[str, int])
-    content = (folder / "merges.txt").read_bytes()
-    refuse_pointer(folder / "merges.txt", content)
-    lines = content.decode(errors="replace").split("\n")
+def _byte_level(folder: VocabularyFolder, name: str) -> _Vocabulary:
+    try:
+        ids = msgspec.json.decode(folder.files["vocab.json"], type=dict[str, int])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{folder.path}/vocab.json is damaged: {error}") from error
+    lines = folder.files["merges.txt"].decode(errors="replace").split("\n")
     merges = [tuple(line.rstrip("\r").split(" ")) for line in lines if line.strip() and not line.startswith("#version")]
     for pair in merges:
         if len(pair) != 2 or any(token not in ids for token in (*pair, "".join(pair))):
-            raise ConfigError(f"{folder}/merges.txt merges {' '.join(pair)!r}, which are not all in vocab.json")
-    pre_tokenizer = _with_prefix(TOKENIZER_CLASSES[name]) if settings.add_prefix_space else TOKENIZER_CLASSES[name]
+            raise ConfigError(f"{folder.path}/merges.txt merges {' '.join(pair)!r}, which are not all in vocab.json")
+    pre_tokenizer = TOKENIZER_CLASSES[name]
+    if folder.settings.add_prefix_space:
+        pre_tokenizer = _with_prefix(pre_tokenizer)
     bos_token = "" if name == "Qwen2Tokenizer" else _END_OF_TEXT
-    return _Vocabulary(byte_level_stages(ids, merges, pre_tokenizer), ids, bos_token, _END_OF_TEXT)
+    added = (added_token(ids[_END_OF_TEXT], _END_OF_TEXT, special=True),) if _END_OF_TEXT in ids else ()
+    return _Vocabulary(byte_level_stages(ids, merges, pre_tokenizer), ids, bos_token, _END_OF_TEXT, added)
 
 
 def _with_prefix(pre_tokenizer: PreTokenizer) -> PreTokenizer:

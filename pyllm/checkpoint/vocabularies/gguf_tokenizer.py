@@ -19,7 +19,7 @@ import msgspec
 from pyllm.checkpoint.vocabularies import unigram
 from pyllm.checkpoint.vocabularies.bpe import bpe, byte_level_stages, decoder, normalizer, score_merges
 from pyllm.checkpoint.vocabularies.document import added_token, encode_document
-from pyllm.checkpoint.vocabularies.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_OF_CHARACTER, PRE_TOKENIZERS, PreTokenizer, drop
 from pyllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -157,6 +157,9 @@ def _byte_level(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -
     for pair in pairs:
         if any(token not in vocabulary for token in (*pair, "".join(pair))):
             raise ConfigError(f"the GGUF file's tokenizer merges {pair}, which are not all among its tokens")
+    if missing := [character for character in BYTE_OF_CHARACTER if character not in vocabulary]:
+        stages = (*pre_tokenizer.pre_tokenizers, drop(missing))
+        pre_tokenizer = msgspec.structs.replace(pre_tokenizer, pre_tokenizers=stages)
     return byte_level_stages(vocabulary, pairs, pre_tokenizer)
 
 

@@ -16,8 +16,10 @@ from typing import Any
 
 import msgspec
 
-BYTE_CHARACTERS = "".join(map(chr, (*range(33, 127), *range(161, 173), *range(174, 324))))
-"""The characters that spell the 256 bytes."""
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_OF_CHARACTER = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
+"""The characters that spell the 256 bytes, as in GPT-2: printable bytes spell themselves."""
 
 
 class PreTokenizer(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ format of https://protobuf.dev/programming-guides/encoding. Fields without a use
 
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -45,20 +46,24 @@ class SentencePieceFile(msgspec.Struct, frozen=True, kw_only=True):
         return self.pieces[index].text if 0 <= index < len(self.pieces) else ""
 
 
-def read_sentencepiece(content: bytes) -> SentencePieceFile:
-    """The vocabulary and settings in a SentencePiece model file.
+def read_sentencepiece(content: bytes, place: Path) -> SentencePieceFile:
+    """The vocabulary and settings in the content of a SentencePiece model file; `place` is its path in errors.
 
     Raises:
         ConfigError: it is no such file, or a damaged one.
     """
     try:
-        pieces = [_piece(value) for number, value in _fields(content) if number == 1 and isinstance(value, bytes)]
-        messages = {number: value for number, value in _fields(content) if isinstance(value, bytes)}
-        trainer, normalizer = dict(_fields(messages.get(2, b""))), dict(_fields(messages.get(3, b"")))
+        return _file(content)
     except (IndexError, struct.error, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"it is no SentencePiece model, or a damaged one ({error})") from error
+        raise ConfigError(f"{place} is no SentencePiece model, or a damaged one: {error}") from error
+
+
+def _file(content: bytes) -> SentencePieceFile:
+    pieces = [_piece(value) for number, value in _fields(content) if number == 1 and isinstance(value, bytes)]
     if not pieces:
-        raise ConfigError("it is no SentencePiece model: it has no pieces")
+        raise ValueError("it has no pieces")
+    messages = {number: value for number, value in _fields(content) if isinstance(value, bytes)}
+    trainer, normalizer = dict(_fields(messages.get(2, b""))), dict(_fields(messages.get(3, b"")))
     charsmap = normalizer.get(2, b"")
     return SentencePieceFile(
         pieces=pieces,
@@ -87,7 +92,7 @@ def _integer(fields: dict[int, _Value], number: int, default: int) -> int:
     """An integer of a message; negative ones are written as 64 bits."""
     value = fields.get(number, default)
     if not isinstance(value, int):
-        raise ConfigError(f"it is no SentencePiece model: its field {number} is no number")
+        raise ValueError(f"its field {number} is no number")
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

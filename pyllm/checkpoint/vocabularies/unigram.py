@@ -30,9 +30,7 @@ def unigram(
 
 def normalizer(*, charsmap: bytes, merges_spaces: bool, space_prefix: bool) -> dict[str, Any]:
     """The normalizer; `charsmap` is SentencePiece's compiled map of characters, empty where there is none."""
-    stages: list[dict[str, Any]] = []
-    if charsmap:
-        stages.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
+    stages = [_precompiled(charsmap)] if charsmap else []
     if merges_spaces:
         stages.append({"type": "Replace", "pattern": {"Regex": " +"}, "content": " "})
         stages.append({"type": "Replace", "pattern": {"Regex": r"\A | \z"}, "content": ""})
@@ -49,3 +47,17 @@ def decoder() -> dict[str, Any]:
         "type": "Sequence",
         "decoders": [replace, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}],
     }
+
+
+def t5_stages(charsmap: bytes) -> dict[str, Any]:
+    """The stages before and after the model for T5Tokenizer of transformers, which drops and joins all whitespace."""
+    metaspace = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "always", "split": True}
+    return {
+        "normalizer": _precompiled(charsmap) if charsmap else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "decoder": metaspace,
+    }
+
+
+def _precompiled(charsmap: bytes) -> dict[str, Any]:
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}

@@ -24,7 +24,7 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
-from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS
+from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_OF_CHARACTER, PRE_TOKENIZERS
 
 CASES = Path(__file__).with_name("gguf_tokenizer_cases.json")
 
@@ -114,7 +114,7 @@ TEXTS = [
 
 def byte_level_vocabulary() -> dict[str, Any]:
     """A vocabulary without the bytes 1 to 4: some lack the bytes that their training text never had."""
-    alphabet = [character for character in BYTE_CHARACTERS if not 256 < ord(character) < 261]
+    alphabet = [character for character in BYTE_OF_CHARACTER if not 256 < ord(character) < 261]
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokens, merges = _train(
