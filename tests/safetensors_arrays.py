@@ -1,4 +1,4 @@
-"""Safetensors files as arrays of numpy, with the dtypes of `ml_dtypes`: safetensors' own reader of arrays lacks some."""
+"""Safetensors files as arrays, with the dtypes of `ml_dtypes`, which safetensors' own reader of arrays lacks."""
 
 import json
 from collections.abc import Mapping

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from pyllm_kernels.tensors import numpy_dtype
 from safetensors.numpy import load_file, save_file
-from safetensors.torch import load_file as load_torch
-from safetensors.torch import save_file as save_torch
 from transformers import LlamaForCausalLM
 
 from pyllm.checkpoint.reader import read_checkpoint
@@ -156,13 +154,13 @@ def test_what_training_leaves_in_files_is_skipped(tmp_path: Path) -> None:
 
 def test_a_type_of_numbers_that_is_not_known_counts_only_where_it_is_needed(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path))
-    tensors = load_torch(folder / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
     expected = read_checkpoint(str(folder))
-    extra = {"score.weight": torch.zeros(2, 48).to(torch.float8_e5m2)}
-    save_torch(tensors | extra, folder / "model.safetensors")
+    extra = {"score.weight": np.zeros((2, 48), numpy_dtype("float8_e5m2"))}
+    save_file(tensors | extra, folder / "model.safetensors")
     assert read_checkpoint(str(folder)).fingerprint == expected.fingerprint
     for name in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
-        save_torch(tensors | {name: tensors[name].to(torch.float8_e5m2)}, folder / "model.safetensors")
+        save_file(tensors | {name: tensors[name].astype(numpy_dtype("float8_e5m2"))}, folder / "model.safetensors")
         with pytest.raises(ConfigError, match=rf"{name}' has type F8_E5M2, and its architecture needs F32, F16 and"):
             read_checkpoint(str(folder))
 

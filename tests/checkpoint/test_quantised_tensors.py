@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from pyllm_kernels.tensors import Array
 
 from pyllm.checkpoint.huggingface import read_huggingface
 from pyllm.errors import ConfigError
 from tests.checkpoint.test_hostile import damaged
 from tests.families.tiny_families import write_tiny_family
+from tests.safetensors_arrays import load_file, save_file
 from tests.tiny_model import write_tiny_model
 from tests.tiny_mxfp4 import write_mxfp4
 from tests.tiny_quantised import SIZES, VARIANTS, Variant, awq, fp8, gptq, int8, packed, write_quantised
@@ -33,7 +33,7 @@ def mxfp4(folder: Path) -> Path:
     return Path(write_mxfp4(source, folder / "quantised", folder / "floats"))
 
 
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+def edit(folder: Path, change: Callable[[dict[str, Array]], object]) -> None:
     """Change the tensors of the folder."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -62,7 +62,7 @@ def test_a_matrix_is_one_entry_of_all_its_tensors(tmp_path: Path, name: str, tie
 def test_the_fingerprint_covers_scales(tmp_path: Path) -> None:
     folder = quantised(tmp_path, awq())
     before = read_huggingface(folder).fingerprint
-    edit(folder, lambda tensors: tensors[f"{Q_PROJ}.scales"].mul_(2))
+    edit(folder, changed("scales", lambda found: 2 * found))
     assert read_huggingface(folder).fingerprint != before
 
 
@@ -148,9 +148,9 @@ def test_zero_points_of_a_symmetric_scheme_are_refused_unless_they_say_nothing(t
         read_huggingface(folder)
     middle = int.from_bytes(b"\x88" * 4, "little", signed=True)
 
-    def neutralise(tensors: dict[str, Tensor]) -> None:
+    def neutralise(tensors: dict[str, Array]) -> None:
         for zeros in (each for name, each in tensors.items() if name.endswith("zero_point")):
-            zeros.fill_(middle)
+            zeros[:] = middle
             zeros[0] = zeros[-1] = 0  # Either says nothing, in any order.
 
     edit(folder, neutralise)
@@ -161,7 +161,7 @@ def test_modules_that_are_left_out_are_floats(tmp_path: Path) -> None:
     folder = quantised(tmp_path, awq())
     plain = load_file(tmp_path / "tiny/model.safetensors")
 
-    def leave_out(tensors: dict[str, Tensor]) -> None:
+    def leave_out(tensors: dict[str, Array]) -> None:
         for ending in ("qweight", "qzeros", "scales"):
             del tensors[f"{Q_PROJ}.{ending}"]
         tensors[f"{Q_PROJ}.weight"] = plain[f"{Q_PROJ}.weight"]
@@ -172,13 +172,13 @@ def test_modules_that_are_left_out_are_floats(tmp_path: Path) -> None:
     assert entries["layers.0.attention.key.weight"].quantised is not None
 
 
-def without(name: str) -> Callable[[dict[str, Tensor]], object]:
+def without(name: str) -> Callable[[dict[str, Array]], object]:
     return lambda tensors: tensors.pop(f"{Q_PROJ}.{name}")
 
 
-def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], object]:
+def changed(name: str, change: Callable[[Array], Array]) -> Callable[[dict[str, Array]], object]:
     key = f"{Q_PROJ}.{name}"
-    return lambda tensors: tensors.update({key: change(tensors[key]).contiguous()})
+    return lambda tensors: tensors.update({key: change(tensors[key])})
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str
         (awq(), without("qzeros"), "qweight' is quantised, and the files have no qzeros of it"),
         (awq(), without("qweight"), r"no tensor '.*q_proj\.weight', .*; they have .*qzeros \(I32\), .*scales \(F16\)"),
         (awq(), changed("scales", lambda found: found[1:]), r"\(1, 128\), and its matrix needs \(2, 128\)"),
-        (awq(), changed("scales", Tensor.int), "has type I32, and must be F16 or BF16 or F32"),
-        (awq(), changed("qweight", lambda found: found.view(-1)), "must be a matrix"),
-        (awq(), changed("qweight", Tensor.float), "has type F32, and must be I32"),
+        (awq(), changed("scales", np.int32), "has type I32, and must be F16 or BF16 or F32"),
+        (awq(), changed("qweight", lambda found: found.reshape(-1)), "must be a matrix"),
+        (awq(), changed("qweight", np.float32), "has type F32, and must be I32"),
         (gptq(), changed("qweight", lambda found: found[:4]), r"has the shape \(2, 128\), and its matrix needs \(1, "),
         (gptq(), changed("qzeros", lambda found: found[:, :3]), r"\(2, 3\), and its matrix needs \(2, 16\)"),
         (gptq(), changed("g_idx", lambda found: found[:3]), r"\(3,\), and its matrix needs \(64,\)"),
@@ -204,16 +204,16 @@ def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str
         (int8(), without("weight_scale"), "no weight_scale of it"),
         (int8(), changed("weight_scale", lambda found: found[:5]), r"\(5, 1\), and its matrix needs \(128, 1\)"),
         (int8(symmetric=False), without("weight_zero_point"), "is asymmetric, and the files have no weight_zero_point"),
-        (int8(), changed("weight", lambda found: found.to(torch.uint8)), "has type U8"),
+        (int8(), changed("weight", np.uint8), "has type U8"),
         (fp8((48, 32)), without("weight_scale_inv"), "no weight_scale of it"),
-        (fp8((48, 32)), changed("weight_scale_inv", Tensor.t), r"\(2, 3\), and its matrix needs \(3, 2\)"),
+        (fp8((48, 32)), changed("weight_scale_inv", np.transpose), r"\(2, 3\), and its matrix needs \(3, 2\)"),
         (fp8((1, 0)), changed("weight_scale", lambda found: found[:7]), r"\(7, 1\), and its matrix needs \(128, 1\)"),
         (fp8((0, 0)), changed("weight", lambda found: found[:, :0]), "must be a matrix"),
-        (fp8((48, 32)), changed("weight", Tensor.char), "has type I8, and must be F8_E4M3"),
+        (fp8((48, 32)), changed("weight", np.int8), "has type I8, and must be F8_E4M3"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(
-    tmp_path: Path, variant: Variant, change: Callable[[dict[str, Tensor]], object], message: str
+    tmp_path: Path, variant: Variant, change: Callable[[dict[str, Array]], object], message: str
 ) -> None:
     folder = quantised(tmp_path, variant)
     edit(folder, change)
@@ -233,7 +233,7 @@ def test_quantised_tensors_without_a_configuration_are_refused(tmp_path: Path) -
 def test_a_bias_that_the_model_has_not_is_skipped(tmp_path: Path) -> None:
     folder = quantised(tmp_path, gptq())
     assert read_huggingface(folder).skipped == ()  # those of zeros, which programs for GPTQ write
-    edit(folder, lambda tensors: tensors[f"{Q_PROJ}.bias"].add_(1))
+    edit(folder, lambda tensors: tensors.update({f"{Q_PROJ}.bias": tensors[f"{Q_PROJ}.bias"] + 1}))
     assert read_huggingface(folder).skipped == (f"{Q_PROJ}.bias",)
 
 
@@ -262,21 +262,21 @@ def test_damaged_headers_and_configurations(tmp_path: Path, name: str) -> None:
         ("down_proj_scales", None, "down_proj_blocks' is quantised, and the files have no .*down_proj_scales"),
         ("down_proj_blocks", None, r"no tensor '.*experts\.down_proj', .*; they have .*down_proj_scales \(U8\)"),
         ("down_proj_scales", lambda found: found[:, 1:], r"\(6, 31, 2\), and its matrix needs \(6, 32, 2\)"),
-        ("down_proj_scales", Tensor.int, "has type I32, and must be U8"),
+        ("down_proj_scales", np.int32, "has type I32, and must be U8"),
         ("down_proj_blocks", lambda found: found[..., :8], "must be blocks of 16 bytes"),
         ("down_proj_blocks", lambda found: found[0], "must be blocks of 16 bytes"),
         ("gate_up_proj_bias", None, "no tensor '.*gate_up_proj_bias', which its architecture needs"),
     ],
 )
 def test_tensors_of_mxfp4_that_do_not_fit_are_refused(
-    tmp_path: Path, name: str, change: Callable[[Tensor], Tensor] | None, message: str
+    tmp_path: Path, name: str, change: Callable[[Array], Array] | None, message: str
 ) -> None:
     folder, key = mxfp4(tmp_path), f"model.layers.1.mlp.experts.{name}"
 
-    def damage(tensors: dict[str, Tensor]) -> None:
+    def damage(tensors: dict[str, Array]) -> None:
         found = tensors.pop(key)
         if change is not None:
-            tensors[key] = change(found).contiguous()
+            tensors[key] = change(found)
 
     edit(folder, damage)
     with pytest.raises(ConfigError, match=message):

@@ -3,20 +3,22 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
-import torch
 from pyllm_kernels import FLOAT_DTYPES, GGUF_BLOCKS, SCALED_DTYPES, MatrixRows, Scales, select
-from pyllm_kernels.ops.packed_linear import packed_linear
-from torch import Tensor
+from pyllm_kernels.ops.packed_linear import kept_format, packed_linear
+from pyllm_kernels.tensors import Tensor, numpy_dtype
 
 from pyllm.errors import ConfigError
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.layers.packing import MatrixPart, pack
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WHOLE
 
 IN_FEATURES = 256
-PLACEMENT = WeightPlacement(RankGroup(), torch.float32, torch.device("cpu"), select("cpu", "cpu"), "int8")
+ONES = np.ones((1, IN_FEATURES), np.float32)
+PLACEMENT = WeightPlacement(RankGroup(), "float32", HostDevice(), select("cpu", "cpu"), "int8")
 
 
 @dataclass
@@ -38,13 +40,13 @@ class Reader:
     ) -> MatrixRows:
         kind, num_rows, num_columns = self.kinds[name], len(range(shape[0])[rows]), len(range(shape[1])[columns])
         if kind in FLOAT_DTYPES:
-            return MatrixRows.of(torch.ones(num_rows, num_columns, dtype=getattr(torch, kind)))
+            return MatrixRows.of(np.ones((num_rows, num_columns), numpy_dtype(kind)))
         if kind in SCALED_DTYPES:
             groups = 1 if kind == "int8" else 2
-            scales = Scales(torch.zeros(num_rows, groups), num_columns // groups)
-            return MatrixRows.scaled(torch.zeros(num_rows, num_columns, dtype=SCALED_DTYPES[kind]), scales)
+            scales = Scales(np.zeros((num_rows, groups), np.float32), num_columns // groups)
+            return MatrixRows.scaled(np.zeros((num_rows, num_columns), SCALED_DTYPES[kind]), scales)
         features, block_bytes = GGUF_BLOCKS[kind]
-        return MatrixRows.of(torch.zeros(num_rows, num_columns // features * block_bytes, dtype=torch.uint8), kind)
+        return MatrixRows.of(np.zeros((num_rows, num_columns // features * block_bytes), np.uint8), kind)
 
     def release(self, names: Iterable[str]) -> None:
         del names
@@ -76,10 +78,9 @@ def test_parts_lie_in_one_matrix_where_they_are_packed_alike(
     packed = pack(reader, placement, parts, num_padding_rows=4)
     assert list(dict.fromkeys(part.format for part in packed)) == formats
     assert [part.out_features for part in packed] == sizes
-    products = torch.cat([placement.kernels[packed_linear](torch.ones(1, IN_FEATURES), part)[0] for part in packed])
-    ones = torch.tensor([kind in FLOAT_DTYPES for kind in kinds])
-    expected = torch.cat([ones.repeat_interleave(torch.tensor([10, 20, 30])), torch.zeros(4, dtype=torch.bool)])
-    torch.testing.assert_close(products, expected * float(IN_FEATURES))
+    products = np.concatenate([placement.kernels[packed_linear](ONES, part)[0] for part in packed])
+    expected = np.repeat([IN_FEATURES if kind in FLOAT_DTYPES else 0 for kind in [*kinds, ""]], [10, 20, 30, 4])
+    np.testing.assert_allclose(products, expected, rtol=1e-6)
 
 
 def test_a_parameter_that_is_not_finite_is_named() -> None:
@@ -88,7 +89,7 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
             found = super().rows(name, shape, *cuts, keep_quantised=keep_quantised)
             if name == "1":
                 (floats,) = found.owners
-                floats[5, 0] = torch.inf  # type: ignore[index] # it is a tensor
+                floats[5, 0] = np.inf  # type: ignore[index] # it is an array
             return found
 
     parts = [MatrixPart(str(index), (10, IN_FEATURES)) for index in range(3)]
@@ -101,16 +102,16 @@ def test_what_a_device_has_no_kernel_for_becomes_floats_of_the_exact_numbers() -
         def rows(self, name: str, shape: tuple[int, int], *cuts: slice, keep_quantised: bool = False) -> MatrixRows:
             return Reader({name: "q8_0" if keep_quantised else "float32"}).rows(name, shape, *cuts)
 
-    nothing = replace(PLACEMENT.kernels, kept_format=lambda rows: "")
+    nothing = PLACEMENT.kernels.replaced(kept_format, lambda rows: "")
     placement = replace(PLACEMENT, quantization="gptq", kernels=nothing)
     (packed,) = pack(Rounded({}), placement, [MatrixPart("m", (10, IN_FEATURES))])
-    product = placement.kernels[packed_linear](torch.ones(1, IN_FEATURES), packed)
-    torch.testing.assert_close(product, torch.full((1, 10), float(IN_FEATURES)))
+    product = placement.kernels[packed_linear](ONES, packed)
+    np.testing.assert_allclose(product, np.full((1, 10), IN_FEATURES), rtol=1e-6)
 
 
 def test_a_gpu_keeps_blocks_of_4_and_8_bits_and_makes_floats_of_the_others() -> None:
     kinds = ["q4_0", "q4_1", "q8_0", "q4_k", "float32"]
-    placement = replace(PLACEMENT, dtype=torch.float16, quantization="gguf", kernels=select("triton", "cpu"))
+    placement = replace(PLACEMENT, dtype="float16", quantization="gguf", kernels=select("triton", "cpu"))
     reader = Reader({str(index): kind for index, kind in enumerate(kinds)})
     parts = [MatrixPart(str(index), (10, IN_FEATURES)) for index in range(len(kinds))]
     packed = pack(reader, placement, parts)

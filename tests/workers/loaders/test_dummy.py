@@ -1,4 +1,4 @@
-"""Weights that are made up: of the right shapes, small, the same at every start, and each rank's a part of the whole."""
+"""Weights that are made up: of the right shapes, small, the same at each start, and each rank's a part of the whole."""
 
 from pathlib import Path
 
