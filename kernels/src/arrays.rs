@@ -129,14 +129,15 @@ impl Array {
         let stride = self.strides.first().copied().unwrap_or(0);
         let is_apart = self.len() <= 1 || usize::try_from(stride).is_ok_and(|stride| stride >= width);
         self.check_aligned(name)?;
-        if !self.shape.contains(&0) && !(is_apart && is_contiguous(&self.shape[1..], &self.strides[1..])) {
+        let is_sound = is_apart && is_contiguous(&self.shape[1..], &self.strides[1..]);
+        if !is_sound && !self.shape.contains(&0) {
             return Err(self.wrong_strides(name, "give contiguous rows that do not overlap"));
         }
         let stride = if self.len() <= 1 { width } else { stride.unsigned_abs() };
         Ok(Matrix { dtype, address: self.address, stride })
     }
 
-    /// [tokens, heads, head_dim] of a dtype, tokens contiguous: a matrix with a row for each token.
+    /// `[tokens, heads, head_dim]` of a dtype, tokens contiguous: a matrix with a row for each token.
     pub(crate) fn heads(&self, name: &str, dtype: DType, shape: [usize; 3]) -> PyResult<Matrix> {
         self.check_shape(name, &shape)?;
         self.check_dtype(name, dtype)?;

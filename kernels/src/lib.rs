@@ -1,5 +1,6 @@
 //! `pyllm_kernels._cpu`: the kernels for CPUs. Each op reads its arguments in its own file; the stub
 //! `pyllm_kernels/_cpu.pyi` documents the classes.
+#![expect(clippy::needless_pass_by_value, reason = "PyO3 extracts an argument by value")]
 
 #[cfg(target_arch = "x86_64")]
 mod amx_tiles;

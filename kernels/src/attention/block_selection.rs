@@ -151,7 +151,6 @@ pub(crate) fn score_blocks(
 }
 
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "an op has what its function in Python says")]
 pub(crate) fn select_blocks(
     py: Python<'_>,
     shares: Array,

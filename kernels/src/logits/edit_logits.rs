@@ -90,7 +90,6 @@ impl EditsArrays {
 
 #[pyfunction]
 #[pyo3(signature = (logits, rows, edits, mask_rows, masks, out))]
-#[expect(clippy::too_many_arguments, reason = "an op has what its function in Python says")]
 pub(crate) fn edit_logits(
     py: Python<'_>,
     logits: Array,

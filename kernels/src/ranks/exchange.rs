@@ -1,5 +1,4 @@
 //! The Python class of a rank; `_cpu.pyi` documents it.
-#![expect(clippy::needless_pass_by_value, reason = "PyO3 passes buffers so")]
 
 use std::net::TcpStream;
 use std::os::fd::FromRawFd;

@@ -41,7 +41,7 @@ pub(crate) struct Stream {
     pub(crate) sum: Matrix,
 }
 
-/// RMSNorm of x, or with `centred` a layer norm.
+/// The root mean square norm of x, or with `centred` a layer norm.
 #[pyfunction]
 pub(crate) fn norm(py: Python<'_>, x: Array, weight: Array, epsilon: f32, centred: bool, out: Array) -> PyResult<()> {
     let op = read_norm(&x, &weight, epsilon, centred, &out)?;

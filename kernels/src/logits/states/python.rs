@@ -1,5 +1,4 @@
 //! The shim of `LogitsStates`: Python's buffers to slices, and columns to Python. Decides nothing.
-#![expect(clippy::needless_pass_by_value, reason = "PyO3 extracts an argument by value")]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
