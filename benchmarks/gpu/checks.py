@@ -298,8 +298,8 @@ def _no_synchronisation(setting: Setting) -> Pairs:
     try:
         output = _attend(setting.triton, batch)
         setting.triton[experts](*layer)
-        _edit_logits_of(edit_logits, logits, edits)
-        logprobs(logits, edits.starts[:-1] * 0, edits.starts[:-1] * 0, 5)
+        _edit_logits_of(setting.triton[edit_logits], logits, edits)
+        setting.triton[logprobs](logits, edits.starts[:-1] * 0, edits.starts[:-1] * 0, 5)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return [(output, _attend(setting.reference, batch))]
@@ -458,7 +458,7 @@ def _edit_logits(setting: Setting) -> Pairs:
     rows, vocabulary = (4, 500) if setting.small else (128, 131_072)
     logits, edits = setting.randn(rows, vocabulary) * 3, _edits(rows, vocabulary, setting.device)
     found, expected = (
-        _edit_logits_of(version, logits, edits) for version in (edit_logits, setting.reference[edit_logits])
+        _edit_logits_of(kernels[edit_logits], logits, edits) for kernels in (setting.triton, setting.reference)
     )
     # The difference of two minus infinities is NaN.
     return [(found.clamp(min=-1e9), expected.clamp(min=-1e9))]
@@ -485,9 +485,10 @@ def _logprobs(setting: Setting) -> Pairs:
     logits = setting.randn(rows, vocabulary) * 3
     chosen = torch.arange(0, rows * 3, 3, dtype=torch.int32, device=setting.device)
     every_row = torch.arange(rows, dtype=torch.int32, device=setting.device)
-    together = logprobs(logits, every_row, chosen, 5)
+    tell = setting.triton[logprobs]
+    together = tell(logits, every_row, chosen, 5)
     pairs = list(zip(together, setting.reference[logprobs](logits, every_row, chosen, 5), strict=True))
     for row in (0, rows - 1):
-        alone = logprobs(logits[row : row + 1], every_row[:1], chosen[row : row + 1], 5)
+        alone = tell(logits[row : row + 1], every_row[:1], chosen[row : row + 1], 5)
         pairs += [((a[0] != b[row]).float(), torch.zeros_like(b[row])) for a, b in zip(alone, together, strict=True)]
     return pairs

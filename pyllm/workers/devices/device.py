@@ -26,14 +26,14 @@ class HostCopy(Protocol):
 
 
 class Device(Protocol):
-    """Where a rank's tensors are. A GPU does all of this in the order of its current stream."""
+    """The place of a rank's tensors. A GPU does all of this in the order of its current stream."""
 
     @property
     def type(self) -> str:
-        """As "cpu" or "cuda"."""
+        """The kind: "cpu" or "cuda"."""
 
     def __str__(self) -> str:
-        """As torch names it: "cpu", "cuda:1"."""
+        """The name that torch has for it: "cpu", "cuda:1"."""
 
     @property
     def name(self) -> str:
