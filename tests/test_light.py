@@ -9,14 +9,20 @@ import pytest
 
 from tests.test_architecture import ROOT, modules, within
 
-# The parts that may import torch when they are imported; every other module works without.
-MAY_IMPORT_TORCH = ("pyllm.workers", "pyllm_kernels")
-# Of the workers, what the launcher uses.
-USED_BY_LAUNCHER = (
-    "pyllm.workers.attention_backends",
-    "pyllm.workers.model_limits",
-    "pyllm.workers.sparse_attention.kv_selectors",
-    "pyllm.workers.sparse_attention.sparse_limits",
+# The modules of GPUs and of `transformers`, which import torch when they are imported; all others work without.
+IMPORT_TORCH = (
+    "pyllm.workers.cuda_graphs",
+    "pyllm.workers.devices.torch_device",
+    "pyllm.workers.kv.gpu_blocks",
+    "pyllm.workers.kv.swap_stream",
+    "pyllm.workers.layers.nccl_ranks",
+    "pyllm.workers.layers.one_shot_all_reduce",
+    "pyllm.workers.sampling_graphs",
+    "pyllm.workers.torch_recorder",
+    "pyllm.workers.transformers_backend",
+    "pyllm_kernels.gpu",
+    "pyllm_kernels.launcher",
+    "pyllm_kernels.torch_bridge",
 )
 NEED_RAY = ("pyllm.ray.application", "pyllm.ray.core_replica")
 # Tests in which each entry point runs: the SDK, a core, an API process, the command line.
@@ -54,10 +60,11 @@ def light(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run(light: dict[str, str], *arguments: str) -> None:
+def run(light: dict[str, str], *arguments: str) -> str:
     command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=light, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("package", ["torch", "triton", "transformers"])
@@ -70,9 +77,16 @@ def test_the_environment_hides_it(light: dict[str, str], package: str) -> None:
 
 
 def test_modules_are_imported_without_it(light: dict[str, str]) -> None:
-    names = [name for name in modules() if not within(name, *MAY_IMPORT_TORCH, *NEED_RAY)]
+    names = [name for name in modules() if not within(name, *IMPORT_TORCH, *NEED_RAY)]
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
-    run(light, "-c", code, *names, *USED_BY_LAUNCHER)
+    run(light, "-c", code, *names)
+
+
+def test_an_engine_answers_without_it(light: dict[str, str]) -> None:
+    answer = run(
+        light, "-m", "pyllm", "complete", "The capital of France is", "--max-tokens", "2", "--temperature", "0"
+    )
+    assert "Paris" in answer
 
 
 def test_entry_points_run_without_it(light: dict[str, str]) -> None:

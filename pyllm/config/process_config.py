@@ -53,6 +53,12 @@ class WorkerConfig(_ProcessConfig, frozen=True):
     rank_secret: bytes = b""
 
 
+def needs_torch(config: CoreConfig | WorkerConfig) -> bool:
+    """Whether tensors are torch's: on a GPU, for a transformers model, and for Triton's interpreter."""
+    device, spec = config.engine.device, config.checkpoint.spec
+    return device.device == "cuda" or device.kernel_backend == "triton" or spec.transformers is not None
+
+
 class ForkServerConfig(_ProcessConfig, frozen=True):
     """The configuration of the fork server."""
 

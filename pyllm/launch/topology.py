@@ -14,7 +14,14 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig, RecoveryConfig
-from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig
+from pyllm.config.process_config import (
+    ApiConfig,
+    CoreConfig,
+    ForkServerConfig,
+    SharedConfig,
+    StateConfig,
+    needs_torch,
+)
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.launch.core_settings import settings_of_core
@@ -30,6 +37,7 @@ from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 
 # Functions that import all code of a worker, and return the function that each worker runs.
 WORKER_ENTRY = "pyllm.workers.worker_process:prepare"
+TORCH_ENTRY = "pyllm.workers.worker_process:prepare_torch"
 TRANSFORMERS_ENTRY = "pyllm.workers.worker_process:prepare_transformers"
 
 logger = logging.getLogger(__name__)
@@ -57,17 +65,27 @@ def supervised_core(config: CoreConfig, on_log_level: Callable[[str], None] = la
     return SupervisedProcess(spawn, cores.configure, limits, note_death, release=memories.close)
 
 
-def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> SupervisedProcess:
-    """Supervises the fork server of the workers of this core, and of the other cores here; it outlives the cores."""
+def supervised_fork_server(core: CoreConfig, entry: str = "") -> SupervisedProcess:
+    """Supervises the fork server of the workers of this core, and of the other cores here; it outlives the cores.
+
+    `entry` is by default that of the workers which the model and the device need.
+    """
     recovery = core.engine.recovery
     limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
-    config = ForkServerConfig(bind=core.fork_server, entry=entry, log=core.engine.log)
+    config = ForkServerConfig(bind=core.fork_server, entry=entry or worker_entry(core), log=core.engine.log)
     return SupervisedProcess(
         lambda: child_process.spawn("the fork server", "fork_server"),
         lambda _: config,
         limits,
         _recording(recovery, config),
     )
+
+
+def worker_entry(core: CoreConfig) -> str:
+    """The function that imports what the workers of this core need, and no more."""
+    if core.checkpoint.spec.transformers is not None:
+        return TRANSFORMERS_ENTRY
+    return TORCH_ENTRY if needs_torch(core) else WORKER_ENTRY
 
 
 class SupervisedEngine(NamedTuple):
@@ -82,10 +100,9 @@ def supervised_engine(
 ) -> SupervisedEngine:
     """The processes of `core_configs`; `on_log_level` as in `supervised_core`."""
     first = configs[0]
-    entry = WORKER_ENTRY if first.checkpoint.spec.transformers is None else TRANSFORMERS_ENTRY
     return SupervisedEngine(
         [supervised_core(config, on_log_level) for config in configs],
-        [supervised_fork_server(first, entry)] if first.fork_server else [],
+        [supervised_fork_server(first)] if first.fork_server else [],
     )
 
 

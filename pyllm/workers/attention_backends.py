@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
-from pyllm_kernels.ops.paged_attention import paged_attention, plan_attention
-
 from pyllm.config.plugins import find_entry_point
 from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, ModelSpec
@@ -97,6 +95,7 @@ def load_attention_backend(
 
 def attention_of(kernels: "Kernels") -> AttentionBackend:
     """The attention of pyllm's kernels, which compute every layer that `model_limits.py` accepts."""
+    from pyllm_kernels.ops.paged_attention import paged_attention, plan_attention
 
     def prepare(batch: "AttentionBatch", group: "AttentionGroup") -> "AttentionMetadata":
         return kernels[plan_attention](batch.metadata(group), group.shape, batch.captured)

@@ -1,6 +1,7 @@
 """The worker process of one rank: answers steps and controls in order. Knows no layer and no scheduler.
 
-The fork server (`supervision/fork_server.py`) calls `prepare`, which imports torch once for all workers, and forks it.
+The fork server (`supervision/fork_server.py`) imports its modules once for all workers: by `prepare`, or by one of the
+others with torch.
 """
 
 import gc
@@ -18,7 +19,7 @@ import zmq
 
 from pyllm import log
 from pyllm.checkpoint.types import check_unchanged
-from pyllm.config.process_config import WorkerConfig
+from pyllm.config.process_config import WorkerConfig, needs_torch
 from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
@@ -41,7 +42,17 @@ logger = logging.getLogger(__name__)
 
 
 def prepare() -> Callable[[Connection, int | None], NoReturn]:
-    """Import all modules of a worker without starting a thread; return the main function of its forks."""
+    """Import the modules of a worker without torch, and start no thread; return the main function of its forks."""
+    gc.disable()  # Imports leave almost no garbage, and collections would take a tenth of their time.
+    import pyllm.workers.model_runner  # noqa: F401 - for `load`
+
+    gc.freeze()
+    gc.enable()
+    return main
+
+
+def prepare_torch() -> Callable[[Connection, int | None], NoReturn]:
+    """Like `prepare`, with torch and the modules that use it, too."""
     _import_torch()
     import torch
 
@@ -51,8 +62,8 @@ def prepare() -> Callable[[Connection, int | None], NoReturn]:
 
 
 def prepare_transformers() -> Callable[[Connection, int | None], NoReturn]:
-    """Like `prepare`, with the modules of workers of a transformers model, too."""
-    forked = prepare()
+    """Like `prepare_torch`, with the modules of workers of a transformers model, too."""
+    forked = prepare_torch()
     import pyllm.workers.transformers_backend.isolation  # noqa: F401 - for `load`
 
     return forked
@@ -103,12 +114,9 @@ def _import_torch() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    gc.disable()  # Imports leave almost no garbage, and collections would take a tenth of their time.
-    import pyllm.workers.devices.torch_device
-    import pyllm.workers.model_runner  # noqa: F401 - for `load`
+    import pyllm.workers.devices.torch_device  # noqa: F401 - for `load`
 
-    gc.freeze()
-    gc.enable()
+    prepare()
 
 
 def load(
@@ -126,7 +134,7 @@ def load(
         ConfigError: the configuration does not fit the model or device, or the files have changed.
     """
     check_unchanged(config.checkpoint)
-    from pyllm.workers.devices.configured import needs_torch, worker_device
+    from pyllm.workers.devices.configured import worker_device
 
     if needs_torch(config) and "torch" not in sys.modules:  # A fork server has imported it.
         enter("importing torch")

@@ -58,6 +58,19 @@ def test_cores_of_one_engine_differ_by_their_index(model: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("options", "entry"),
+    [({}, "prepare"), ({"kernel_backend": "triton"}, "prepare_torch"), ({"device": "cuda"}, "prepare_torch")],
+)
+def test_the_fork_server_imports_torch_only_for_workers_that_need_it(
+    model: str, tmp_path: Path, options: dict[str, str], entry: str
+) -> None:
+    core = _core(model, tmp_path)
+    device = msgspec.structs.replace(core.engine.device, **options)
+    core = msgspec.structs.replace(core, engine=msgspec.structs.replace(core.engine, device=device))
+    assert topology.worker_entry(core) == f"pyllm.workers.worker_process:{entry}"
+
+
+@pytest.mark.parametrize(
     ("backend", "size", "count"), [("mp", "1MiB", 3), ("mp", 0, 0), ("uni", "1MiB", 0)], ids=["mp", "no pool", "uni"]
 )
 def test_each_rank_that_is_a_fork_has_host_memory_that_outlives_it(

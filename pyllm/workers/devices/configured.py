@@ -4,7 +4,7 @@ from pyllm_kernels import BackendError, CardError, Kernels, batch_invariant, che
 from pyllm_kernels.ops.paged_attention import paged_attention
 
 from pyllm.config.engine_settings import EngineConfig
-from pyllm.config.process_config import WorkerConfig
+from pyllm.config.process_config import WorkerConfig, needs_torch
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.workers.attention_backends import AttentionBackend
@@ -13,12 +13,6 @@ from pyllm.workers.devices.host import HostDevice
 
 DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn"}
 """The dtypes of settings."""
-
-
-def needs_torch(config: WorkerConfig) -> bool:
-    """Whether tensors are torch's: on a GPU, for a transformers model, and for Triton's interpreter."""
-    device, spec = config.engine.device, config.checkpoint.spec
-    return device.device == "cuda" or device.kernel_backend == "triton" or spec.transformers is not None
 
 
 def worker_device(config: WorkerConfig) -> Device:
