@@ -115,6 +115,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, _Value]]:
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     """The integer at an offset, seven bits a byte, lowest first, and the offset behind it."""
+    if message[at] < 0x80:  # most are of one byte
+        return message[at], at + 1
     value = shift = 0
     while True:
         byte = message[at]
