@@ -59,10 +59,14 @@ def read_sentencepiece(content: bytes, place: Path) -> SentencePieceFile:
 
 
 def _file(content: bytes) -> SentencePieceFile:
-    pieces = [_piece(value) for number, value in _fields(content) if number == 1 and isinstance(value, bytes)]
+    pieces, messages = [], {}
+    for number, value in _fields(content):
+        if number == 1 and isinstance(value, bytes):
+            pieces.append(_piece(value))
+        elif isinstance(value, bytes):
+            messages[number] = value
     if not pieces:
         raise ValueError("it has no pieces")
-    messages = {number: value for number, value in _fields(content) if isinstance(value, bytes)}
     trainer, normalizer = dict(_fields(messages.get(2, b""))), dict(_fields(messages.get(3, b"")))
     charsmap = normalizer.get(2, b"")
     return SentencePieceFile(
