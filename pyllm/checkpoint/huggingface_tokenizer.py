@@ -8,11 +8,13 @@ import codecs
 import hashlib
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from pyllm.checkpoint import vocabularies
 from pyllm.checkpoint.cache import CacheError, cache_folder, temporary_folder, write_file
 from pyllm.checkpoint.json_files import read_json, refuse_pointer
 from pyllm.checkpoint.types import TokenizerFiles
@@ -142,10 +144,30 @@ def _build(folder: Path, options: _TokenizerConfig, special: _SpecialTokens) -> 
         read_json(folder / "config.json", _ModelFields, optional=True).model_type or "",
     )
     names = {name: token.content for name, token in special.named.items()}
-    built = build_tokenizer(vocabulary, names, {token.content: index for index, token in options.decoder().items()})
+    added = {token.content: index for index, token in options.decoder().items()}
+    path, own = _cached_build(vocabulary, names, added)
+    named = special.named | {name: _token(token) for name, token in own.items() if not names[name]}
+    return path, special._replace(named=named)
+
+
+def _cached_build(
+    vocabulary: VocabularyFolder, names: Mapping[str, str], added: Mapping[str, int]
+) -> tuple[Path, dict[str, str]]:
+    """The path of the tokenizer.json, and its BOS and EOS tokens; built once, as 256,000 tokens take some seconds."""
+    key = hashlib.blake2b(repr((vocabulary, names, added)).encode(), digest_size=16)
+    for module in sorted(Path(vocabularies.__file__).parent.glob("*.py")):  # An edit of the code makes it outdated.
+        key.update(module.read_bytes())
+    with suppress(CacheError, OSError, msgspec.DecodeError):
+        entry, kept = (cache_folder() / f"{key.hexdigest()}.{kind}" for kind in ("ends.json", "tokenizer.json"))
+        own = msgspec.json.decode(entry.read_bytes(), type=dict[str, str])
+        if kept.is_file():
+            return kept, own
+    built = build_tokenizer(vocabulary, names, added)
     own = {"bos_token": built.bos_token, "eos_token": built.eos_token}
-    named = special.named | {name: _token(own[name]) for name in own if not names[name]}
-    return _keep(built.content, hashlib.blake2b(built.content, digest_size=16)), special._replace(named=named)
+    path = _keep(built.content, key)
+    with suppress(CacheError):
+        write_file(cache_folder() / f"{key.hexdigest()}.ends.json", msgspec.json.encode(own))
+    return path, own
 
 
 def _special_tokens(folder: Path, options: _TokenizerConfig) -> _SpecialTokens:

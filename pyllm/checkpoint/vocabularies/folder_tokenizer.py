@@ -130,8 +130,11 @@ def _vocabulary(folder: VocabularyFolder) -> _Vocabulary:
         if name in TOKENIZER_CLASSES:
             return _byte_level(folder, name)
         raise _refusal(folder, f"vocab.json is for the tokenizer_class {name or 'of an unknown model'}")
-    found = sorted(file.name for pattern in _OTHERS for file in folder.path.glob(pattern))
-    raise _refusal(folder, f"it has only {', '.join(found)}" if found else "it has no other vocabulary, either")
+    if found := sorted({file.name for pattern in _OTHERS for file in folder.path.glob(pattern)}):
+        raise _refusal(folder, f"it has only {', '.join(found)}")
+    raise ConfigError(
+        f"{folder.path} has no tokenizer.json and no other vocabulary: give the tokenizer of another model"
+    )
 
 
 def _refusal(folder: VocabularyFolder, reason: str) -> ConfigError:

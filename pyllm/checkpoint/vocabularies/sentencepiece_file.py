@@ -59,10 +59,14 @@ def read_sentencepiece(content: bytes, place: Path) -> SentencePieceFile:
 
 
 def _file(content: bytes) -> SentencePieceFile:
-    pieces = [_piece(value) for number, value in _fields(content) if number == 1 and isinstance(value, bytes)]
+    pieces, messages = [], {}
+    for number, value in _fields(content):
+        if number == 1 and isinstance(value, bytes):
+            pieces.append(_piece(value))
+        elif isinstance(value, bytes):
+            messages[number] = value
     if not pieces:
         raise ValueError("it has no pieces")
-    messages = {number: value for number, value in _fields(content) if isinstance(value, bytes)}
     trainer, normalizer = dict(_fields(messages.get(2, b""))), dict(_fields(messages.get(3, b"")))
     charsmap = normalizer.get(2, b"")
     return SentencePieceFile(
@@ -115,6 +119,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, _Value]]:
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     """The integer at an offset, seven bits a byte, lowest first, and the offset behind it."""
+    if message[at] < 0x80:  # most are of one byte
+        return message[at], at + 1
     value = shift = 0
     while True:
         byte = message[at]

@@ -72,6 +72,19 @@ def test_a_sentencepiece_file_names_its_ends(tmp_path: Path) -> None:
     assert (found.bos_token, found.eos_token, found.eos_token_ids, found.num_tokens) == ("<bos>", "<eos>", (1,), 700)
 
 
+def test_a_tokenizer_is_built_once(tmp_path: Path) -> None:
+    folder = write_case(tmp_path, CASES[0])
+    first = read_huggingface_tokenizer(folder)
+    written = {file: file.stat().st_mtime_ns for file in (tmp_path / "cache/pyllm").iterdir()}
+    assert len(written) == 2
+    assert read_huggingface_tokenizer(folder) == first
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "cache/pyllm").iterdir()} == written
+    (tmp_path / "cache/pyllm").joinpath(Path(first.path).name.replace("tokenizer", "ends")).write_text("damaged")
+    assert read_huggingface_tokenizer(folder) == first
+    write_case(tmp_path, CASES[0] | {"tokenizer_config": {}})
+    assert read_huggingface_tokenizer(folder).path != first.path
+
+
 LLAMA = CASES[0]
 MODEL = base64.b64decode(LLAMA["content"])
 COMMAND = 'pip install "pyllm\\[transformers\\]", then python -c'
@@ -80,7 +93,7 @@ COMMAND = 'pip install "pyllm\\[transformers\\]", then python -c'
 @pytest.mark.parametrize(
     ("files", "config", "error"),
     [
-        ({}, {}, f"it has no other vocabulary.*{COMMAND}"),
+        ({}, {}, "has no tokenizer.json and no other vocabulary"),
         ({"vocab.txt": b"[UNK]\nthe\n"}, {}, f"it has only vocab.txt.*{COMMAND}"),
         ({"tekken.json": b"{}"}, {}, f"it has only tekken.json.*{COMMAND}"),
         ({"qwen.tiktoken": b"IQ== 0\n"}, {}, f"it has only qwen.tiktoken.*{COMMAND}"),
