@@ -229,7 +229,8 @@ class _Pass:
         layer, self._index = self._model.layer(self._index, call), self._index + 1
         size = self._model.spec.attention.head_size
         query, key, value = (_padded(part, size) for part in (call.query, call.key, call.value))
-        return layer(query, key, value, self._context)[..., : call.value.shape[2]]
+        attended: Tensor = layer(query, key, value, self._context)
+        return attended[..., : call.value.shape[2]]
 
 
 def _padded(part: Tensor, size: int) -> Tensor:

@@ -47,7 +47,8 @@ class Linears:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The outputs of all layers, side by side: [..., inputs] -> [..., this rank's outputs of all]."""
-        return self.layer(_rows(x, self._dtype)).view(*x.shape[:-1], -1)
+        products: Tensor = self.layer(_rows(x, self._dtype))
+        return products.view(*x.shape[:-1], -1)
 
     def part(self, index: int, x: Tensor) -> Tensor:
         """The output of one of the layers; the first call with an input computes the outputs of all layers."""
@@ -81,7 +82,8 @@ class Embedding(nn.Module):
         self.rows = rows
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.rows(tokens.reshape(-1).to(torch.int32)).view(*tokens.shape, -1)
+        vectors: Tensor = self.rows(tokens.reshape(-1).to(torch.int32))
+        return vectors.view(*tokens.shape, -1)
 
 
 class Head(nn.Module):
@@ -94,7 +96,7 @@ class Head(nn.Module):
         self._dtype = torch_dtype(placement.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self._head(_rows(x, self._dtype))
+        logits: Tensor | None = self._head(_rows(x, self._dtype))
         if logits is None:
             return x.new_zeros((*x.shape[:-1], self._vocab_size))
         return logits.view(*x.shape[:-1], -1)
@@ -142,7 +144,8 @@ class RMSNorm(nn.Module):
             found: Tensor = self._original(x)
             return found
         rows = _rows(x, x.dtype)
-        return self._placement.kernels[rms_norm](rows, self.weight, self._epsilon).view(x.shape)
+        normed: Tensor = self._placement.kernels[rms_norm](rows, self.weight, self._epsilon)
+        return normed.view(x.shape)
 
 
 def replace_norms(model: nn.Module, placement: WeightPlacement) -> None:
@@ -174,7 +177,8 @@ class GatedFeedForward:
         """The input of `down`."""
         products = self._gate_up(x)
         rows = products.view(-1, products.shape[-1])
-        return self._placement.kernels[activation](rows, self._kind).view(*x.shape[:-1], -1)
+        activated: Tensor = self._placement.kernels[activation](rows, self._kind)
+        return activated.view(*x.shape[:-1], -1)
 
 
 def fuse_feed_forwards(model: nn.Module, placement: WeightPlacement) -> None:
