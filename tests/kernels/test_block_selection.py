@@ -20,6 +20,7 @@ from pyllm_kernels import (
 )
 from pyllm_kernels.ops.block_selection import score_blocks, select_blocks
 from pyllm_kernels.ops.paged_attention import paged_attention
+from pyllm_kernels.torch_bridge import on_host
 from torch import Tensor
 
 from tests.kernels.paged import PagedBatch, Shape, paged_batch
@@ -191,20 +192,23 @@ def test_a_summary_lasts_until_its_block_is_written_again(kernels: Kernels, devi
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_holds_the_choice(kind: str) -> None:
-    kernels = select("cpu", "cpu")
+    kernels, graph = select("cpu", "cpu"), Graph()
+
+    @on_host  # A graph holds arrays.
+    def check(batch: PagedBatch, row: PagedBatch, marks: Tensor, summaries: list[KeySummaries]) -> None:
+        cache = batch.key_cache, batch.value_cache
+        expected = chosen(kernels, batch, marks, summaries[0])
+        with graph.capture():
+            metadata = chosen(kernels, batch, marks, summaries[1])
+            output = kernels[paged_attention](batch.query, *cache, metadata, batch.layer)
+        graph.replay(2, 2)
+        assert np.array_equal(output, kernels[paged_attention](batch.query, *cache, expected, batch.layer))
+        graph.replay(1, 1)
+        alone = chosen(kernels, row, marks[:1], summaries[2])
+        assert np.array_equal(output[:1], kernels[paged_attention](row.query, *cache, alone, batch.layer))
+
     batch = paged_batch([(1, 700), (1, 300)], Shape(), torch.device("cpu"))
-    marks, cache = mark(batch, 0, 1), (batch.key_cache, batch.value_cache)
-    expected = chosen(kernels, batch, marks, empty(kind, batch.key_cache))
-    graph, summaries = Graph(), empty(kind, batch.key_cache)
-    with graph.capture():
-        metadata = chosen(kernels, batch, marks, summaries)
-        output = kernels[paged_attention](batch.query, *cache, metadata, batch.layer)
-    graph.replay(2, 2)
-    assert torch.equal(output, kernels[paged_attention](batch.query, *cache, expected, batch.layer))
-    row = batch.row(0)
-    graph.replay(1, 1)
-    alone = chosen(kernels, row, marks[:1], empty(kind, batch.key_cache))
-    assert torch.equal(output[:1], kernels[paged_attention](row.query, *cache, alone, batch.layer))
+    check(batch, batch.row(0), mark(batch, 0, 1), [empty(kind, batch.key_cache) for _ in range(3)])
 
 
 def test_a_budget_has_a_last_block_and_a_mark_is_zero_or_one() -> None:
