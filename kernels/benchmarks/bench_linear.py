@@ -11,12 +11,16 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 import pyllm_kernels
-from pyllm_kernels import GGUF_BLOCKS, INT8_BLOCKS, MatrixRows, PackedLinear, select
-from pyllm_kernels.ops.packed_linear import pack_rows, packed_linear
+from pyllm_kernels.matrix_rows import GGUF_BLOCKS, MatrixRows, empty_bytes
+from pyllm_kernels.ops.packed_linear import INT8_BLOCKS, PackedLinear, pack_rows, packed_linear
+from pyllm_kernels.registry import select
+from pyllm_kernels.tensors import Array, numpy_dtype
 
 MODELS = {
     # SmolLM2-135M, whose inputs K-quants do not fill, and a Llama of 1B.
@@ -98,21 +102,26 @@ def linears(
     torch_dtype = FLOATS.get(weight_format, torch.bfloat16)
     first = pack(weight_format, out_features, in_features)
     num_copies = max(2, COLD_BYTES // first.data.nbytes)
-    packed = [first] + [
-        PackedLinear(first.data.clone(), first.format, first.dtype, first.layout) for _ in range(num_copies - 1)
-    ]
+    packed = [first] + [replace(first, data=copied(first.data)) for _ in range(num_copies - 1)]
     x = torch.randn(rows, in_features)
-    ours, theirs = x.to(first.dtype), x.to(torch_dtype)
-    out = torch.empty(rows, out_features, dtype=first.dtype)  # as a step has it: nothing is allocated
+    ours, theirs = x.numpy().astype(numpy_dtype(first.dtype)), x.to(torch_dtype)
+    out = np.empty((rows, out_features), ours.dtype)  # as a step has it: nothing is allocated
     their_out = torch.empty(rows, out_features, dtype=torch_dtype)
     weight = torch.randn(out_features, in_features).to(torch_dtype)
     weights = [weight.clone() for _ in range(max(2, COLD_BYTES // weight.nbytes))]
     calls: dict[str, list[Callable[[], object]]] = {
         "pyllm": [lambda packed=packed: kernels[packed_linear](ours, packed, out) for packed in packed],
         "torch": [lambda weight=weight: torch.mm(theirs, weight.T, out=their_out) for weight in weights],
-        "read": [lambda packed=packed: packed.data.view(torch.int64).sum() for packed in packed],
+        "read": [lambda packed=packed: packed.data.view(np.int64).sum() for packed in packed],
     }
     return calls, first.data.nbytes
+
+
+def copied(data: Array) -> Array:
+    """A copy, as aligned as the memory of packed matrices is."""
+    copy = empty_bytes(data.nbytes).view(data.dtype)
+    copy[...] = data
+    return copy
 
 
 def pack(weight_format: str, out_features: int, in_features: int) -> PackedLinear:
@@ -121,11 +130,12 @@ def pack(weight_format: str, out_features: int, in_features: int) -> PackedLinea
     if block_format in GGUF_BLOCKS:
         features, block_bytes = GGUF_BLOCKS[block_format]
         # Small scales, whatever integers.
-        blocks = torch.full((out_features, in_features // features * block_bytes), 0x21, dtype=torch.uint8)
+        blocks = np.full((out_features, in_features // features * block_bytes), 0x21, np.uint8)
         rows = MatrixRows.of(blocks, block_format)
-        return kernels[pack_rows]([rows], "int8" if weight_format in INT8_OF_BLOCKS else weight_format, torch.bfloat16)
-    dtype = FLOATS.get(weight_format, torch.bfloat16)
-    rows = MatrixRows.of(torch.randn(out_features, in_features).to(dtype))
+        return kernels[pack_rows]([rows], "int8" if weight_format in INT8_OF_BLOCKS else weight_format, "bfloat16")
+    dtype = weight_format if weight_format in FLOATS else "bfloat16"
+    numbers = np.random.default_rng(0).standard_normal((out_features, in_features), np.float32)
+    rows = MatrixRows.of(numbers.astype(numpy_dtype(dtype)))
     return kernels[pack_rows]([rows], weight_format, dtype)
 
 

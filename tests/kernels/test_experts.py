@@ -3,57 +3,66 @@
 from dataclasses import replace
 
 import gguf
+import numpy as np
 import pytest
-import torch
-from pyllm_kernels import ClampedSwiglu, ExpertMatrices, Graph, MatrixRows, PackedLinear, Router, select
-from pyllm_kernels.ops.activation import activation
-from pyllm_kernels.ops.experts import experts
-from pyllm_kernels.ops.packed_linear import pack_linear, pack_rows, packed_linear
-from torch import Tensor
+from pyllm_kernels.graph import Graph
+from pyllm_kernels.matrix_rows import MatrixRows
+from pyllm_kernels.ops.activation import activation, sigmoid
+from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertMatrices, Router, experts
+from pyllm_kernels.ops.packed_linear import PackedLinear, pack_linear, pack_rows, packed_linear
+from pyllm_kernels.registry import select
+from pyllm_kernels.tensors import Array, Floats, numpy_dtype, softmax, widened
 
 CPU = select("cpu", "cpu")
 HIDDEN, SIZE, EXPERTS = 256, 64, 5
 FORMATS = ["float32", "int8", "q8_0", "q4_0", "mxfp4"]
 
 
-def pack(weight: Tensor, weight_format: str) -> PackedLinear:
+def pack(weight: Array, weight_format: str) -> PackedLinear:
     """Matrices [experts, outputs, inputs] as one."""
-    rows = weight.flatten(0, 1)
+    rows = joined(weight)
     if weight_format in {"float32", "int8"}:
-        return CPU[pack_rows]([MatrixRows.of(rows)], weight_format, torch.float32)
-    blocks = gguf.quants.quantize(rows.numpy(), gguf.GGMLQuantizationType[weight_format.upper()])
-    return CPU[pack_rows]([MatrixRows.of(torch.from_numpy(blocks), weight_format)], weight_format, torch.float32)
+        return CPU[pack_rows]([MatrixRows.of(rows)], weight_format, "float32")
+    blocks = gguf.quants.quantize(rows, gguf.GGMLQuantizationType[weight_format.upper()])
+    return CPU[pack_rows]([MatrixRows.of(blocks, weight_format)], weight_format, "float32")
 
 
-def weights() -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
+def joined(weight: Array) -> Array:
+    return weight.reshape(-1, weight.shape[-1])
+
+
+def weights() -> tuple[Floats, Floats, Floats]:
+    generator = np.random.default_rng(0)
     shapes = (EXPERTS, SIZE, HIDDEN), (EXPERTS, SIZE, HIDDEN), (EXPERTS, HIDDEN, SIZE)
-    gate, up, down = (torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for shape in shapes)
+    gate, up, down = (generator.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5) for shape in shapes)
     return gate, up, down
 
 
-def inputs(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x, logits = (torch.randn(tokens, width, generator=generator) for width in (HIDDEN, EXPERTS))
-    return x.to(dtype), logits.to(dtype)
+def inputs(tokens: int, dtype: str = "float32") -> tuple[Array, Array]:
+    generator = np.random.default_rng(1)
+    x, logits = (generator.standard_normal((tokens, width), np.float32) for width in (HIDDEN, EXPERTS))
+    return x.astype(numpy_dtype(dtype)), logits.astype(numpy_dtype(dtype))
 
 
-def biases(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(2)
+def biases(dtype: str = "float32") -> dict[str, Array]:
+    generator = np.random.default_rng(2)
     widths = {"gate_bias": SIZE, "up_bias": SIZE, "down_bias": HIDDEN}
-    return {name: torch.randn(EXPERTS, width, generator=generator).to(dtype) for name, width in widths.items()}
+    return {
+        name: generator.standard_normal((EXPERTS, width), np.float32).astype(numpy_dtype(dtype))
+        for name, width in widths.items()
+    }
 
 
-def one_by_one(x: Tensor, logits: Tensor, active: int, weight_format: str) -> Tensor:
-    shares, chosen = logits.softmax(dim=-1).topk(active)
-    shares = shares / shares.sum(dim=-1, keepdim=True)
+def one_by_one(x: Array, logits: Array, active: int, weight_format: str) -> Array:
+    chosen = np.argsort(-logits, -1)[:, :active]
+    shares = softmax(np.take_along_axis(logits, chosen, -1))
     packed = [[pack(weight[None], weight_format) for weight in kind] for kind in weights()]
-    out = torch.zeros_like(x)
+    out = np.zeros_like(x)
     for token, (selected, factors) in enumerate(zip(chosen.tolist(), shares, strict=True)):
         for expert, factor in zip(selected, factors, strict=True):
             gate, up, down = (kind[expert] for kind in packed)
             row = x[token : token + 1]
-            inner = torch.cat((CPU[packed_linear](row, gate), CPU[packed_linear](row, up)), dim=-1)
+            inner = np.concatenate((CPU[packed_linear](row, gate), CPU[packed_linear](row, up)), -1)
             out[token] += factor * CPU[packed_linear](CPU[activation](inner, "silu"), down)[0]
     return out
 
@@ -63,47 +72,51 @@ def test_it_is_the_weighted_sum_of_the_experts_of_each_token(weight_format: str)
     x, logits = inputs(37)
     matrices = ExpertMatrices(*(pack(weight, weight_format) for weight in weights()))
     out = CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices)
-    torch.testing.assert_close(out, one_by_one(x, logits, 2, weight_format), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(out, one_by_one(x, logits, 2, weight_format), atol=1e-5, rtol=1e-5)
     for token in (0, 20, 36):
         alone = x[token : token + 1], logits[token : token + 1]
-        assert torch.equal(CPU[experts](*alone, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices)[0], out[token])
+        one = CPU[experts](*alone, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices)
+        assert np.array_equal(one[0], out[token])
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_reference_computes_the_same(dtype: torch.dtype, normalised: bool) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reference_computes_the_same(dtype: str, normalised: bool) -> None:
     x, logits = inputs(19, dtype)
-    kinds = [weight.flatten(0, 1).to(dtype) for weight in weights()]
+    kinds = [joined(weight).astype(numpy_dtype(dtype)) for weight in weights()]
     router = Router(EXPERTS, 3, normalised, 0, EXPERTS)
     ours, theirs = (
         kernels[experts](x, logits, router, "gelu", ExpertMatrices(*(kernels[pack_linear](kind) for kind in kinds)))
         for kernels in (CPU, select("reference", "cpu"))
     )
-    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+    tolerance = 1e-5 if dtype == "float32" else 3e-2
+    assert ours.dtype == theirs.dtype == x.dtype
+    np.testing.assert_allclose(widened(ours), widened(theirs), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_biases_and_a_clamped_gate_are_those_of_the_definition(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_biases_and_a_clamped_gate_are_those_of_the_definition(dtype: str) -> None:
     x, logits = inputs(29, dtype)
-    gate, up, down = (weight.to(dtype).double() for weight in weights())
-    of_gate, of_up, of_down = (bias.double() for bias in biases(dtype).values())
-    expected = torch.zeros(x.shape, dtype=torch.float64)
-    shares, chosen = logits.double().topk(3)
+    gate, up, down = (weight.astype(numpy_dtype(dtype)).astype(np.float64) for weight in weights())
+    of_gate, of_up, of_down = (bias.astype(np.float64) for bias in biases(dtype).values())
+    expected = np.zeros(x.shape)
+    rows, scores = x.astype(np.float64), widened(logits)
+    chosen = np.argsort(-scores, -1)[:, :3]
+    shares = softmax(np.take_along_axis(scores, chosen, -1))
     for token, selected in enumerate(chosen.tolist()):
-        for share, expert in zip(shares[token].softmax(0), selected, strict=True):
-            gates = (gate[expert] @ x[token].double() + of_gate[expert]).clamp(max=0.9)
-            ups = (up[expert] @ x[token].double() + of_up[expert]).clamp(-0.9, 0.9)
-            inner = (ups + 1) * gates * torch.sigmoid(1.702 * gates)
+        for share, expert in zip(shares[token], selected, strict=True):
+            gates = np.minimum(gate[expert] @ rows[token] + of_gate[expert], 0.9)
+            ups = np.clip(up[expert] @ rows[token] + of_up[expert], -0.9, 0.9)
+            inner = (ups + 1) * gates * sigmoid(1.702 * gates)
             expected[token] += share * (down[expert] @ inner + of_down[expert])
-    router, tolerance = Router(EXPERTS, 3, True, 0, EXPERTS), 1e-5 if dtype is torch.float32 else 5e-2
+    router, tolerance = Router(EXPERTS, 3, True, 0, EXPERTS), 1e-5 if dtype == "float32" else 5e-2
     for kernels in (CPU, select("reference", "cpu")):
-        packed = (kernels[pack_linear](weight.flatten(0, 1).to(dtype)) for weight in weights())
+        packed = (kernels[pack_linear](joined(weight).astype(numpy_dtype(dtype))) for weight in weights())
         matrices = ExpertMatrices(*packed, **biases(dtype))
         out = kernels[experts](x, logits, router, ClampedSwiglu(0.9, 1.702), matrices)
-        torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+        np.testing.assert_allclose(widened(out), expected, atol=tolerance, rtol=tolerance)
         alone = kernels[experts](x[7:8], logits[7:8], router, ClampedSwiglu(0.9, 1.702), matrices)
-        assert kernels is not CPU or torch.equal(alone[0], out[7])
+        assert kernels is not CPU or np.array_equal(alone[0], out[7])
 
 
 def test_slices_of_experts_add_up_where_one_rank_has_the_last_bias() -> None:
@@ -111,18 +124,18 @@ def test_slices_of_experts_add_up_where_one_rank_has_the_last_bias() -> None:
     router, kind = Router(EXPERTS, 2, True, 0, EXPERTS), ClampedSwiglu(0.9, 1.702)
     whole = ExpertMatrices(*(pack(each, "q8_0") for each in weights()), **biases())
     gate, up, down = weights()
-    total = torch.zeros_like(x)
+    total = np.zeros_like(x)
     for rank in range(2):
         own = slice(rank * SIZE // 2, (rank + 1) * SIZE // 2)
         parts = (gate[:, own], up[:, own], down[:, :, own])
         matrices = ExpertMatrices(
-            *(pack(part.contiguous(), "q8_0") for part in parts),
-            gate_bias=biases()["gate_bias"][:, own].contiguous(),
-            up_bias=biases()["up_bias"][:, own].contiguous(),
+            *(pack(part, "q8_0") for part in parts),
+            gate_bias=biases()["gate_bias"][:, own],
+            up_bias=biases()["up_bias"][:, own],
             down_bias=biases()["down_bias"] if rank == 0 else None,
         )
         total += CPU[experts](x, logits, router, kind, matrices)
-    torch.testing.assert_close(total, CPU[experts](x, logits, router, kind, whole), atol=2e-5, rtol=2e-5)
+    np.testing.assert_allclose(total, CPU[experts](x, logits, router, kind, whole), atol=2e-5, rtol=2e-5)
 
 
 def test_ranks_with_some_of_the_experts_add_up() -> None:
@@ -130,14 +143,14 @@ def test_ranks_with_some_of_the_experts_add_up() -> None:
     whole = Router(EXPERTS, 3, True, 0, EXPERTS)
     everything = ExpertMatrices(*(pack(each, "q8_0") for each in weights()), **biases())
     expected = CPU[experts](x, logits, whole, "silu", everything)
-    total = torch.zeros_like(x)
+    total = np.zeros_like(x)
     for first, count in ((0, 2), (2, 3)):
         own = ExpertMatrices(
             *(pack(each[first : first + count], "q8_0") for each in weights()),
             **{name: bias[first : first + count] for name, bias in biases().items()},
         )
         total += CPU[experts](x, logits, replace(whole, first=first, count=count), "silu", own)
-    torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(total, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_it_is_captured() -> None:
@@ -148,7 +161,7 @@ def test_it_is_captured() -> None:
     with graph.capture():
         out = CPU[experts](x, logits, router, "silu", matrices)
     graph.replay(9, 9)
-    assert torch.equal(out[:9], CPU[experts](x[:9], logits[:9], router, "silu", matrices))
+    assert np.array_equal(out[:9], CPU[experts](x[:9], logits[:9], router, "silu", matrices))
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -162,11 +175,24 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="an expert's matrix"):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, down=up))
     with pytest.raises(ValueError, match=r"gate_bias is of shape \[5, 3\]: it must be of \[5, 64\]"):
-        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, gate_bias=torch.ones(5, 3)))
+        CPU[experts](
+            x,
+            logits,
+            Router(EXPERTS, 2, True, 0, EXPERTS),
+            "silu",
+            replace(good, gate_bias=np.ones((5, 3), np.float32)),
+        )
     with pytest.raises(ValueError, match="a bias of the gate or of up alone"):
-        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, up_bias=torch.ones(5, 64)))
-    odd = replace(good, down_bias=torch.ones(5, 256, dtype=torch.bfloat16))
+        CPU[experts](
+            x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, up_bias=np.ones((5, 64), np.float32))
+        )
+    odd = replace(good, down_bias=np.ones((5, 256), numpy_dtype("bfloat16")))
     with pytest.raises(ValueError, match="down_bias is bfloat16: give float32"):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", odd)
+    short = replace(good, up=replace(up, data=up.data[:-1]))
+    with pytest.raises(ValueError, match="packed is of shape"):
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", short)
+    with pytest.raises(ValueError, match=r"logits is of shape \[2, 5\]: it must be of \[3, 5\]"):
+        CPU[experts](x, logits[:2], Router(EXPERTS, 2, True, 0, EXPERTS), "silu", good)
     with pytest.raises(ValueError, match='no activation "relu"'):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "relu", good)
