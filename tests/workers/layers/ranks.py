@@ -4,6 +4,7 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 from pyllm_kernels import select
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from pyllm.config.process_config import WorkerConfig
 from pyllm.wire.messages import Step
 from pyllm.workers.cuda_graphs import CaptureBudget
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.forward_pass import Limits
 from pyllm.workers.layers.nccl_ranks import NcclRanks
 from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
@@ -28,7 +30,7 @@ from tests.workers.fake_capture import FakeCapture
 
 Steps = list[tuple[Step, bytes]]
 
-CPU = torch.device("cpu")
+CPU = TorchDevice(torch.device("cpu"))
 LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=512)
 ONE_SHOT_BYTES = 1024
 
@@ -66,8 +68,8 @@ def _run_rank(config: WorkerConfig, steps: Steps, num_blocks: int, edited: bool,
     answer = {"stages": stages, "statistics": runner.call("statistics")}
     answer["tokens"] = [run(runner, step) for step in steps]
     if edited:
-        with torch.inference_mode():
-            list(runner.model.matrices())[-1].data.view(torch.float32).mul_(0.5)
+        last = list(runner.model.matrices())[-1].data.view(np.float32)
+        last *= np.float32(0.5)
     answer["edited"] = [run(runner, step) for step in steps]
     place = Place(config.rank, config.engine.parallel.tensor_parallel_size)
     rendezvous = f"{config.rendezvous}-of-torch"
@@ -94,14 +96,14 @@ def _groups(place: Place) -> dict[str, RankGroup]:
 
 
 def _group(place: Place, **options: Any) -> RankGroup:
-    return RankGroup(place.rank, place.size, NcclRanks(place, CPU, **options))
+    return RankGroup(place.rank, place.size, NcclRanks(place, CPU.device, **options))
 
 
 def _captured(config: WorkerConfig, steps: Steps) -> dict[str, Any]:
     """The tokens of the same steps by graphs that hold all ops and collectives, as on GPUs."""
     place = Place(config.rank, config.engine.parallel.tensor_parallel_size)
     group, capture, limits = _groups(place)["one shot"], FakeCapture(), LIMITS
-    kernels, spec = capture.launching(select("reference", CPU)), config.checkpoint.spec
+    kernels, spec = capture.launching(select("reference", "cpu")), config.checkpoint.spec
     forward, _, slots = make_forward(config.engine.model.model, kernels, "float32", limits, group=group)
     sampler = TokenSampler(SamplingSlots(limits.max_num_seqs, spec.vocab_size, None), CPU)
     graphs = SamplingGraphs(
@@ -144,7 +146,7 @@ def _sums(place: Place, groups: dict[str, RankGroup]) -> dict[str, Any]:
 
 def _passed_on(place: Place) -> dict[str, Any]:
     """States of more steps than there are buffers, as each rank, a stage here, gets them; it passes on one more."""
-    ranks, found = NcclRanks(Place(place.rank, 1, place.size), CPU), []
+    ranks, found = NcclRanks(Place(place.rank, 1, place.size), CPU.device), []
     ranks.allocate_messages(2, 2 * 4 * 8 * 2)
     for tokens in (4, 1, 3, 2, 4):
         states = torch.full((2, 4, 8), float(tokens)).bfloat16()[:, :tokens]
@@ -173,6 +175,6 @@ def _shared(place: Place) -> dict[str, Any]:
             return OneShotAllReduce(torch.empty(1 << 13, dtype=torch.uint8), add_up)
 
         obstacle = wrong if wrong == "has no link" else ""
-        return OneShotAllReduce.agreed(obstacle, share, place.rank, place.size, CPU) is not None
+        return OneShotAllReduce.agreed(obstacle, share, place.rank, place.size, CPU.device) is not None
 
     return {"shared": {wrong: outcome(wrong) for wrong in ("", "has no link", "cannot share", "reads other numbers")}}

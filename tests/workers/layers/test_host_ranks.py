@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pyllm.config.engine_settings import ParallelConfig
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.layers.host_ranks import HostRanks
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.rank_rendezvous import Place
@@ -70,13 +71,13 @@ def test_stages_have_as_many_steps_in_flight_as_there_are_stages() -> None:
 
     def pass_on(group: RankGroup, rank: int) -> list[Any]:
         link = StageLink(rank, parallel, group)
-        link.allocate(most, hidden, torch.bfloat16, torch.device("cpu"))
+        link.allocate(most, hidden, "bfloat16", HostDevice())
         found = []
         for number, tokens in enumerate(steps):
             link.receive(tokens)
-            states = torch.full((2, most, hidden), float(number), dtype=torch.bfloat16)[:, :tokens]
+            states = np.full((2, most, hidden), number, ml_dtypes.bfloat16)[:, :tokens]
             if link.incoming is not None:
-                states = link.incoming[:, :tokens] + 10
+                states = link.incoming[:, :tokens] + ml_dtypes.bfloat16(10)
                 found.append(states.tolist())
             if rank < 2:
                 link.send(states)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from pyllm_kernels import select
+from pyllm_kernels import dtype_name, select
 from pyllm_kernels.ops.packed_linear import pack_linear
 from torch import Tensor, nn
 from transformers import GemmaConfig, LlamaConfig
@@ -9,6 +9,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from pyllm.families.spec import LinearSpec
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.transformers_backend.modules import (
@@ -32,8 +33,8 @@ class OwnRMSNorm(LlamaRMSNorm):
 
 
 def placement(dtype: torch.dtype) -> WeightPlacement:
-    device = torch.device("cpu")
-    return WeightPlacement(RankGroup(), dtype, device, select("cpu", device))
+    device = TorchDevice(torch.device("cpu"))
+    return WeightPlacement(RankGroup(), dtype_name(dtype), device, select("cpu", device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
