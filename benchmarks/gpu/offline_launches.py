@@ -30,17 +30,13 @@ from pyllm_kernels.gpu import (
     elementwise,
     expert_routing,
     grouped_experts,
-    linear_fp8,
-    linear_invariant,
-    linear_w4a16,
-    linear_w8a8,
-    linear_w8a16,
     norm,
     rope,
     sampling,
 )
 from pyllm_kernels.gpu.attention_tasks import make_tasks
 from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
+from pyllm_kernels.gpu.linears import linear_fp8, linear_invariant, linear_w4a16, linear_w8a8, linear_w8a16
 from pyllm_kernels.ops.packed_linear import pack_linear
 
 MODULES = (

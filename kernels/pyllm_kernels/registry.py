@@ -35,7 +35,8 @@ def batch_invariant(kernels: Kernels) -> Kernels:
     """
     if kernels.backend != "triton":
         return kernels
-    from pyllm_kernels.gpu import grouped_experts, linear_invariant
+    from pyllm_kernels.gpu import grouped_experts
+    from pyllm_kernels.gpu.linears import linear_invariant
     from pyllm_kernels.ops.experts import experts
     from pyllm_kernels.ops.packed_linear import packed_linear
 

@@ -44,16 +44,6 @@ def address(tensor: Tensor) -> int:
     return location
 
 
-def fill(to: Tensor, array: Array) -> None:
-    """Copy an array of the host into a tensor, rounded to its dtype."""
-    if is_array(to):
-        to[...] = array
-        return
-    from pyllm_kernels.torch_bridge import as_tensor
-
-    to.copy_(as_tensor(np.ascontiguousarray(array)))
-
-
 def copied(tensor: Tensor) -> Tensor:
     """A copy of a tensor."""
     return tensor.copy() if is_array(tensor) else tensor.clone()

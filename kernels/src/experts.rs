@@ -18,7 +18,7 @@ use crate::execution::execute;
 use crate::isa::Isa;
 use crate::linear::{GROUP_ROWS, Linear, Product};
 use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
-use crate::packed_linear;
+use crate::linear::packed_linear;
 use crate::rows::activation::{Activate, Activation, Kind};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};

@@ -15,11 +15,9 @@ mod isa;
 mod kv_layer;
 mod linear;
 mod logits;
-mod matrix_rows;
 mod memory;
 mod op;
 mod execution;
-mod packed_linear;
 mod ranks;
 mod rope;
 mod rows;
@@ -72,9 +70,9 @@ mod _cpu {
     #[pymodule_export]
     use super::logits::states::LogitsStates;
     #[pymodule_export]
-    use super::matrix_rows::{copy_rows, read_rows};
+    use super::linear::matrix_rows::{copy_rows, read_rows};
     #[pymodule_export]
-    use super::packed_linear::Linear;
+    use super::linear::packed_linear::Linear;
     #[pymodule_export]
     use super::ranks::exchange::RankExchange;
     #[pymodule_export]

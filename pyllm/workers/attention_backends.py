@@ -4,7 +4,7 @@ Loads a backend only to use it, so that the launcher can refuse a wrong name. Do
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
@@ -81,9 +81,10 @@ def load_attention_backend(
         from pyllm_kernels import BackendError, select
 
         try:
-            return attention_of(select(kernel_backend if name == "auto" else BUILT_IN[name], str(device)))
+            built_in = attention_of(select(kernel_backend if name == "auto" else BUILT_IN[name], device.type))
         except BackendError as error:
             raise ConfigError(f"attention_backend {name}: {error}") from error
+        return _by_torch(built_in) if name == "sdpa" and device.type == "cuda" else built_in
     try:
         backend = entry.load()(str(device))
     except Exception as error:
@@ -91,6 +92,13 @@ def load_attention_backend(
     if not isinstance(backend, AttentionBackend):
         raise ConfigError(f"attention backend {name!r} ({entry.value}) made {backend!r:.80}, not an AttentionBackend")
     return backend
+
+
+def _by_torch(reference: AttentionBackend) -> AttentionBackend:
+    """The reference with torch's attention, which computes on the GPU what the reference would compute on the host."""
+    from pyllm_kernels.gpu import sdpa
+
+    return replace(reference, attend=sdpa.paged_attention)
 
 
 def attention_of(kernels: "Kernels") -> AttentionBackend:
@@ -114,3 +122,12 @@ def check_layers(name: str, backend: AttentionBackend, spec: ModelSpec) -> None:
         if not backend.supports(layer.attention):
             has = ", ".join(layer_features(layer.attention)) or "plain attention"
             raise ConfigError(f"attention backend {name!r} does not compute layer {index}: {has}")
+
+
+def fits_graphs(device: "Device", kernels: "Kernels", attention: AttentionBackend) -> bool:
+    """Whether a graph can hold the ops: on a GPU none of them waits for the device, on a CPU all of them are Rust."""
+    from pyllm_kernels.ops.paged_attention import paged_attention
+
+    if device.type == "cuda":
+        return kernels.backend == "triton" and attention.in_graphs
+    return kernels.backend == "cpu" and attention.attend is kernels[paged_attention]

@@ -26,10 +26,10 @@ from pyllm.kv_transfer import ConnectorContext, KVBlocks, make_worker_connector
 from pyllm.supervision.process_memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.profiles import RankProfile
-from pyllm.workers.attention_backends import check_layers, load_attention_backend
+from pyllm.workers.attention_backends import check_layers, fits_graphs, load_attention_backend
 from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.decoder import Decoder
-from pyllm.workers.devices.configured import DTYPES, configured_kernels, fits_graphs, worker_device
+from pyllm.workers.devices.configured import DTYPES, configured_kernels, worker_device
 from pyllm.workers.devices.device import Device
 from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
 from pyllm.workers.kv.kv_blocks import CpuBlocks

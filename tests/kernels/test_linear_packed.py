@@ -126,7 +126,7 @@ def test_stored_bytes_are_those_of_the_rows() -> None:
 
 
 def test_tensor_cores_are_for_two_bytes_from_ampere_on() -> None:
-    from pyllm_kernels.gpu.linear_tile import float_tile, has_tensor_cores
+    from pyllm_kernels.gpu.linears.linear_tile import float_tile, has_tensor_cores
 
     half, single = torch.zeros(1, dtype=torch.float16), torch.zeros(1)
     found = [has_tensor_cores(x, Card(capability, 100)) for x in (half, single) for capability in (75, 80, 90)]

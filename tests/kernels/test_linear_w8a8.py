@@ -56,7 +56,7 @@ def test_programs_in_groups_reach_each_row_and_output(triton: Kernels, device: t
 
 
 def test_int8_without_integer_dot_products_is_the_same(triton: Kernels, device: torch.device) -> None:
-    from pyllm_kernels.gpu.linear_w8a8 import linear_w8a8 as multiply  # After `select`: it imports Triton.
+    from pyllm_kernels.gpu.linears.linear_w8a8 import linear_w8a8 as multiply  # After `select`: it imports Triton.
 
     x = torch.randn(20, 300, device=device)
     integers, scales = random_w8(70, 300, device)

@@ -44,13 +44,13 @@ def test_our_own_need_no_package_and_cannot_be_replaced(name: str) -> None:
 
 def test_sdpa_is_the_plain_torch_reference() -> None:
     backend = load_attention_backend("sdpa", CPU, "auto")
-    assert backend.attend is select("reference", CPU)[paged_attention]
+    assert backend.attend is select("reference", "cpu")[paged_attention]
     assert not backend.in_graphs
 
 
 def test_auto_follows_the_other_kernels() -> None:
     reference = load_attention_backend("auto", CPU, "reference")
-    assert reference.attend is select("reference", CPU)[paged_attention]
+    assert reference.attend is select("reference", "cpu")[paged_attention]
 
 
 def test_one_that_does_not_run_here_says_so() -> None:
@@ -60,7 +60,7 @@ def test_one_that_does_not_run_here_says_so() -> None:
 
 def test_one_of_another_package_is_made_for_the_device() -> None:
     backend = load_attention_backend("theirs", CPU, "auto", [entry("theirs", f"{HERE}:offered_backend")])
-    assert backend.attend is select("reference", CPU)[paged_attention]
+    assert backend.attend is select("reference", "cpu")[paged_attention]
 
 
 def test_a_layer_that_it_does_not_compute_is_named() -> None:

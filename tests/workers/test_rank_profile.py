@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 from pyllm_kernels import OpTimes
 from torch._C._autograd import DeviceType
 
@@ -14,8 +13,10 @@ from pyllm.errors import ProtocolError
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.plan_layout import PLAN_SECTIONS
 from pyllm.wire.profiles import RankProfile
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.model_runner import ModelRunner
-from pyllm.workers.rank_profile import StepProfiler, tracks_of
+from pyllm.workers.rank_profile import StepProfiler
+from pyllm.workers.torch_recorder import tracks_of
 from pyllm.workers.trace_events import Span, Track
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
@@ -136,7 +137,7 @@ class Pending:
 
 def test_steps_that_overlap_share_their_time() -> None:
     times = iter([100, 130, 150, 190, 270])
-    profiler = StepProfiler(2, torch.device("cpu"), lambda: next(times) * 1000)
+    profiler = StepProfiler(2, HostDevice(), lambda: next(times) * 1000)
     counts = tuple(range(3, 3 + len(PLAN_SECTIONS)))
     steps = [profiler.run(Step(number, counts), Pending) for number in (4, 5)]
     assert not profiler.takes_steps

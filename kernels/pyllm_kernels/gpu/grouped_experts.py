@@ -19,9 +19,9 @@ from torch import Tensor
 from pyllm_kernels.cards import Card, card_of
 from pyllm_kernels.gpu.elementwise import activate_gated
 from pyllm_kernels.gpu.expert_routing import Blocks, align_block_size, choose_experts
-from pyllm_kernels.gpu.linear_fp8 import fp8_sums
-from pyllm_kernels.gpu.linear_invariant import float_sums
-from pyllm_kernels.gpu.linear_tile import (
+from pyllm_kernels.gpu.linears.linear_fp8 import fp8_sums
+from pyllm_kernels.gpu.linears.linear_invariant import float_sums
+from pyllm_kernels.gpu.linears.linear_tile import (
     Tile,
     blocks_of_program,
     float_block_k,
@@ -29,9 +29,9 @@ from pyllm_kernels.gpu.linear_tile import (
     has_tensor_cores,
     options_of,
 )
-from pyllm_kernels.gpu.linear_w4a16 import w4a16_block_k, w4a16_sums
-from pyllm_kernels.gpu.linear_w8a8 import has_integer_dot, quantise_rows, w8a8_sums, w8a8_tile
-from pyllm_kernels.gpu.linear_w8a16 import w8a16_block_k, w8a16_sums
+from pyllm_kernels.gpu.linears.linear_w4a16 import w4a16_block_k, w4a16_sums
+from pyllm_kernels.gpu.linears.linear_w8a8 import has_integer_dot, quantise_rows, w8a8_sums, w8a8_tile
+from pyllm_kernels.gpu.linears.linear_w8a16 import w8a16_block_k, w8a16_sums
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES
 from pyllm_kernels.ops.activation import ACTIVATIONS

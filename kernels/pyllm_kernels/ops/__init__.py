@@ -1,1 +1,4 @@
-"""The ops, one module each: what it computes, its CPU version, its reference, and where its Triton version is."""
+"""The ops, one module each: the CPU version, the reference in numpy, and the place of the Triton version.
+
+Knows neither layers nor requests.
+"""

@@ -17,7 +17,7 @@ def _linear_fp8(
     return product(x, widened(weight) * of_weights, out)
 
 
-@op(reference=_linear_fp8, triton="pyllm_kernels.gpu.linear_fp8")
+@op(reference=_linear_fp8, triton="pyllm_kernels.gpu.linears.linear_fp8")
 def linear_fp8(
     x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None = None, block: tuple[int, int] = (128, 128)
 ) -> Tensor:

@@ -18,7 +18,7 @@ def _linear_w4a16(x: Array, integers: Array, scales: Array, minimums: Array, out
     return product(x, widened(rounded(weight.reshape(len(integers), -1), x)), out)
 
 
-@op(reference=_linear_w4a16, triton="pyllm_kernels.gpu.linear_w4a16")
+@op(reference=_linear_w4a16, triton="pyllm_kernels.gpu.linears.linear_w4a16")
 def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T` with 4-bit weights, each `scale * integer + minimum` rounded to x's dtype (arXiv 2306.00978).
 

@@ -12,7 +12,7 @@ def _linear_w8a16(x: Array, integers: Array, scales: Array, out: Array | None = 
     return product(x, widened(rounded(weight.reshape(integers.shape), x)), out)
 
 
-@op(reference=_linear_w8a16, triton="pyllm_kernels.gpu.linear_w8a16")
+@op(reference=_linear_w8a16, triton="pyllm_kernels.gpu.linears.linear_w8a16")
 def linear_w8a16(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T` with 8-bit weights, each `scale * integer` rounded to x's dtype; x is not quantised.
 

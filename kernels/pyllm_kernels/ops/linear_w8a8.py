@@ -16,7 +16,7 @@ def _linear_w8a8(x: Array, integers: Array, scales: Array, out: Array | None = N
     return rounded((x_scales * scales) * widened(sums), x, out)
 
 
-@op(reference=_linear_w8a8, triton="pyllm_kernels.gpu.linear_w8a8")
+@op(reference=_linear_w8a8, triton="pyllm_kernels.gpu.linears.linear_w8a8")
 def linear_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T` with int8 weights, and x in int8, too (arXiv 2211.10438): `(x_scale * scale) * sum`.
 

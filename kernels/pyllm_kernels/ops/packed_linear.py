@@ -90,7 +90,7 @@ def _pack_linear(weight: Tensor) -> PackedLinear:
     return PackedLinear(weight, name, name, None)
 
 
-@op(reference=_pack_linear, triton="pyllm_kernels.gpu.linear_packed")
+@op(reference=_pack_linear, triton="pyllm_kernels.gpu.linears.linear_packed")
 def pack_linear(weight: Tensor) -> PackedLinear:
     """Pack a matrix [out_features, in_features] for `packed_linear`; the result may share its memory."""
     rows = MatrixRows.of(weight)
@@ -118,7 +118,7 @@ def _pack_rows(
     return PackedLinear(numbers, weight_format, dtype, None)
 
 
-@op(reference=_pack_rows, triton="pyllm_kernels.gpu.linear_packed")
+@op(reference=_pack_rows, triton="pyllm_kernels.gpu.linears.linear_packed")
 def pack_rows(
     parts: Sequence[MatrixRows], weight_format: str, dtype: str, room: Callable[[int], Tensor] = empty_bytes
 ) -> PackedLinear:
@@ -150,7 +150,7 @@ def _packed_linear(x: Array, packed: PackedLinear, out: Array | None = None) -> 
     return rounded(_integer_product(widened(x), packed), x, out)
 
 
-@op(reference=_packed_linear, triton="pyllm_kernels.gpu.linear_packed")
+@op(reference=_packed_linear, triton="pyllm_kernels.gpu.linears.linear_packed")
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T`; x [tokens, in_features], contiguous, of the packed dtype -> [tokens, out_features].
 
@@ -173,7 +173,7 @@ def _packed_rows(packed: PackedLinear, rows: Array) -> Tensor:
     return found.astype(numpy_dtype(packed.dtype))
 
 
-@op(reference=_packed_rows, triton="pyllm_kernels.gpu.linear_packed")
+@op(reference=_packed_rows, triton="pyllm_kernels.gpu.linears.linear_packed")
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     """Some rows of the matrix, as numbers of the packed dtype; rows int32 [n], contiguous -> [n, in_features]."""
     layout = packed.layout
@@ -188,7 +188,7 @@ def _kept_format(rows: MatrixRows) -> str:
     return rows.format if rows.format in GGUF_BLOCKS or rows.is_int8 else ""
 
 
-@op(reference=_kept_format, triton="pyllm_kernels.gpu.linear_packed")
+@op(reference=_kept_format, triton="pyllm_kernels.gpu.linears.linear_packed")
 def kept_format(rows: MatrixRows) -> str:
     """The format in which `pack_rows` can keep quantised rows without loss, or an empty text.
 

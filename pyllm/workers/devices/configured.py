@@ -1,13 +1,11 @@
 """The configured device of a rank, and the kernels for it. Knows no model."""
 
 from pyllm_kernels import BackendError, CardError, Kernels, batch_invariant, check_card, select
-from pyllm_kernels.ops.paged_attention import paged_attention
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import WorkerConfig, needs_torch
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
-from pyllm.workers.attention_backends import AttentionBackend
 from pyllm.workers.devices.device import Device
 from pyllm.workers.devices.host import HostDevice
 
@@ -30,13 +28,6 @@ def worker_device(config: WorkerConfig) -> Device:
     number = config.core_index * num_ranks(config.engine.parallel) + config.rank
     gpu = number if config.gpu is None else config.gpu
     return TorchDevice(torch.device("cuda", gpu) if kind == "cuda" else torch.device(kind))
-
-
-def fits_graphs(device: Device, kernels: Kernels, attention: AttentionBackend) -> bool:
-    """Whether a graph can hold the ops: on a GPU none of them waits for the device, on a CPU all of them are Rust."""
-    if device.type == "cuda":
-        return kernels.backend == "triton" and attention.in_graphs
-    return kernels.backend == "cpu" and attention.attend is kernels[paged_attention]
 
 
 def configured_kernels(engine: EngineConfig, device: Device) -> Kernels:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pyllm_kernels
 from pyllm_kernels import Kernels
-from pyllm_kernels.tensors import Array, Tensor, dtype_name, fill
+from pyllm_kernels.host_copies import fill
+from pyllm_kernels.tensors import Array, Tensor, dtype_name
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.workers.devices.device import Device

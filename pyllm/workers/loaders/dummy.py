@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 from pyllm_kernels import MatrixRows
-from pyllm_kernels.tensors import Array, Tensor, address, dtype_name, fill, numpy_dtype
+from pyllm_kernels.host_copies import fill
+from pyllm_kernels.tensors import Array, Tensor, address, dtype_name, numpy_dtype
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.workers.loaders.tensor_table import DTYPES

@@ -5,7 +5,8 @@ from typing import Protocol
 
 import numpy as np
 from pyllm_kernels import MatrixRows
-from pyllm_kernels.tensors import Array, Tensor, dtype_name, fill, numpy_dtype
+from pyllm_kernels.host_copies import fill
+from pyllm_kernels.tensors import Array, Tensor, dtype_name, numpy_dtype
 
 from pyllm.errors import ConfigError
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from pyllm_kernels import select
 
-from pyllm.workers.attention_backends import load_attention_backend
-from pyllm.workers.devices.configured import fits_graphs, worker_device
+from pyllm.workers.attention_backends import fits_graphs, load_attention_backend
+from pyllm.workers.devices.configured import worker_device
 from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.devices.torch_device import TorchDevice, prepare_torch
 from tests.tiny_model import write_tiny_model

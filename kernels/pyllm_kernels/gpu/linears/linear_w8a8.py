@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card, card_of
-from pyllm_kernels.gpu.linear_tile import (
+from pyllm_kernels.gpu.linears.linear_tile import (
     Tile,
     grid_of,
     load_block,

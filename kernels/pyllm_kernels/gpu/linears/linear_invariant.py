@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card
-from pyllm_kernels.gpu import linear_packed
-from pyllm_kernels.gpu.linear_tile import (
+from pyllm_kernels.gpu.linears import linear_packed
+from pyllm_kernels.gpu.linears.linear_tile import (
     Tile,
     grid_of,
     has_tensor_cores,

@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
 use crate::linear::{self, Format, GgmlType, Int8Source, Lookup, Product};
-use crate::matrix_rows::{MatrixRows, all_rows};
+use super::matrix_rows::{MatrixRows, all_rows};
 use crate::op::{Extent, Op, OutOfRange, RowWriter};
 use crate::threads::pool::pool;
 use crate::threads::{Memory, Pool};

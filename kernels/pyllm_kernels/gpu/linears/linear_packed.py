@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels.cards import Card
-from pyllm_kernels.gpu.linear_fp8 import linear_fp8
-from pyllm_kernels.gpu.linear_w4a16 import linear_w4a16
-from pyllm_kernels.gpu.linear_w8a8 import linear_w8a8
-from pyllm_kernels.gpu.linear_w8a16 import linear_w8a16
+from pyllm_kernels.gpu.linears.linear_fp8 import linear_fp8
+from pyllm_kernels.gpu.linears.linear_w4a16 import linear_w4a16
+from pyllm_kernels.gpu.linears.linear_w8a8 import linear_w8a8
+from pyllm_kernels.gpu.linears.linear_w8a16 import linear_w8a16
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, empty_bytes
 from pyllm_kernels.ops import packed_linear as ops
 from pyllm_kernels.ops.packed_linear import NotFiniteError, PackedLinear

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card
-from pyllm_kernels.gpu.linear_tile import (
+from pyllm_kernels.gpu.linears.linear_tile import (
     float_tile,
     grid_of,
     group_block_k,

@@ -1,0 +1,15 @@
+"""Copies of the host's arrays into tensors of any device. Knows no op."""
+
+import numpy as np
+
+from pyllm_kernels.tensors import Array, Tensor, is_array
+
+
+def fill(to: Tensor, array: Array) -> None:
+    """Copy an array of the host into a tensor, rounded to its dtype."""
+    if is_array(to):
+        to[...] = array
+        return
+    from pyllm_kernels.torch_bridge import as_tensor
+
+    to.copy_(as_tensor(np.ascontiguousarray(array)))
