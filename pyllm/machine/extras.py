@@ -11,9 +11,14 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def extra_command(name: str) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'pyllm[{name}]'"
+
+
 def missing_extra(name: str, package: str) -> str:
     """Says that `package` is missing, with the command that installs it by the extra `name`.
 
     pip reads the extras of an installed pyllm, so the same command is right for wheels and for a checkout.
     """
-    return f"{package} is not installed: pip install 'pyllm[{name}]'"
+    return f"{package} is not installed: {extra_command(name)}"

@@ -46,11 +46,6 @@ def installed_version(package: str) -> str:
         return ""
 
 
-def extra_command(extra: str) -> str:
-    """The command that installs what an optional part of pyllm needs."""
-    return f'pip install "pyllm[{extra}]"'
-
-
 def read_software(
     list_cards: Callable[[], Sequence[VisibleCard]] = visible_cards,
     find_version: Callable[[str], str] = installed_version,

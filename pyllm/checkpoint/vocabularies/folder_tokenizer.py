@@ -31,7 +31,7 @@ from pyllm.checkpoint.vocabularies.sentencepiece_file import (
     read_sentencepiece,
 )
 from pyllm.errors import ConfigError
-from pyllm.machine.software import extra_command
+from pyllm.machine.extras import extra_command
 
 _MODELS = ("tokenizer.model", "tiktoken.model", "spiece.model")  # of SentencePiece or tiktoken
 VOCABULARY_FILES = (*_MODELS, "vocab.json", "merges.txt")
