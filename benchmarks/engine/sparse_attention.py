@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import torch
+import numpy as np
 from pyllm_kernels import AttentionLayer, AttentionMetadata, BlockBudget
-from torch import Tensor
+from pyllm_kernels.tensors import Tensor, softmax, widened
 
 from benchmarks.record import Record
 from pyllm.config.option_reading import engine_config
@@ -99,15 +99,15 @@ class AttentionMass:
         keys = self._layers[layer].keys
         length, block_size, kv_heads = int(self._rows.sequence_lengths[row]), keys.shape[1], keys.shape[2]
         table = metadata.block_tables[int(metadata.slots[row]), : -(-length // block_size)]
-        seen = keys[table].flatten(0, 1)[:length].float()  # [positions, kv_heads, head_dim]
-        of_heads = query[int(self._rows.query_starts[row])].float().view(kv_heads, -1, query.shape[2])
-        weights = torch.einsum("kgd,pkd->kgp", of_heads, seen).mul(attention.scale).softmax(dim=-1)
-        padded = torch.nn.functional.pad(weights.flatten(0, 1), (0, len(table) * block_size - length))
-        of_blocks = padded.view(len(padded), -1, block_size).sum(dim=2)  # [heads, blocks]
+        seen = widened(keys[table].reshape(-1, *keys.shape[2:])[:length])  # [positions, kv_heads, head_dim]
+        of_heads = widened(query[int(self._rows.query_starts[row])]).reshape(kv_heads, -1, query.shape[2])
+        weights = softmax(np.einsum("kgd,pkd->kgp", of_heads, seen) * np.float32(attention.scale))
+        padded = np.pad(weights.reshape(-1, length), ((0, 0), (0, len(table) * block_size - length)))
+        of_blocks = padded.reshape(len(padded), -1, block_size).sum(2)  # [heads, blocks]
         for choice, chosen in of_choices.items():
             num_blocks = -(-int(chosen.sequence_lengths[row]) // block_size)
             kept = chosen.block_tables[int(chosen.slots[row]), :num_blocks]
-            self.shares[choice] += of_blocks[:, torch.isin(table, kept)].sum(dim=1).tolist()
+            self.shares[choice] += of_blocks[:, np.isin(table, kept)].sum(1).tolist()
 
 
 class Bench:
@@ -165,12 +165,15 @@ class Bench:
         """The perplexity of the tokens after the prompt, each of which attends as at decode."""
         self._planner.lengths[0] = self.context
         hidden = self._run(self._tokens[self.context : -1])
-        targets = torch.tensor(self._tokens[self.context + 1 :])
+        targets = np.array(self._tokens[self.context + 1 :])
         total = 0.0
-        for of_part, wanted in zip(torch.split(hidden, 64), torch.split(targets, 64), strict=True):
-            logits = self.runner.model.logits(of_part)
+        for start in range(0, len(targets), 64):
+            logits = self.runner.model.logits(hidden[start : start + 64])
             assert logits is not None, "there is one rank"
-            total -= torch.log_softmax(logits.double(), dim=-1).gather(1, wanted[:, None]).sum().item()
+            wanted, wide = targets[start : start + 64, None], logits.astype(np.float64)
+            wide -= wide.max(-1, keepdims=True)
+            log_sums = np.log(np.exp(wide).sum(-1))
+            total -= float((np.take_along_axis(wide, wanted, 1)[:, 0] - log_sums).sum())
         return math.exp(total / len(targets))
 
     def observe(self, mass: AttentionMass) -> None:
@@ -190,25 +193,25 @@ class Bench:
             seconds.append(time.thread_time() - started)
         return seconds[1:]
 
-    @torch.inference_mode()
     def _fill(self) -> None:
         """Fill all blocks with random numbers, and set the prompt's tables."""
-        self._cache.memory.normal_()  # Unwritten zeros would share one page, which stays in the CPU's caches.
+        # Unwritten zeros would share one page, which stays in the CPU's caches.
+        memory = self._cache.memory
+        memory[...] = np.random.default_rng(0).standard_normal(memory.shape, np.float32)
         for start in range(0, self.context, CHUNK):
             step, frame = self._planner.step(Row(0, self._tokens[start : min(start + CHUNK, self.context)]))
             self.runner._slots.apply(self.runner._plans.load(step.counts, frame))
 
-    @torch.inference_mode()
     def _run(self, tokens: list[int]) -> Tensor:
         """Hidden states of the next tokens, computed in steps of `CHUNK`."""
         parts, forward = [], self.runner.forward
-        self.runner.forward = lambda batch: parts.append(forward(batch).clone()) or parts[-1]  # type: ignore
+        self.runner.forward = lambda batch: parts.append(forward(batch).copy()) or parts[-1]  # type: ignore
         try:
             for start in range(0, len(tokens), CHUNK):
                 self.runner.run(*self._planner.step(Row(0, tokens[start : start + CHUNK])))
         finally:
             self.runner.forward = forward  # type: ignore[method-assign]
-        return torch.cat(parts)
+        return np.concatenate(parts)
 
 
 def run() -> Iterator[Record]:

@@ -219,7 +219,7 @@ def _decode_batch(
     bench: Bench, shape: AttentionShape, num_rows: int, context: int, cache_dtype: torch.dtype
 ) -> PagedBatch:
     batch = paged_batch([(1, context - 1)] * num_rows, shape, bench.device, cache_dtype=cache_dtype)
-    shape = replace(shape, cache_dtype=cache_dtype)
+    shape = replace(shape, cache_dtype=dtype_name(cache_dtype))
     return replace(batch, metadata=bench.kernels[plan_attention](batch.metadata, shape))
 
 

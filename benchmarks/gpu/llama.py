@@ -20,6 +20,7 @@ from pyllm.families import llama
 from pyllm.families.config import Config
 from pyllm.families.spec import ModelSpec
 from pyllm.workers.decoder import Decoder
+from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.rank_group import RankGroup
@@ -100,10 +101,11 @@ class Model:
     @classmethod
     def random(cls, shape: ModelSpec, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> "Model":
         """A model with random weights that keep the magnitude of activations."""
-        placement = WeightPlacement(RankGroup(), dtype, device, kernels)
+        own = TorchDevice(device)
+        placement = WeightPlacement(RankGroup(), dtype_name(dtype), own, kernels)
         decoder = Decoder(shape, placement)
         decoder.load(RandomWeights())
-        return cls(decoder, placement, shape, PositionTables.of(shape, shape.max_position_embeddings, device))
+        return cls(decoder, placement, shape, PositionTables.of(shape, shape.max_position_embeddings, own))
 
     def decode_step(self, num_rows: int, context: int) -> Callable[[], Tensor]:
         """A step of one token for each of `num_rows` sequences of `context` tokens; it returns the next tokens.
@@ -119,7 +121,7 @@ class Model:
         slots = Slots(num_rows, -(-max_model_len // BLOCK_SIZE), device)
         order = torch.randperm(num_rows * blocks_of_row, generator=torch.Generator().manual_seed(0))
         slots.block_tables[:, :blocks_of_row] = order.view(num_rows, blocks_of_row)
-        rows = torch.arange(num_rows, dtype=torch.int32, device=device)
+        rows = device.from_host(np.arange(num_rows, dtype=np.int32))
         tokens = torch.full_like(rows, -1)
         last = context - 1
         positions = torch.full_like(rows, last)
@@ -127,7 +129,7 @@ class Model:
         metadata = AttentionMetadata(
             block_tables=slots.block_tables,
             slots=rows,
-            query_starts=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
+            query_starts=device.from_host(np.arange(num_rows + 1, dtype=np.int32)),
             sequence_lengths=torch.full_like(rows, context),
             max_query_length=1,
             max_sequence_length=max_model_len,
@@ -139,7 +141,7 @@ class Model:
             self.spec.attention.head_size,
             self.placement.dtype,
         )
-        zeros, ones, no_top_k = (torch.full((num_rows,), number, device=device) for number in (0.0, 1.0, 0))
+        zeros, ones, no_top_k = (torch.full((num_rows,), number, device=rows.device) for number in (0.0, 1.0, 0))
 
         def step() -> Tensor:
             forward = ForwardContext(

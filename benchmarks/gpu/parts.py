@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pyllm_kernels import CardError, check_card, select
+from pyllm_kernels import CardError, check_card, dtype_name, select
 from pyllm_kernels.cards import card_of
 
 from benchmarks.gpu import checks, decode_packing, figures, timing, tune
@@ -195,8 +195,12 @@ def _version(package: str) -> str | None:
 
 def precisions(name: str, capability: tuple[int, int]) -> tuple[list[torch.dtype], bool]:
     """The dtypes that the card supports, the model's first, and whether it supports fp8."""
-    dtypes = [dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if not refusal(name, capability, dtype)]
-    return dtypes, not refusal(name, capability, torch.float8_e4m3fn)
+    dtypes = [
+        dtype
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        if not refusal(name, capability, dtype_name(dtype))
+    ]
+    return dtypes, not refusal(name, capability, "float8_e4m3fn")
 
 
 def refusal(name: str, capability: tuple[int, int], dtype: torch.dtype) -> str:
@@ -232,7 +236,7 @@ def figure_parts(bench: Bench, float8: bool) -> Iterator[Part]:
     for length in sorted({length for length, *_ in figures.PREFILLS.values()}):
         yield f"torch_attention {length}", partial(figures.torch_attention, bench, length)
     yield "small_ops", partial(figures.small_ops, bench)
-    yield "experts", partial(figures.experts, bench)
+    yield "experts", partial(figures.expert_figures, bench)
     yield "sampling", partial(figures.sampling, bench)
     yield "logits_ops", partial(figures.logits_ops, bench)
     from benchmarks.gpu import llama

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,9 +125,9 @@ def runner_logits(engine: EngineConfig, checkpoint: Checkpoint) -> Logits:
             sampled = runner.run(Step(plan.step, tuple(plan.counts)), memoryview(plan))
             scheduler.commit(plan.step, sampled.starts, sampled.tokens)
             scheduler.take_deltas(0)
-        result = runner.model.logits(torch.cat(tap.hidden)[FIRST:-1])
+        result = runner.model.logits(np.concatenate(tap.hidden)[FIRST:-1])
         assert result is not None, "there is one rank"
-        return result.float().cpu()
+        return torch.from_numpy(np.asarray(result, np.float32))
 
     return logits
 
@@ -142,7 +143,7 @@ class HiddenTap:
 
     def __call__(self, batch: Batch) -> Tensor:
         hidden = self._forward(batch)
-        self.hidden.append(hidden.clone())
+        self.hidden.append(hidden.copy())
         return hidden
 
 

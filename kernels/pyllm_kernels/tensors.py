@@ -84,17 +84,19 @@ def rounded(numbers: Floats, like: Array, out: Array | None = None) -> Array:
     return out
 
 
-def softmax(scores: Floats) -> Floats:
+def softmax(scores: Array) -> Array:
     """The softmax over the last dimension; a row of minus infinities is NaNs."""
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    normalised: Floats = weights / weights.sum(-1, keepdims=True)
+    normalised: Array = weights / weights.sum(-1, keepdims=True)
     return normalised
 
 
 def product(x: Array, weight: Floats, out: Array | None = None) -> Array:
-    """`x @ weight.T`, summed in float32 and rounded to the dtype of x; in `out`, if that is given."""
-    with np.errstate(all="ignore"):  # Numbers may be infinite or NaN.
-        return rounded(widened(x) @ weight.T, x, out)
+    """`x @ weight.T`, rounded to the dtype of x; in `out`, if that is given.
+
+    Sums are float64: their last bits depend on the number of rows, and get lost in the rounding.
+    """
+    return rounded((x.astype(np.float64) @ weight.T.astype(np.float64)).astype(np.float32), x, out)
 
 
 def strides(tensor: Tensor) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ MAX_NAME = 80  # characters of a file's name
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _RECORD = re.compile(r"\.?\d{8}T\d{6}\.\d{6}Z-")
 # Secret fields of the configuration (of a KV connector only its own settings), and fields that are only long.
-SECRET_FIELDS = frozenset({"sha256", "secret", "private_key", "kv_connector_extra_config"}) | (
+SECRET_FIELDS = frozenset({"sha256", "secret", "rank_secret", "private_key", "kv_connector_extra_config"}) | (
     SECRETS - {"kv_transfer_config"}
 )
 _LONG_FIELDS = frozenset({"tensors", "certificate", "ca_certificates"})

@@ -75,23 +75,25 @@ def _gather(cache: Array, table: Array, first: int, length: int) -> Floats:
     return widened(gathered.reshape(-1, *cache.shape[2:])[first - start : length - start])
 
 
-def _attend(query: Floats, keys: Floats, values: Floats, layer: AttentionLayer) -> Floats:
+def _attend(query: Array, keys: Array, values: Array, layer: AttentionLayer) -> Array:
     """Attention of the last positions to all: query [queries, heads, head_dim], keys [length, kv_heads, head_dim].
 
-    With a window the keys begin at the first query's window.
+    With a window the keys begin at the first query's window. Sums are float64: their last bits depend on the number of
+    queries, and get lost in the rounding.
     """
+    query, keys, values = (numbers.astype(np.float64) for numbers in (query, keys, values))
     queries, heads, head_dim = query.shape
     length, kv_heads, _ = keys.shape
     grouped = query.reshape(queries, kv_heads, -1, head_dim).transpose(1, 2, 0, 3)  # [kv_heads, group, queries, ...]
-    scores = grouped @ keys.transpose(1, 2, 0)[:, None] * np.float32(layer.scale)  # [..., queries, length]
+    scores = grouped @ keys.transpose(1, 2, 0)[:, None] * layer.scale  # [..., queries, length]
     if (cap := layer.soft_cap) is not None:
-        scores = np.float32(cap) * np.tanh(scores / np.float32(cap))
-    scores = np.where(_seen(queries, length, layer), scores, np.float32(-np.inf))
+        scores = cap * np.tanh(scores / cap)
+    scores = np.where(_seen(queries, length, layer), scores, -np.inf)
     if layer.sinks is not None:
         sinks = layer.sinks.reshape(kv_heads, -1, 1, 1)
         scores = np.concatenate((scores, np.broadcast_to(sinks, (*scores.shape[:3], 1))), axis=-1)
     attended = softmax(scores)[..., :length] @ values.transpose(1, 0, 2)[:, None]
-    return attended.transpose(2, 0, 1, 3).reshape(queries, heads, head_dim)
+    return attended.transpose(2, 0, 1, 3).reshape(queries, heads, head_dim).astype(np.float32)
 
 
 def _seen(queries: int, length: int, layer: AttentionLayer) -> Array:
