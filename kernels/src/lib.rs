@@ -68,11 +68,11 @@ mod _cpu {
     #[pymodule_export]
     use super::capture::{Graph, Lease, OpTimes};
     #[pymodule_export]
-    use super::logits::states::LogitsStates;
-    #[pymodule_export]
     use super::linear::matrix_rows::{copy_rows, read_rows};
     #[pymodule_export]
     use super::linear::packed_linear::Linear;
+    #[pymodule_export]
+    use super::logits::states::LogitsStates;
     #[pymodule_export]
     use super::ranks::exchange::RankExchange;
     #[pymodule_export]

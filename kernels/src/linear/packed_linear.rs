@@ -5,12 +5,12 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use super::matrix_rows::{MatrixRows, all_rows};
 use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
 use crate::linear::{self, Format, GgmlType, Int8Source, Lookup, Product};
-use super::matrix_rows::{MatrixRows, all_rows};
 use crate::op::{Extent, Op, OutOfRange, RowWriter};
 use crate::threads::pool::pool;
 use crate::threads::{Memory, Pool};
