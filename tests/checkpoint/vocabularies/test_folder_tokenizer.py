@@ -87,7 +87,7 @@ def test_a_tokenizer_is_built_once(tmp_path: Path) -> None:
 
 LLAMA = CASES[0]
 MODEL = base64.b64decode(LLAMA["content"])
-COMMAND = 'pip install "pyllm\\[transformers\\]", then python -c'
+COMMAND = r"pip install 'pyllm\[transformers\]', then python -c"
 
 
 @pytest.mark.parametrize(

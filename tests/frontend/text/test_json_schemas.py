@@ -218,7 +218,8 @@ VALUES = st.text('"\\/\n\t\x01\x1f ,azn5é', max_size=4)
 def test_a_value_that_is_taken_fits_its_pattern(pattern: str, value: str) -> None:
     schema = {"type": "string", "pattern": pattern}
     fits = re.fullmatch(pattern[1:-1], value, re.ASCII) is not None
-    assert not fits or Draft202012Validator(schema).is_valid(value)
+    # jsonschema has Unicode's letters and digits in its classes, where ECMA 262 has those of ASCII.
+    assert not fits or not value.isascii() or Draft202012Validator(schema).is_valid(value)
     assert takes(schema, json.dumps(value, ensure_ascii=False)) is fits
     assert fits or not takes(schema, json.dumps(value))
     named = {"type": "object", "patternProperties": {pattern: {"type": "null"}}, "additionalProperties": False}
