@@ -150,7 +150,7 @@ def test_log_probabilities_are_shown_by_keyboard(browser: Browser, server: Serve
 
 
 def test_a_tool_is_tried_by_hand(browser: Browser, server: Server) -> None:
-    begin(browser, server, max_tokens=32)
+    begin(browser, server, max_tokens=24)  # Enough for one call, too few to begin another.
     example = next(each for each in browser.all(".settings button") if each.text == "Take an example")
     browser.run("arguments[0].click()", example)
     browser.run("""
