@@ -15,10 +15,10 @@ import torch
 from pyllm_kernels import LogitsEdits, LogitsStates
 from pyllm_kernels.ops.edit_logits import edit_logits
 from pyllm_kernels.ops.logprobs import logprobs
+from pyllm_kernels.tensors import Array
 from torch import Tensor
 
 from benchmarks.record import Record
-from pyllm.workers.devices.device import Array
 from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.sampling.sampler import SamplingRows, sample
 

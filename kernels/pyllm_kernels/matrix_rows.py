@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllm_kernels import _cpu
-from pyllm_kernels.tensors import Array, Floats, Tensor, address, dtype_name, is_array, numpy_dtype
+from pyllm_kernels.tensors import Array, Floats, Tensor, address, dtype_name, host_array, numpy_dtype
 
 GGUF_BLOCKS = {
     "q8_0": (32, 34),
@@ -64,7 +64,7 @@ class MatrixRows:
         Raises:
             ValueError: `rows` is no matrix of the format.
         """
-        rows = _on_host(rows)
+        rows = host_array(rows)
         if rows.ndim != 2:
             raise ValueError(f"rows are {list(rows.shape)}: give a matrix")
         rows = np.ascontiguousarray(rows)
@@ -83,7 +83,7 @@ class MatrixRows:
     @classmethod
     def scaled(cls, rows: Tensor, scales: Scales) -> "MatrixRows":
         """The rows of a contiguous matrix [rows, in_features] of a dtype of `SCALED_DTYPES`."""
-        rows, scales = _on_host(rows), scales._replace(numbers=_on_host(scales.numbers))
+        rows, scales = host_array(rows), scales._replace(numbers=host_array(scales.numbers))
         return cls(dtype_name(rows.dtype), rows.shape[1], _addresses(rows), (rows,), scales)
 
     def __len__(self) -> int:
@@ -126,16 +126,6 @@ def empty_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
     memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
     start = -address(memory) % _ALIGNMENT
     return memory[start : start + num_bytes]
-
-
-def _on_host(tensor: Tensor) -> Array:
-    """An array, or the memory of a tensor of torch as one."""
-    if is_array(tensor):
-        array: Array = tensor
-        return array
-    from pyllm_kernels.torch_bridge import as_array
-
-    return as_array(tensor)
 
 
 def check_alike(parts: Sequence[MatrixRows]) -> int:

@@ -88,20 +88,3 @@ class Kernels:
     def replaced(self, op: Op[..., R], version: Callable[..., R]) -> "Kernels":
         """These ops with another version of one of them."""
         return Kernels(self.backend, self._versions | {op: version})
-
-    def wrapped(self, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> "Kernels":
-        """These ops, each version passed through `wrap` with the op's name when it is first asked for."""
-        return _Wrapped(self, wrap)
-
-
-class _Wrapped(Kernels):
-    def __init__(self, kernels: Kernels, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        super().__init__(kernels.backend)
-        self._kernels = kernels
-        self._wrap = wrap
-
-    def __getitem__(self, op: Op[P, R]) -> Callable[P, R]:
-        if op not in self._versions:
-            self._versions[op] = self._wrap(op.name, self._kernels[op])
-        version: Callable[P, R] = self._versions[op]
-        return version

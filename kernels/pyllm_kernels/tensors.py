@@ -36,6 +36,16 @@ def is_array(tensor: Any) -> bool:
     return isinstance(tensor, np.ndarray)
 
 
+def host_array(tensor: Tensor) -> Array:
+    """A tensor's memory as an array; a copy on the host of a tensor that is elsewhere."""
+    if is_array(tensor):
+        array: Array = tensor
+        return array
+    from pyllm_kernels.torch_bridge import as_array
+
+    return as_array(tensor)
+
+
 def address(tensor: Tensor) -> int:
     """The address of a tensor's first element."""
     if not is_array(tensor):
@@ -76,8 +86,7 @@ def widened(array: Array) -> Floats:
 
 def rounded(numbers: Floats, like: Array, out: Array | None = None) -> Array:
     """Numbers as elements of the dtype of `like`, to the nearest, halves to even; in `out`, if that is given."""
-    with np.errstate(over="ignore"):
-        elements = numbers.astype(like.dtype)
+    elements = numbers.astype(like.dtype)
     if out is None:
         return elements
     out[...] = elements

@@ -480,8 +480,10 @@ class ModelRunner:
 
     def _free_device_bytes(self) -> int:
         """The rest of `gpu_memory_utilization` after memory in use, the peak of a step, swaps and sampling graphs."""
+        from pyllm.workers.devices.torch_device import free_bytes
+
         utilization = self._engine.cache.gpu_memory_utilization
-        room = self._placement.device.free_bytes(utilization, self.run_largest_step)
+        room = free_bytes(self._placement.device, utilization, self.run_largest_step)
         room -= self._memory.staging_bytes()
         if self._may_capture:
             room -= self._planned_graph_bytes()

@@ -32,7 +32,7 @@ def run_largest_step(forward: ForwardPass, device: Device, max_logprobs: int) ->
         rows, vocab_size = logits.shape
         every = device.from_host(np.arange(rows, dtype=np.int32))
         nothing = LogitsEdits(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32), *np.zeros((3, 0), np.float32))
-        edit_logits(logits, every, nothing.moved(device.from_host))
+        edit_logits(logits, every, nothing.moved(device.all_from_host))
         num_top = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
         logprobs(logits, every, device.zeros((rows,), "int32"), num_top)
 

@@ -147,9 +147,9 @@ def load(
     engine = config.engine
     set_threads(engine)
     if needs_torch(config):
-        from pyllm.workers.devices.torch_device import prepare_torch
+        from pyllm.workers.devices.torch_device import configure_torch
 
-        prepare_torch(engine.device.num_threads, config.checkpoint.spec.transformers)
+        configure_torch(engine.device.num_threads, config.checkpoint.spec.transformers)
     enter("joining ranks")
     group = RankGroup.join(
         Place(config.rank, engine.parallel.tensor_parallel_size, engine.parallel.pipeline_parallel_size),

@@ -12,6 +12,7 @@ from pyllm_kernels.torch_bridge import on_host
 
 from tests.tiers import leave_products_to_full
 from tests.triton_interpreter import interpret
+from tests.wrapped_kernels import WrappedKernels
 
 interpret()
 
@@ -49,4 +50,4 @@ def _seed() -> None:
 def kernels(request: pytest.FixtureRequest, device: torch.device) -> Kernels:
     kernels = select(request.param, device)
     # Tests make tensors; the engine gives Rust arrays.
-    return kernels.wrapped(lambda _, version: on_host(version)) if request.param == "cpu" else kernels
+    return WrappedKernels(kernels, lambda _, version: on_host(version)) if request.param == "cpu" else kernels

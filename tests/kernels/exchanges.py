@@ -17,7 +17,7 @@ TIMEOUT = 60.0  # seconds: far more than any exchange takes
 
 Result = TypeVar("Result")
 Link = dict[int, list[tuple[int, int]]] | int
-"""What the ranks of a transport share: sockets to the others, by rank; or the descriptor of a file in memory."""
+"""The sockets of a rank to the others, by rank; or the descriptor of a file in memory that all ranks share."""
 
 # A rank that takes part in one collective, and then in no more.
 RANK = """

@@ -34,7 +34,8 @@ def on_tensors(edit: Callable[..., Tensor], device: torch.device) -> EditLogits:
             return as_tensor(array.copy()).to(device)
 
         given = None if out is None else there(out)
-        return as_array(edit(there(logits), there(rows), edits.moved(there), *map(there, masks), out=given))
+        moved = edits.moved(lambda columns: list(map(there, columns)))
+        return as_array(edit(there(logits), there(rows), moved, *map(there, masks), out=given))
 
     return run
 
@@ -126,7 +127,7 @@ def test_the_device_picks_the_version_and_edits_move_to_it() -> None:
     arguments = logits, rows, edits, ints(-1, 0), masks_of([set(range(0, 300, 3))], 10)
     expected = edit_logits.reference(*arguments)
     assert np.array_equal(on_tensors(edit_logits, DEVICE)(*arguments), expected)
-    moved = edits.moved(lambda array: torch.from_numpy(array).to("meta"))  # What is moved keeps its shapes and dtypes.
+    moved = edits.moved(lambda columns: [torch.from_numpy(column).to("meta") for column in columns])
     assert [(x.shape, x.dtype) for x in (moved.starts, moved.bias)] == [((3,), torch.int32), ((2,), torch.float32)]
 
 

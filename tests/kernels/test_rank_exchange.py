@@ -27,7 +27,7 @@ def numbers(seed: int, size: int) -> Bytes:
 
 
 def run(exchange: RankExchange, rank: int, size: int, calls: Sequence[tuple[str, int]]) -> list[Bytes | None]:
-    """What a rank gets from a sequence of collectives of as many bytes."""
+    """The results of a sequence of collectives of as many bytes, on one rank."""
     found: list[Bytes | None] = []
     for number, (collective, num_bytes) in enumerate(calls):
         part = numbers(100 * number + rank, num_bytes)

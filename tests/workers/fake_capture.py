@@ -16,6 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.wrapped_kernels import WrappedKernels
+
 # What waits for the device, or allocates pinned memory. Some never reach the dispatcher for a tensor on a CPU. Streams
 # and events raise of their own accord where there is no CUDA.
 REFUSED_OPS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_pin_memory", "_unique2", "bincount"}
@@ -142,7 +144,7 @@ class FakeCapture:
 
     def launching(self, kernels: Kernels) -> Kernels:
         """Kernels each of which is one launch."""
-        return kernels.wrapped(lambda name, op: self.launched(op))
+        return WrappedKernels(kernels, lambda name, op: self.launched(op))
 
     def launched(self, op: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*arguments: Any, **keywords: Any) -> Any:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from pyllm_kernels import select
+from pyllm_kernels.gpu import sdpa
 from pyllm_kernels.ops.paged_attention import paged_attention
 
 from pyllm.checkpoint.reader import read_checkpoint
@@ -45,6 +46,12 @@ def test_our_own_need_no_package_and_cannot_be_replaced(name: str) -> None:
 def test_sdpa_is_the_plain_torch_reference() -> None:
     backend = load_attention_backend("sdpa", CPU, "auto")
     assert backend.attend is select("reference", "cpu")[paged_attention]
+    assert not backend.in_graphs
+
+
+def test_sdpa_is_torchs_own_on_a_gpu() -> None:
+    backend = load_attention_backend("sdpa", TorchDevice(torch.device("cuda")), "auto")
+    assert backend.attend is sdpa.paged_attention
     assert not backend.in_graphs
 
 

@@ -1,6 +1,6 @@
 """Masks, biases and penalties on logits. Knows neither requests nor the reasons for edits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Tensor, is_float, split, view_as, widened
+from pyllm_kernels.tensors import Array, Tensor, is_float, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,9 @@ class LogitsEdits:
         ints = (np.frombuffer(column, np.int32) for column in (starts, ids))
         return cls(*ints, *(np.frombuffer(column, np.float32) for column in floats))
 
-    def moved(self, move: Callable[[Array], Tensor]) -> Self:
-        """The edits where `move` puts an array of the host: one array for all of them."""
-        columns = self.starts, self.ids, self.bias, self.repetition, self.subtracted
-        packed = np.concatenate([column.view(np.int32) for column in columns])
-        there = move(packed)
-        if there is packed:
-            return self
-        starts, ids, *floats = split(there[None], [len(column) for column in columns])
-        return type(self)(starts[0], ids[0], *(view_as(numbers[0], "float32") for numbers in floats))
+    def moved(self, move: Callable[[Sequence[Array]], Sequence[Tensor]]) -> Self:
+        """The edits where `move` puts arrays of the host."""
+        return type(self)(*move((self.starts, self.ids, self.bias, self.repetition, self.subtracted)))
 
 
 def _edit_logits(

@@ -34,7 +34,6 @@ def linear_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None 
     return graph.not_captured(linear_w8a8)(x, integers, scales, out)
 
 
-@np.errstate(all="ignore")  # A group of zeros has no scale, and one with a NaN has no integers.
 def quantised(groups: Floats, steps: int = 127) -> tuple[Floats, Floats]:
     """The scale of each group [..., features] and its integers, up to `steps` in magnitude, halves to even."""
     largest = np.abs(groups).max(-1, keepdims=True)

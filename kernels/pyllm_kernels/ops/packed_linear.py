@@ -108,10 +108,8 @@ def _pack_rows(
     numbers = np.concatenate([part.numbers() for part in parts])
     if len(odd := np.flatnonzero(~np.isfinite(numbers).all(1))):
         raise NotFiniteError(int(odd[0]))
-    dtype = dtype_name(dtype)
     if weight_format in FLOAT_DTYPES:
-        with np.errstate(over="ignore"):
-            return PackedLinear(numbers.astype(numpy_dtype(dtype)), weight_format, dtype, None)
+        return PackedLinear(numbers.astype(numpy_dtype(dtype)), weight_format, dtype, None)
     if weight_format == "int8":
         in_blocks = len(kinds) == 1 and kinds <= set(INT8_BLOCKS)
         numbers = np.concatenate([_int8(part, in_blocks) for part in parts])
@@ -132,7 +130,7 @@ def pack_rows(
 
     Raises `NotFiniteError` if a number is not finite, and `ValueError` for rows that cannot be packed in this format.
     """
-    return _pack(parts, weight_format, dtype_name(dtype), room)
+    return _pack(parts, weight_format, dtype, room)
 
 
 def _packed_linear(x: Array, packed: PackedLinear, out: Array | None = None) -> Tensor:
@@ -201,7 +199,7 @@ def kept_format(rows: MatrixRows) -> str:
 
 def _pack(parts: Sequence[MatrixRows], weight_format: str, dtype: str, room: Callable[[int], Tensor]) -> PackedLinear:
     if dtype == weight_format == "float16":
-        return _pack_rows(parts, weight_format, dtype)
+        return pack_rows.reference(parts, weight_format, dtype)
     in_features, num_rows = check_alike(parts), sum(map(len, parts))
     kinds = {part.format for part in parts}
     blocks = kinds.pop() if weight_format == "int8" and len(kinds) == 1 and kinds <= set(INT8_BLOCKS) else None
@@ -233,7 +231,6 @@ def _int8(part: MatrixRows, in_blocks: bool) -> Floats:
     return np.concatenate(quantised(_int8_of_blocks(part) if in_blocks else part.numbers()), 1)
 
 
-@np.errstate(invalid="ignore")  # A row of zeros has no scale.
 def _int8_of_blocks(part: MatrixRows) -> Floats:
     """The numbers of GGUF's 4-bit blocks as 8-bit integers: see `_cpu.Linear`."""
     blocks = part.stored().reshape(len(part), -1, GGUF_BLOCKS[part.format][1])

@@ -3,15 +3,14 @@
 `HostDevice` and `TorchDevice` implement it. Imports no torch. Dtypes are named, see `pyllm_kernels.tensors`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from pyllm_kernels.tensors import Tensor
+from pyllm_kernels.tensors import Array, Tensor
 
-Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.signedinteger]
 
 
@@ -48,14 +47,14 @@ class Device(Protocol):
     def from_host(self, array: Array) -> Tensor:
         """An array of the host as a tensor: on a CPU the array itself, on a GPU a copy that this does not wait for."""
 
+    def all_from_host(self, arrays: Sequence[Array]) -> Sequence[Tensor]:
+        """Arrays of one dimension, of elements of 4 bytes, as `from_host` gives them; by one copy."""
+
     def host_copy(self, tensor: Tensor) -> HostCopy:
         """Begin to copy a tensor to the host; on a CPU the result is the tensor itself."""
 
     def host_room(self, size: int, room: Array | None) -> Array:
-        """uint8 [size] of the host, to fill for `from_host`: a part of `room` if that is free, or new memory."""
-
-    def host_array(self, tensor: Tensor) -> Array:
-        """The memory of a tensor on a CPU as an array."""
+        """uint8 [size or more] of the host, to fill for `from_host`: `room` if that is free, or new memory."""
 
     def take(self, tensor: Tensor, rows: Rows) -> Tensor:
         """A copy of some rows."""
@@ -71,6 +70,3 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all that has begun is done."""
-
-    def free_bytes(self, utilization: float, compute: Callable[[], object]) -> int:
-        """The part of this share of the device's memory that is left beside what is used, and beside `compute`."""

@@ -1,15 +1,14 @@
 """The host as a device: its tensors are arrays of numpy, and copies to and from the host are no copies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import pyllm_kernels
-from pyllm_kernels.tensors import numpy_dtype
+from pyllm_kernels.tensors import Array, numpy_dtype
 
-from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
-from pyllm.workers.devices.device import Array, Rows
+from pyllm.workers.devices.device import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +51,19 @@ class HostDevice:
         """The array itself."""
         return array
 
+    def all_from_host(self, arrays: Sequence[Array]) -> Sequence[Array]:
+        """The arrays themselves."""
+        return arrays
+
     def host_copy(self, tensor: Array) -> Arrived:
         """The array itself."""
         return Arrived(tensor)
 
     def host_room(self, size: int, room: Array | None) -> Array:
-        """A part of `room`, or memory of twice the size."""
+        """`room`, or at least twice as much where that is too small."""
         if room is None or size > len(room):
             room = np.empty(max(size, 0 if room is None else 2 * len(room)), np.uint8)
-        return room[:size]
-
-    def host_array(self, tensor: Array) -> Array:
-        """The array itself."""
-        return tensor
+        return room
 
     def take(self, tensor: Array, rows: Rows) -> Array:
         """See `Device.take`."""
@@ -85,8 +84,3 @@ class HostDevice:
 
     def synchronize(self) -> None:
         """Do nothing: every call waits."""
-
-    def free_bytes(self, utilization: float, compute: Callable[[], object]) -> int:
-        """The least KV cache, as the host's memory is not this rank's alone."""
-        del utilization, compute
-        return MIN_CPU_KV_CACHE_BYTES

@@ -5,11 +5,12 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
+from pyllm_kernels.tensors import Array
 from pyllm_kernels.torch_bridge import as_array, as_tensor
 from torch import Tensor
 
 from pyllm.families.spec import TransformersSpec
-from pyllm.workers.devices.device import Array, Device, Rows
+from pyllm.workers.devices.device import Device, Rows
 
 
 class DeviceCopy:
@@ -73,6 +74,12 @@ class TorchDevice:
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(self.device, non_blocking=True)
 
+    def all_from_host(self, arrays: Sequence[Array]) -> Sequence[Tensor]:
+        """See `Device.all_from_host`: views of one tensor."""
+        packed = self.from_host(np.concatenate([array.view(np.int32) for array in arrays]))
+        parts = torch.split(packed, [len(array) for array in arrays])
+        return [part.view(torch_dtype(array.dtype.name)) for part, array in zip(parts, arrays, strict=True)]
+
     def host_copy(self, tensor: Tensor) -> DeviceCopy:
         """See `Device.host_copy`."""
         return DeviceCopy(tensor)
@@ -81,10 +88,6 @@ class TorchDevice:
         """New memory, pinned for a GPU: torch caches it, and does not reuse it while a copy from it is in progress."""
         del room
         return torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy()
-
-    def host_array(self, tensor: Tensor) -> Array:
-        """See `Device.host_array`."""
-        return as_array(tensor)
 
     def take(self, tensor: Tensor, rows: Rows) -> Tensor:
         """See `Device.take`."""
@@ -108,17 +111,6 @@ class TorchDevice:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def free_bytes(self, utilization: float, compute: Callable[[], object]) -> int:
-        """See `Device.free_bytes`: beside the peak of `compute`."""
-        before = torch.cuda.memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        compute()
-        torch.cuda.synchronize(self.device)
-        peak = torch.cuda.max_memory_allocated(self.device) - before
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(self.device)
-        return int(total * utilization) - (total - free) - peak
-
 
 def torch_dtype(name: str) -> torch.dtype:
     """The dtype of this name."""
@@ -128,11 +120,23 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def capability_of(device: Device) -> tuple[int, int]:
     """The compute capability of a GPU: major, minor."""
-    assert isinstance(device, TorchDevice), f"a GPU, not {device.type}"
-    return torch.cuda.get_device_capability(device.device)
+    return torch.cuda.get_device_capability(_gpu(device))
 
 
-def prepare_torch(num_threads: int | None, transformers: TransformersSpec | None) -> None:
+def free_bytes(device: Device, utilization: float, compute: Callable[[], object]) -> int:
+    """The rest of this share of a GPU's memory beside what is in use, and beside the peak of `compute`."""
+    gpu = _gpu(device)
+    before = torch.cuda.memory_allocated(gpu)
+    torch.cuda.reset_peak_memory_stats(gpu)
+    compute()
+    torch.cuda.synchronize(gpu)
+    peak = torch.cuda.max_memory_allocated(gpu) - before
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(gpu)
+    return int(total * utilization) - (total - free) - peak
+
+
+def configure_torch(num_threads: int | None, transformers: TransformersSpec | None) -> None:
     """Make torch accumulate matrix products in float32 on every device; by default cuBLAS may accumulate in the dtype.
 
     Split sums stay allowed: their parts are float32, too. torch gets threads only if it computes much, such as the
@@ -145,3 +149,8 @@ def prepare_torch(num_threads: int | None, transformers: TransformersSpec | None
     matmul.allow_fp16_reduced_precision_reduction = False
     matmul.allow_fp16_accumulation = False
     torch.set_float32_matmul_precision("highest")  # TF32 off
+
+
+def _gpu(device: Device) -> torch.device:
+    assert isinstance(device, TorchDevice), f"a GPU, not {device.type}"
+    return device.device

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from pyllm_kernels.tensors import host_array
 
 from pyllm.kv_transfer import KVBlocks
 from pyllm.workers.kv.kv_cache import KVCache
@@ -20,7 +21,7 @@ class CpuBlocks:
     """
 
     def __init__(self, cache: KVCache) -> None:
-        self._memory = cache.device.host_array(cache.memory).view(np.uint8)  # [layers, 2, num_blocks, ...]
+        self._memory = host_array(cache.memory).view(np.uint8)  # [layers, 2, num_blocks, ...]
         self._shape = (*self._memory.shape[:2], *self._memory.shape[3:])
 
     @property

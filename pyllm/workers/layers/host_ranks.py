@@ -3,8 +3,9 @@
 from typing import Any
 
 import numpy as np
+from pyllm_kernels import graph
 from pyllm_kernels._cpu import RankExchange
-from pyllm_kernels.tensors import Tensor, dtype_name, is_array
+from pyllm_kernels.tensors import Array, Tensor, dtype_name, host_array, is_array
 
 from pyllm.workers.layers.rank_rendezvous import Place
 
@@ -32,13 +33,15 @@ class HostRanks:
         return total
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        whole = _new(part, self._place.size * len(part), *part.shape[1:])
+        whole = graph.empty((self._place.size * len(part), *part.shape[1:]), part)
         self._ranks.all_gather(_bytes(_contiguous(part)), _bytes(whole))
         return [whole[rank * len(part) : (rank + 1) * len(part)] for rank in range(self._place.size)]
 
     def concatenate(self, part: Tensor) -> Tensor | None:
         rows, columns = part.shape
-        whole = _new(part, rows, self._place.size * columns) if self._place.rank % self._place.size == 0 else None
+        whole = (
+            graph.empty((rows, self._place.size * columns), part) if self._place.rank % self._place.size == 0 else None
+        )
         row_bytes = columns * part.itemsize
         self._ranks.gather(_bytes(_contiguous(part)), row_bytes, None if whole is None else _bytes(whole))
         return whole
@@ -56,20 +59,12 @@ class HostRanks:
         self._ranks.receive([_bytes(part) for part in states])
 
 
-def _new(like: Any, *shape: int) -> Any:
-    """An array or a tensor of the same kind and dtype, not initialised."""
-    return np.empty(shape, like.dtype) if is_array(like) else like.new_empty(shape)
-
-
 def _contiguous(array: Any) -> Any:
     return np.ascontiguousarray(array) if is_array(array) else array.contiguous()
 
 
-def _bytes(array: Any) -> Any:
-    """The memory of a contiguous array or tensor, as bytes."""
-    if is_array(array):
-        assert array.flags.c_contiguous, "a copy would not be written back"
-        return array.reshape(-1).view(np.uint8)
-    import torch
-
-    return array.view(-1).view(torch.uint8).numpy()
+def _bytes(tensor: Tensor) -> Array:
+    """The memory of a contiguous tensor, as bytes."""
+    array = host_array(tensor)
+    assert array.flags.c_contiguous, "a copy would not be written back"
+    return array.reshape(-1).view(np.uint8)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from pyllm_kernels.ops.sample import sample as choose
-from pyllm_kernels.tensors import Tensor, view_as
+from pyllm_kernels.tensors import Array, Tensor
 
-from pyllm.workers.devices.device import Array, Device
+from pyllm.workers.devices.device import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,8 @@ class SamplingRows:
     min_p: Tensor  # float32 [rows], 0: off
 
     def moved(self, device: Device) -> "SamplingRows":
-        """Arrays of the host on the device, by one copy: integers are copied as the bits of floats."""
-        packed = np.stack((self.temperature, self.top_p, self.min_p, self.top_k.view(np.float32)))
-        temperature, top_p, min_p, top_k = device.from_host(packed)
-        return SamplingRows(temperature, view_as(top_k, "int32"), top_p, min_p)
+        """Arrays of the host on the device."""
+        return SamplingRows(*device.all_from_host((self.temperature, self.top_k, self.top_p, self.min_p)))
 
 
 def sample(

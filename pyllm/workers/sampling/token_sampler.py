@@ -276,7 +276,9 @@ class TokenSampler:
         slots = np.array(changes.slots, np.int32)
         starts = np.cumsum([0, *map(len, changes.drafts)], dtype=np.int32)
         drafts = np.array([token for drafts in changes.drafts for token in drafts], np.int32)
-        edits = LogitsEdits.from_columns(self._slots.states.edits(slots, starts, drafts)).moved(self.device.from_host)
+        edits = LogitsEdits.from_columns(self._slots.states.edits(slots, starts, drafts)).moved(
+            self.device.all_from_host
+        )
         masks = np.concatenate(changes.masks) if changes.masks else np.zeros((0, 1), np.int32)
         logits_rows, mask_rows = (np.array(rows, np.int32) for rows in (changes.logits_rows, changes.mask_rows))
         out = None

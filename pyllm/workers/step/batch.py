@@ -104,9 +104,8 @@ class PlanBuffer:
         source = np.frombuffer(frame, np.uint8)
         if len(source) != size:
             raise ProtocolError(f"a plan with the counts {counts} has {size} bytes, but {len(source)} came")
-        memory = self._device.host_room(size, self._room)
-        if len(memory) > len(self._room):
-            self._room = memory
+        self._room = self._device.host_room(size, self._room)
+        memory = self._room[:size]
         memory[:] = source
         host: Sections[npt.NDArray[Any]] = Sections(memory, counts, offsets)
         on_device = self._device.from_host(memory)

@@ -1,17 +1,19 @@
-"""Which kernels fit a graph, by device and backend, and the precision of torch's sums."""
+"""The tensors of each device; which kernels fit a graph, by device and backend; the precision of torch's sums."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from pyllm_kernels import select
+from pyllm_kernels.tensors import host_array
 
 from pyllm.workers.attention_backends import fits_graphs, load_attention_backend
 from pyllm.workers.devices.configured import worker_device
 from pyllm.workers.devices.host import HostDevice
-from pyllm.workers.devices.torch_device import TorchDevice, prepare_torch
+from pyllm.workers.devices.torch_device import TorchDevice, configure_torch
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import worker_config
 
@@ -35,7 +37,7 @@ def reduced_sums() -> Iterator[None]:
 
 @pytest.mark.usefixtures("reduced_sums")
 def test_torch_sums_in_float32() -> None:
-    prepare_torch(None, None)
+    configure_torch(None, None)
     assert not any(getattr(MATMUL, name) for name in FLAGS)
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -51,6 +53,23 @@ def test_tensors_on_a_cpu_are_arrays_except_for_triton(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path)
     kinds = [type(worker_device(worker_config(model, kernel_backend=name))) for name in ("cpu", "reference", "triton")]
     assert kinds == [HostDevice, HostDevice, TorchDevice]
+
+
+def test_arrays_go_to_a_device_together() -> None:
+    arrays = [np.array([1, -2], np.int32), np.array([], np.float32), np.array([0.5, np.nan], np.float32)]
+    assert HostDevice().all_from_host(arrays) is arrays
+    tensors = TorchDevice(torch.device("cpu")).all_from_host(arrays)
+    for tensor, array in zip(tensors, arrays, strict=True):
+        np.testing.assert_array_equal(host_array(tensor), array)
+        assert tensor.dtype == getattr(torch, array.dtype.name)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+
+
+def test_room_on_the_host_is_reused_and_doubles() -> None:
+    device = HostDevice()
+    room = device.host_room(100, None)
+    assert device.host_room(40, room) is room
+    assert len(device.host_room(101, room)) == 200
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from typing import Any
 from pyllm_kernels import Kernels
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.wrapped_kernels import WrappedKernels
+
 
 class NotQueuedError(Exception):
     """No stream can take it without an allocation or a wait."""
@@ -94,7 +96,7 @@ class FakeStreams:
 
     def launching(self, kernels: Kernels) -> Kernels:
         """Kernels that the current stream takes as work."""
-        return kernels.wrapped(self._launched)
+        return WrappedKernels(kernels, self._launched)
 
     def queueing(self) -> AbstractContextManager[object]:
         """Have the current stream take torch's copies, too."""

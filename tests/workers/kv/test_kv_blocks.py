@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pyllm_kernels.host_copies import fill
+from pyllm_kernels.tensors import host_array
 
 from pyllm.workers.devices.device import Device
 from pyllm.workers.devices.host import HostDevice
@@ -59,7 +60,7 @@ def test_blocks_are_copied_whole_and_alone(kind: str, dtype: str) -> None:
     device = HostDevice() if kind == "cpu" else TorchDevice(torch.device("cpu"))
     caches = [random_cache(dtype, size, device) for size in (6, 7)]
     source, target = caches
-    there, here = (device.host_array(cache.memory) for cache in caches)
+    there, here = (host_array(cache.memory) for cache in caches)
     before = here.copy()
     reader, writer = blocks_of(source), blocks_of(target)
     assert reader.block_bytes == KVCacheShape(3, 4, 2, 8, dtype).block_bytes

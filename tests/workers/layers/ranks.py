@@ -36,7 +36,7 @@ ONE_SHOT_BYTES = 1024
 
 
 def run_ranks(configs: list[WorkerConfig], steps: Steps, num_blocks: int, edited_rank: int) -> list[dict[str, Any]]:
-    """What each rank answers to the same steps: as loaded, then with one rank's last linear layer halved; by graphs.
+    """The answers of each rank to the same steps: as loaded; with one rank's last linear layer halved; by graphs.
 
     And sums of numbers of its own.
     """

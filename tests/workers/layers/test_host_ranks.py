@@ -27,7 +27,7 @@ def as_tensor(array: Any) -> Any:
 
 
 def on_each(size: int, num_stages: int, call: Callable[[RankGroup, int], Any]) -> list[Any]:
-    """What each rank's call gives."""
+    """The result of the call on each rank."""
     with exchanges("in_memory", size, num_stages) as ranks, ThreadPoolExecutor(len(ranks)) as pool:
 
         def own(rank: int) -> Any:

@@ -16,7 +16,7 @@ from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, che
 from pyllm_kernels.ops import packed_linear as ops
 from pyllm_kernels.ops.packed_linear import NotFiniteError, PackedLinear
 from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT
-from pyllm_kernels.tensors import Array, dtype_name, numpy_dtype
+from pyllm_kernels.tensors import Array, numpy_dtype
 from pyllm_kernels.torch_bridge import on_host
 
 _FLOAT8 = "float8_e4m3fn"
@@ -65,7 +65,7 @@ def pack_rows(
     if odd.any():
         raise NotFiniteError(int(odd.argmax()))
     scale_features = scales[0].features if scales else 0
-    return PackedLinear(data, weight_format, dtype_name(dtype), None, tuple(factors), scale_features)
+    return PackedLinear(data, weight_format, dtype, None, tuple(factors), scale_features)
 
 
 def packed_linear(
