@@ -1,4 +1,4 @@
-"""Copies of the host's arrays into tensors of any device. Knows no op."""
+"""Between the host's arrays and tensors of any device. Knows no op."""
 
 import numpy as np
 
@@ -13,3 +13,13 @@ def fill(to: Tensor, array: Array) -> None:
     from pyllm_kernels.torch_bridge import as_tensor
 
     to.copy_(as_tensor(np.ascontiguousarray(array)))
+
+
+def host_array(tensor: Tensor) -> Array:
+    """A tensor's memory as an array; a copy on the host of a tensor that is elsewhere."""
+    if is_array(tensor):
+        array: Array = tensor
+        return array
+    from pyllm_kernels.torch_bridge import as_array
+
+    return as_array(tensor)

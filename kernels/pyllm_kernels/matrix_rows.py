@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllm_kernels import _cpu
-from pyllm_kernels.tensors import Array, Floats, Tensor, address, dtype_name, host_array, numpy_dtype
+from pyllm_kernels.host_copies import host_array
+from pyllm_kernels.tensors import Array, Floats, Tensor, address, dtype_name, numpy_dtype
 
 GGUF_BLOCKS = {
     "q8_0": (32, 34),

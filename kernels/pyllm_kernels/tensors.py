@@ -36,16 +36,6 @@ def is_array(tensor: Any) -> bool:
     return isinstance(tensor, np.ndarray)
 
 
-def host_array(tensor: Tensor) -> Array:
-    """A tensor's memory as an array; a copy on the host of a tensor that is elsewhere."""
-    if is_array(tensor):
-        array: Array = tensor
-        return array
-    from pyllm_kernels.torch_bridge import as_array
-
-    return as_array(tensor)
-
-
 def address(tensor: Tensor) -> int:
     """The address of a tensor's first element."""
     if not is_array(tensor):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from pyllm_kernels.tensors import host_array
+from pyllm_kernels.host_copies import host_array
 
 from pyllm.kv_transfer import KVBlocks
 from pyllm.workers.kv.kv_cache import KVCache

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from pyllm_kernels import graph
 from pyllm_kernels._cpu import RankExchange
-from pyllm_kernels.tensors import Array, Tensor, dtype_name, host_array, is_array
+from pyllm_kernels.host_copies import host_array
+from pyllm_kernels.tensors import Array, Tensor, dtype_name, is_array
 
 from pyllm.workers.layers.rank_rendezvous import Place
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pyllm_kernels import select
-from pyllm_kernels.tensors import host_array
+from pyllm_kernels.host_copies import host_array
 
 from pyllm.workers.attention_backends import fits_graphs, load_attention_backend
 from pyllm.workers.devices.configured import worker_device

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyllm_kernels.host_copies import fill
-from pyllm_kernels.tensors import host_array
+from pyllm_kernels.host_copies import fill, host_array
 
 from pyllm.workers.devices.device import Device
 from pyllm.workers.devices.host import HostDevice
