@@ -23,6 +23,7 @@ from pyllm import SamplingParams
 from pyllm.client.client import EngineClient
 from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
+from pyllm.core.executors.local_workers import ForkedWorkers
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.launch.resolve import resolve_config
 from pyllm.launch.topology import supervised_fork_server
@@ -83,7 +84,7 @@ class RecordingExecutor(ProcessExecutor):
     """The real executor; at its end it writes the recorded times of each stage's layers."""
 
     def __init__(self, config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        super().__init__(config, context)
+        super().__init__(config, context, ForkedWorkers(config))
         self._path = Path(config.socket_folder) / TIMES
 
     async def close(self) -> None:

@@ -21,6 +21,7 @@ from pyllm.client.client import EngineClient
 from pyllm.client.token_reader import TokenDelta
 from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
+from pyllm.core.executors.local_workers import ForkedWorkers
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import WorkerDeadError
 from pyllm.families import llama
@@ -113,7 +114,7 @@ class TimedExecutor:
 
 def timed_executor(config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]]) -> TimedExecutor:
     """The executor of the core's process."""
-    return TimedExecutor(ProcessExecutor(config, context), config.socket_folder)
+    return TimedExecutor(ProcessExecutor(config, context, ForkedWorkers(config)), config.socket_folder)
 
 
 def core_config(folder: str, ranks: int = 1) -> CoreConfig:

@@ -33,14 +33,9 @@ def core() -> Iterator[Record]:
     yield {**_figure("recovery.core_s", "pyllm::core-0"), "without": round(without, 2)}
 
 
-def fork_server() -> Iterator[Record]:
-    yield _figure("recovery.fork_server_s", "pyllm::forks")
-
-
 FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
     "recovery.worker_s": worker,
     "recovery.core_s": core,
-    "recovery.fork_server_s": fork_server,
 }
 
 

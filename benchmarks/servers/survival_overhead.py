@@ -27,9 +27,9 @@ from pyllm.wire.supervision_messages import ChildMessage
 ROWS = 8
 MANY_ROWS = 256
 TOKENS = 200
-# Heartbeats in an interval: worker, core, API process and fork server to their parents, the core to its client and
-# back, and parents to each of their children at every check.
-HEARTBEATS = 4 + 2 + 4 * HEARTBEAT_INTERVAL / TICK
+# Heartbeats in an interval: worker, core and API process to their parents, the core to its client and back, and parents
+# to each of their children at every check.
+HEARTBEATS = 3 + 2 + 3 * HEARTBEAT_INTERVAL / TICK
 REPEATS, NUMBER = 20, 2000
 
 

@@ -27,7 +27,7 @@ class CoreConfig(_ProcessConfig, frozen=True):
     ready_timeout: float
     shutdown_timeout: float
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
-    fork_server: str = ""  # path of the socket of the process that forks workers; empty: no fork server
+    fork_server: str = ""  # path of the socket of the process that forks workers; empty: the core starts them
     index: int = 0
     is_successor: bool = False
     kept: Kept = Kept()
@@ -45,6 +45,7 @@ class WorkerConfig(_ProcessConfig, frozen=True):
     rank: int
     address: str  # ZeroMQ address that this rank binds its DEALER to; the core connects
     rendezvous: str  # where the ranks meet: file://PATH, or tcp://HOST:PORT for ranks of several machines
+    lock: str = ""  # path of the file that this rank locks while it lives; empty: nobody waits for its end
     core_index: int = 0
     gpu: int | None = None
     host: str = ""  # this machine's address for the other ranks; empty: all of them are on this machine
@@ -53,9 +54,9 @@ class WorkerConfig(_ProcessConfig, frozen=True):
     rank_secret: bytes = b""
 
 
-def needs_torch(config: CoreConfig | WorkerConfig) -> bool:
+def needs_torch(engine: EngineConfig, checkpoint: Checkpoint) -> bool:
     """Whether tensors are torch's: on a GPU, for a transformers model, and for Triton's interpreter."""
-    device, spec = config.engine.device, config.checkpoint.spec
+    device, spec = engine.device, checkpoint.spec
     return device.device == "cuda" or device.kernel_backend == "triton" or spec.transformers is not None
 
 

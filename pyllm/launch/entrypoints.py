@@ -32,17 +32,19 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
 
     `thread_stays`: whether the thread that started this process lives as long as its process. `files` are file
     descriptors: the listening socket of an API process; the host memories of a core's ranks, if any, and the memory
-    for its last steps. Returns the exit code.
+    for its last steps; the host memory of a worker, if any. Returns the exit code.
     """
     if thread_stays:
         die_with_parent()
+    # OpenBLAS starts its threads when it is loaded, and a fork server may have none.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     keep_exit_codes()
     setproctitle(SPARE_TITLE)
     connection = Connection(connection_file)
     if role == "core":
         return _core_main(connection, *files)
     if role == "worker":
-        return _worker_main(connection)
+        return _worker_main(connection, *files)
     frame = await_configuration(connection)
     if role == "state":
         return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
@@ -70,9 +72,10 @@ def _core_main(connection: Connection, *files: int) -> int:
     from pyllm.core import core_process
     from pyllm.core.executors.executor import Executor
     from pyllm.core.executors.inline import InlineExecutor
-    from pyllm.core.executors.local_workers import LocalWorkers
+    from pyllm.core.executors.local_workers import ForkedWorkers, SpawnedWorkers
     from pyllm.core.executors.multiprocess import ProcessExecutor
     from pyllm.core.executors.ray_workers import RayWorkers
+    from pyllm.core.executors.worker_source import WorkerSource
 
     *host_memories, trace_file = files
     config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
@@ -84,16 +87,17 @@ def _core_main(connection: Connection, *files: int) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
     backend = config.engine.parallel.distributed_executor_backend
-    if backend in {"mp", "ray"}:
-        executor = ProcessExecutor(
-            config,
-            context,
-            parent.advance,
-            lambda restarts: parent.keep(Kept(workers=restarts)),
-            RayWorkers(config) if backend == "ray" else LocalWorkers(config, host_memories),
-        )
-    else:
+    if backend == "uni":
         executor = InlineExecutor(lambda: load_rank(config))
+    else:
+        source: WorkerSource
+        if backend == "ray":
+            source = RayWorkers(config)
+        else:
+            source = (ForkedWorkers if config.fork_server else SpawnedWorkers)(config, host_memories)
+        executor = ProcessExecutor(
+            config, context, source, parent.advance, lambda restarts: parent.keep(Kept(workers=restarts))
+        )
     memory = mmap(trace_file, 0)
     os.close(trace_file)  # The memory stays mapped.
     code = core_process.run(config, executor, context, parent, memory)
@@ -102,11 +106,11 @@ def _core_main(connection: Connection, *files: int) -> int:
     return code
 
 
-def _worker_main(connection: Connection) -> NoReturn:
-    """Run a worker that is not forked, such as one on another node."""
-    from pyllm.workers import worker_process
+def _worker_main(connection: Connection, *host_memory: int) -> NoReturn:
+    """Run a worker that is not forked: a child of its core, or one on another node."""
+    from pyllm.workers.worker_process import prepare
 
-    worker_process.main(connection)
+    prepare()(connection, *host_memory)
 
 
 def _fork_server_main(config: ForkServerConfig, connection: Connection) -> int:

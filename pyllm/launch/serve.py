@@ -151,7 +151,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             curve_keys=headless.curve_keys,
             ready_timeout=headless.ready_timeout,
             shutdown_timeout=headless.shutdown_timeout,
-            fork_server=topology.fork_server_address(engine, folder),
+            fork_server=topology.fork_server_address(engine, checkpoint, folder),
         )
         service = ServiceManager()
         _supervise(

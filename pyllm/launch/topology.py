@@ -35,8 +35,7 @@ from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProces
 from pyllm.wire.messages import Restarts
 from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 
-# Functions that import all code of a worker, and return the function that each worker runs.
-WORKER_ENTRY = "pyllm.workers.worker_process:prepare"
+# Functions that import all code of a worker with torch, and return the function that each worker runs.
 TORCH_ENTRY = "pyllm.workers.worker_process:prepare_torch"
 TRANSFORMERS_ENTRY = "pyllm.workers.worker_process:prepare_transformers"
 
@@ -83,9 +82,7 @@ def supervised_fork_server(core: CoreConfig, entry: str = "") -> SupervisedProce
 
 def worker_entry(core: CoreConfig) -> str:
     """The function that imports what the workers of this core need, and no more."""
-    if core.checkpoint.spec.transformers is not None:
-        return TRANSFORMERS_ENTRY
-    return TORCH_ENTRY if needs_torch(core) else WORKER_ENTRY
+    return TORCH_ENTRY if core.checkpoint.spec.transformers is None else TRANSFORMERS_ENTRY
 
 
 class SupervisedEngine(NamedTuple):
@@ -109,7 +106,7 @@ def supervised_engine(
 def core_configs(
     engine: EngineConfig, checkpoint: Checkpoint, folder: str, ready_timeout: float, shutdown_timeout: float
 ) -> list[CoreConfig]:
-    """The configuration of each core of an engine, on sockets in a private folder; all share one fork server."""
+    """The configuration of each core of an engine, on sockets in a private folder; all share a fork server, if any."""
     return [
         CoreConfig(
             engine=settings_of_core(engine, index),
@@ -118,16 +115,20 @@ def core_configs(
             socket_folder=folder,
             ready_timeout=ready_timeout,
             shutdown_timeout=shutdown_timeout,
-            fork_server=fork_server_address(engine, folder),
+            fork_server=fork_server_address(engine, checkpoint, folder),
             index=index,
         )
         for index in range(engine.parallel.data_parallel_size)
     ]
 
 
-def fork_server_address(engine: EngineConfig, folder: str) -> str:
-    """The socket path of a core's fork server, in the private folder; empty without worker processes here."""
-    return f"{folder}/forks" if engine.parallel.distributed_executor_backend == "mp" else ""
+def fork_server_address(engine: EngineConfig, checkpoint: Checkpoint, folder: str) -> str:
+    """The socket path of a core's fork server, in the private folder; empty unless worker processes here need torch.
+
+    Importing torch takes seconds; what the other workers import takes less than a core's start.
+    """
+    is_needed = engine.parallel.distributed_executor_backend == "mp" and needs_torch(engine, checkpoint)
+    return f"{folder}/forks" if is_needed else ""
 
 
 def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: RecoveryConfig) -> SupervisedProcess:
@@ -220,12 +221,13 @@ class SuccessiveCores:
 class HostMemories:
     """The host memory for a core's KV blocks: a memfd for each rank, which outlives the rank and the core.
 
-    There are none without a host pool, or if the ranks are not forked here. A rank sets its file's size.
+    There are none without a host pool, or without worker processes here. A rank sets its file's size.
     """
 
     def __init__(self, config: CoreConfig) -> None:
-        has_them = config.fork_server and config.engine.cache.kv_offloading_size
-        ranks = range(num_ranks(config.engine.parallel)) if has_them else ()
+        engine = config.engine
+        has_them = engine.parallel.distributed_executor_backend == "mp" and engine.cache.kv_offloading_size
+        ranks = range(num_ranks(engine.parallel)) if has_them else ()
         self.files = [os.memfd_create(f"pyllm host blocks of rank {rank}") for rank in ranks]
 
     def close(self) -> None:

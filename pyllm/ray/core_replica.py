@@ -73,7 +73,7 @@ class CoreReplica:
             curve_keys=f"{self._folder.path}/keys",
             ready_timeout=self._ready_timeout,
             shutdown_timeout=2 * self._leave_timeout,  # long enough for clients to move running requests to other cores
-            fork_server=topology.fork_server_address(engine, self._folder.path),
+            fork_server=topology.fork_server_address(engine, checkpoint, self._folder.path),
         )
         self._processes = [process for group in topology.supervised_engine([config]) for process in group]
         try:

@@ -327,13 +327,13 @@ class ChildProcess:
         return self._loop
 
 
-def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> ChildProcess:
+def spawn(name: str, role: str, *files: int, memory_size: int = 0, module: str = "pyllm") -> ChildProcess:
     """Start a child by `start_child`; it waits for `configure`, and is a spare until then.
 
     Raises:
         OSError: see `start_child`.
     """
-    started = start_child(name, role, *files, memory_size=memory_size)
+    started = start_child(name, role, *files, memory_size=memory_size, module=module)
     process = started.process
     return ChildProcess(
         name, process.pid, started.connection, partial(reap, process), started.stderr, memory=started.memory
@@ -349,8 +349,8 @@ class StartedChild(NamedTuple):
     memory: int | None
 
 
-def start_child(name: str, role: str, *files: int, memory_size: int = 0) -> StartedChild:
-    """Start `python -m pyllm` in a child role; it waits for its configuration.
+def start_child(name: str, role: str, *files: int, memory_size: int = 0, module: str = "pyllm") -> StartedChild:
+    """Start `python -m pyllm`, or another module, in a child role; it waits for its configuration.
 
     The user's script is not imported again. `files` are descriptors that the child inherits; it gets their numbers.
     With `memory_size` the last one is for shared memory of this many bytes, zeros at first; its contents are in
@@ -373,7 +373,7 @@ def start_child(name: str, role: str, *files: int, memory_size: int = 0) -> Star
             files += (memory,)
         numbers = (theirs.fileno(), int(_thread_stays()), *files)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-P", "-m", "pyllm", "_child", role, *map(str, numbers)],
+            [sys.executable, "-P", "-m", module, "_child", role, *map(str, numbers)],
             pass_fds=(theirs.fileno(), *files),
             stdin=subprocess.DEVNULL,
             stderr=stderr,

@@ -251,8 +251,6 @@ def _work(config: ForkServerConfig, parent: ParentLink) -> NoReturn:
     # Listen before the slow imports: a core that needs a worker meanwhile only waits for the answer.
     listener = _listen(config.bind)
     parent.enter("importing")
-    # OpenBLAS starts its threads when it is loaded.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     worker_main: WorkerMain = pkgutil.resolve_name(config.entry)()
     _check_threads()
     # A garbage collection would write to shared pages, which copies them.

@@ -1,7 +1,6 @@
 """The worker process of one rank: answers steps and controls in order. Knows no layer and no scheduler.
 
-The fork server (`supervision/fork_server.py`) imports its modules once for all workers: by `prepare`, or by one of the
-others with torch.
+Where it needs torch, the fork server (`supervision/fork_server.py`) imports its modules once for all workers.
 """
 
 import gc
@@ -22,7 +21,7 @@ from pyllm.checkpoint.types import check_unchanged
 from pyllm.config.process_config import WorkerConfig, needs_torch
 from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.errors import ConfigError
-from pyllm.supervision import line_writer
+from pyllm.supervision import life_lock, line_writer
 from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE, ParentLink, attach, await_configuration
 from pyllm.supervision.process_memory import is_out_of_memory, return_freed_memory
 from pyllm.wire import curve, ipc
@@ -42,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare() -> Callable[[Connection, int | None], NoReturn]:
-    """Import the modules of a worker without torch, and start no thread; return the main function of its forks."""
+    """Import the modules of a worker without torch, and start no thread; return the worker's main function."""
     gc.disable()  # Imports leave almost no garbage, and collections would take a tenth of their time.
     import pyllm.workers.model_runner  # noqa: F401 - for `load`
 
@@ -86,6 +85,9 @@ def main(connection: Connection, host_memory: int | None = None) -> NoReturn:
 
 def _work(config: WorkerConfig, parent: ParentLink, host_memory: int | None) -> int:
     try:
+        if config.lock:
+            parent.enter("waiting for the end of its predecessor")
+            life_lock.hold(config.lock)
         parent.enter("looking for the model's files")
         config = msgspec.structs.replace(config, checkpoint=on_this_machine(config.checkpoint, config.engine.model))
         runner = load(config, parent.enter, parent.advance, host_memory=host_memory)
@@ -136,7 +138,8 @@ def load(
     check_unchanged(config.checkpoint)
     from pyllm.workers.devices.configured import worker_device
 
-    if needs_torch(config) and "torch" not in sys.modules:  # A fork server has imported it.
+    with_torch = needs_torch(config.engine, config.checkpoint)
+    if with_torch and "torch" not in sys.modules:  # A fork server has imported it.
         enter("importing torch")
         _import_torch()
     from pyllm.workers.layers.rank_group import RankGroup
@@ -146,7 +149,7 @@ def load(
 
     engine = config.engine
     set_threads(engine)
-    if needs_torch(config):
+    if with_torch:
         from pyllm.workers.devices.torch_device import configure_torch
 
         configure_torch(engine.device.num_threads, config.checkpoint.spec.transformers)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from pyllm.supervision.parent_link import SPARE_TITLE
-from tests.e2e.titles import API, CORE, FORK_SERVER, STATE, SUPERVISOR, WORKER, find
+from tests.e2e.titles import API, CORE, STATE, SUPERVISOR, WORKER, find
 
 APIS = (API, "pyllm::api-1")
 
@@ -41,9 +41,8 @@ class Faults:
             (2, lambda: self._send(signal.SIGKILL, self._choose.choice(APIS))),
             (1, lambda: self._send(signal.SIGKILL, STATE)),
             (1, lambda: self._send(signal.SIGKILL, SPARE_TITLE)),
-            (2, lambda: self._send(signal.SIGKILL, FORK_SERVER)),
-            (1, lambda: self._send(signal.SIGKILL, FORK_SERVER, CORE)),
-            (1, lambda: self._send(signal.SIGSEGV, self._choose.choice((WORKER, CORE, FORK_SERVER, *APIS)))),
+            (1, lambda: self._send(signal.SIGKILL, WORKER, CORE)),
+            (1, lambda: self._send(signal.SIGSEGV, self._choose.choice((WORKER, CORE, *APIS)))),
             (1, lambda: self._send(signal.SIGABRT, self._choose.choice((WORKER, CORE)))),
             (2, lambda: self._pause(SHORT_PAUSE, self._any())),
             (1, lambda: self._pause(LONG_PAUSE, self._any())),
@@ -61,7 +60,7 @@ class Faults:
                 self.counted[name] += 1
 
     def _any(self) -> str:
-        return self._choose.choice((SUPERVISOR, WORKER, CORE, FORK_SERVER, *APIS, STATE))
+        return self._choose.choice((SUPERVISOR, WORKER, CORE, *APIS, STATE))
 
     def _send(self, number: signal.Signals, *titles: str) -> str:
         found = [find(self._supervisor, title) for title in titles]

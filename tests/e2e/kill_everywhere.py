@@ -27,7 +27,7 @@ from tests.e2e.kills import (
 )
 from tests.e2e.server import Server
 from tests.e2e.survival_streams import Request, mixed_requests
-from tests.e2e.titles import CORE, FORK_SERVER, WORKER
+from tests.e2e.titles import CORE, WORKER
 
 NUM_TOKENS = 40
 NUM_EVENTS = 9 * NUM_TOKENS  # about as many as all streams have together
@@ -57,7 +57,7 @@ def _parts() -> Iterator[tuple[str, Tally]]:
     yield "worker at every step", asyncio.run(at_steps())
     for rank in range(3):
         yield f"rank {rank} of 3", asyncio.run(at_steps(ranks=3, rank=rank, stride=9))
-    for title in (WORKER, CORE, FORK_SERVER):
+    for title in (WORKER, CORE):
         yield f"{title} at events", live(at_event(title, number) for number in range(1, NUM_EVENTS, 7))
         yield f"{title} at random", live(at_instants(title, seed) for seed in range(8))
 

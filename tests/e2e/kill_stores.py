@@ -27,14 +27,14 @@ from tests.e2e.server import Server, until
 from tests.e2e.store_conversations import BLOCK_BYTES, Conversations, converse, write_model
 from tests.e2e.store_watch import AT_REST, LOCK_BYTES, CoreFigures, Holdings, Stats, folder_bytes, strays, take
 from tests.e2e.survival_streams import Streams, compare
-from tests.e2e.titles import CORE, FORK_SERVER, WORKER, find
+from tests.e2e.titles import CORE, WORKER, find
 
 KILLS = 200
 CONVERSATIONS, CLIENTS = 24, 8
 DEVICE_BLOCKS = 96  # of which one conversation takes up to 22
 # Kills of processes in one server's life, before it is killed itself: each within a minute makes the next restart wait.
 PER_LIFE = 4
-VICTIMS = {WORKER: 5, CORE: 3, FORK_SERVER: 1}
+VICTIMS = {WORKER: 5, CORE: 3}
 LONGEST_DELAY = 1.0  # seconds until a kill that waits for nothing else
 LOOKS = 500  # at a core, for a load or save under way
 STARTS = 3  # until a server that does not become ready has a fault of its own

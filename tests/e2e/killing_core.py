@@ -13,14 +13,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import zmq
+
 from benchmarks.engine import spawned_core
 from benchmarks.frontend.api_process import HOST, api_process
 from pyllm._rust import Plan
 from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
+from pyllm.core.executors.local_workers import SpawnedWorkers
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.launch.resolve import resolve_config
-from pyllm.launch.topology import fork_server_address, supervised_fork_server
 from pyllm.wire.messages import Sampled
 from tests.e2e.titles import find
 
@@ -75,16 +77,15 @@ class Trigger:
             self._times[self._num_kills.value] = time.monotonic()
             self._num_kills.value += 1
             self._plans_left.value = -1
-        # The test's process has started the fork server, as well as this one.
-        for worker in find(os.getppid(), f"pyllm::worker-0-{self._rank.value}", generations=2):
+        for worker in find(os.getpid(), f"pyllm::worker-0-{self._rank.value}"):
             worker.kill()
 
 
 class KillingExecutor(ProcessExecutor):
     """The real one; a rank dies as soon as its fatal plan is on its way."""
 
-    def __init__(self, trigger: Trigger, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, trigger: Trigger, config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        super().__init__(config, context, SpawnedWorkers(config))
         self._trigger = trigger
 
     def submit(self, plan: Plan, transfers: bytes = b"") -> asyncio.Future[Sampled]:
@@ -105,16 +106,11 @@ async def killing_server(trigger: Trigger, **options: Any) -> AsyncIterator[str]
             socket_folder=folder,
             ready_timeout=60.0,
             shutdown_timeout=10.0,
-            fork_server=fork_server_address(engine, folder),
         )
-        fork_server = supervised_fork_server(config)
-        fork_server.spawn()
         core = spawned_core.start(config, partial(KillingExecutor, trigger))
         try:
-            await fork_server.start(lambda reason: None)
             await core.ready(60.0)
             async with api_process(config) as api:
                 yield f"http://{HOST}:{api.port}"
         finally:
             await core.stop(10.0)
-            await fork_server.stop(10.0)

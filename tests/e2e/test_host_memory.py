@@ -11,7 +11,7 @@ import pytest
 
 from pyllm import AsyncEngine, SamplingParams
 from pyllm.core.replay import replay_file
-from tests.e2e.titles import CORE, FORK_SERVER, find
+from tests.e2e.titles import CORE, find
 from tests.tiny_model import write_tiny_model
 
 BLOCK_BYTES = 2 * 2 * 16 * 1 * 16 * 4  # of a rank: keys and values, layers, tokens, heads, head_dim, float32
@@ -85,8 +85,8 @@ class OwnProcesses:
         process.send_signal(signal.SIGKILL)
 
     def num_descriptors(self) -> list[int]:
-        """Of what lives longer than workers: the core and the fork server."""
-        return [process.num_fds() for title in (CORE, FORK_SERVER) for process in self.titled(title)]
+        """Of the core, which lives longer than workers."""
+        return [process.num_fds() for process in self.titled(CORE)]
 
 
 @pytest.fixture(scope="module")

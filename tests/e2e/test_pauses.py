@@ -13,6 +13,7 @@ from tests.e2e.server import DEADLINE, Server, until
 from tests.e2e.streaming import accepts, ended_whole, streaming
 from tests.e2e.titles import API, CORE, FORK_SERVER, WORKER, find
 from tests.tiers import full
+from tests.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +34,23 @@ def shared(log: Path) -> Iterator[Server]:
 @pytest.fixture
 def server(shared: Server) -> Server:
     """The server, once each of its processes is there; those of earlier tests must be gone in the end, too."""
-    titles = (API, CORE, FORK_SERVER, WORKER)
-    until(lambda: all(len(find(shared.process.pid, title)) == 1 for title in titles), "all processes to be there")
-    shared.tree += shared.processes()
-    return shared
+    return whole(shared, API, CORE, WORKER)
+
+
+def whole(server: Server, *titles: str) -> Server:
+    until(lambda: all(len(find(server.process.pid, title)) == 1 for title in titles), "all processes to be there")
+    server.tree += server.processes()
+    return server
+
+
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose workers are forks, as those of a transformers model are."""
+    model = write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=8000)
+    with Server(model, "--model-impl", "transformers", "--max-restarts", "100") as server:
+        yield server
+        assert server.stop(signal.SIGTERM) == 0
+        assert server.orphans() == []
 
 
 class Lines:
@@ -58,9 +72,8 @@ def lines(log: Path, server: Server) -> Lines:
     "titles",
     [
         (WORKER,),
-        (FORK_SERVER, CORE),
+        (WORKER, CORE),
         full((CORE,)),
-        full((FORK_SERVER,)),
     ],
 )
 def test_dead_engine_processes_are_a_pause(server: Server, lines: Lines, titles: tuple[str, ...]) -> None:
@@ -72,13 +85,34 @@ def test_dead_engine_processes_are_a_pause(server: Server, lines: Lines, titles:
 
 
 @pytest.mark.full
-def test_a_fork_server_that_dies_while_a_worker_starts_is_a_longer_pause(server: Server) -> None:
-    with streaming(server, max_tokens=200) as stream:
+@pytest.mark.parametrize("titles", [(FORK_SERVER,), (FORK_SERVER, CORE)])
+def test_a_dead_fork_server_is_a_pause(forking: Server, titles: tuple[str, ...]) -> None:
+    server = whole(forking, API, CORE, FORK_SERVER, WORKER)
+    with streaming(server, max_tokens=1000) as stream:
+        for process in [server.titled(title) for title in titles]:
+            process.kill()
+    assert ended_whole(stream, 1000)
+
+
+@pytest.mark.full
+def test_a_fork_server_that_dies_while_a_worker_starts_is_a_longer_pause(forking: Server) -> None:
+    server = whole(forking, API, CORE, FORK_SERVER, WORKER)
+    with streaming(server, max_tokens=1000) as stream:
         old = server.titled(WORKER)
         old.kill()
         until(lambda: any(process != old for process in find(server.process.pid, WORKER)), "another worker")
         server.titled(FORK_SERVER).kill()
-    assert ended_whole(stream, 200)
+    assert ended_whole(stream, 1000)
+
+
+@pytest.mark.full
+def test_a_fork_server_that_stands_still_is_a_pause(forking: Server) -> None:
+    server = whole(forking, API, CORE, FORK_SERVER, WORKER)
+    with streaming(server, max_tokens=1000) as stream:
+        old = server.titled(FORK_SERVER)
+        old.suspend()
+    assert ended_whole(stream, 1000)
+    until(lambda: any(process != old for process in find(server.process.pid, FORK_SERVER)), "another fork server")
 
 
 def test_a_dead_core_takes_along_a_worker_that_stands_still(server: Server) -> None:
@@ -90,13 +124,12 @@ def test_a_dead_core_takes_along_a_worker_that_stands_still(server: Server) -> N
     assert psutil.wait_procs([core, worker], timeout=10.0)[1] == []
 
 
-@pytest.mark.parametrize(("title", "name"), [(CORE, "core 0"), full(FORK_SERVER, "the fork server")])
-def test_what_stands_still_is_a_pause(server: Server, lines: Lines, title: str, name: str) -> None:
+def test_a_core_that_stands_still_is_a_pause(server: Server, lines: Lines) -> None:
     with streaming(server, max_tokens=400) as stream:
-        server.titled(title).suspend()
+        server.titled(CORE).suspend()
     assert ended_whole(stream, 400)
-    until(lambda: all(find(server.process.pid, each) for each in (title, WORKER)), "others to be there")
-    death = re.compile(f"{name} was killed by SIGKILL while ready.*: it gave no sign of life")  # Of a core, at a step.
+    until(lambda: all(find(server.process.pid, each) for each in (CORE, WORKER)), "others to be there")
+    death = re.compile("core 0 was killed by SIGKILL while ready.*: it gave no sign of life")  # It says at which step.
     until(lambda: bool(death.search(lines.text())), "the death to be logged")
 
 

@@ -14,9 +14,9 @@ import zmq
 from pyllm._rust import Scheduler
 from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
+from pyllm.core.executors.local_workers import SpawnedWorkers
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import StartError, WorkerDeadError
-from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
 from pyllm.wire.messages import Sampling
 from tests.e2e.titles import find
@@ -33,7 +33,6 @@ async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
     engine, checkpoint = resolve_config(engine_config(options))
     folder = tmp_path / "sockets"
     folder.mkdir()
-    address = topology.fork_server_address(engine, str(tmp_path))
     config = CoreConfig(
         engine=engine,
         checkpoint=checkpoint,
@@ -41,17 +40,13 @@ async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
         socket_folder=str(folder),
         ready_timeout=60.0,
         shutdown_timeout=0.0,
-        fork_server=address,
     )
-    fork_server = topology.supervised_fork_server(config)
-    await fork_server.start(lambda reason: None)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    executor = ProcessExecutor(config, context)
+    executor = ProcessExecutor(config, context, SpawnedWorkers(config))
     yield executor
     await executor.close()
-    await fork_server.stop(10.0)
     context.destroy(0)
-    assert os.listdir(folder) == []
+    assert sorted(os.listdir(folder)) == [f"lock-0-{rank}" for rank in range(RANKS)]
 
 
 class Steps:

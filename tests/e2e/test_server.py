@@ -22,7 +22,7 @@ FRANCE = "The capital of France is"
 
 def test_processes_carry_titles(server: Server) -> None:
     titles = sorted(title for process in server.tree if (title := process.cmdline()[0]).startswith("pyllm::"))
-    assert titles == ["pyllm::api-0", "pyllm::core-0", "pyllm::forks", "pyllm::serve", "pyllm::worker-0-0"]
+    assert titles == ["pyllm::api-0", "pyllm::core-0", "pyllm::serve", "pyllm::worker-0-0"]
 
 
 def test_completion(server: Server) -> None:

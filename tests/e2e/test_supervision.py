@@ -15,7 +15,7 @@ from pyllm.supervision.step_trace import NUM_STEPS
 from tests.e2e import faulty_processor
 from tests.e2e.server import Server, until
 from tests.e2e.streaming import accepts, ended_whole, streaming
-from tests.e2e.titles import API, CORE, FORK_SERVER, STATE, WORKER
+from tests.e2e.titles import API, CORE, STATE, WORKER
 from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 
@@ -29,7 +29,7 @@ def have_successors(server: Server, old: list[psutil.Process]) -> bool:
     return False
 
 
-TITLES = (API, CORE, STATE, FORK_SERVER)
+TITLES = (API, CORE, STATE)
 ENDLESS = 8000  # tokens of a stream that still runs when a process dies
 
 
@@ -50,7 +50,7 @@ def test_processes_that_die_or_stand_still_together_are_replaced(tiny: tuple[str
         until(lambda: have_successors(server, old), "all to be replaced")
         assert server.complete("The sea is", max_tokens=4, ignore_eos=True).json()["usage"]["completion_tokens"] == 4
         assert server.stop(signal.SIGTERM) == 0
-        for name in ("API process 0", "core 0", "the shared state", "the fork server"):
+        for name in ("API process 0", "core 0", "the shared state"):
             assert f"{name} was killed by SIGKILL" in server.log
         assert ("gave no sign of life" in server.log) == (number == signal.SIGSTOP)
         assert server.orphans() == []
@@ -65,11 +65,10 @@ def test_dead_processes_are_a_pause_where_a_sandbox_refuses_pidfds() -> None:
             server.titled(WORKER).kill()
         assert ended_whole(stream, 200)
         with streaming(server, max_tokens=200) as stream:
-            server.titled(FORK_SERVER).kill()
             server.titled(CORE).kill()
         assert ended_whole(stream, 200)
         assert server.stop(signal.SIGTERM) == 0
-        for name in ("worker 0 of core 0", "the fork server", "core 0"):
+        for name in ("worker 0 of core 0", "core 0"):
             assert f"{name} was killed by SIGKILL" in server.log
         assert server.orphans() == []
 

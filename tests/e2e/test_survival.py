@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.kill_everywhere import at_event, at_steps, live
 from tests.e2e.kills import Tally
-from tests.e2e.titles import CORE, FORK_SERVER, WORKER
+from tests.e2e.titles import CORE, WORKER
 from tests.tiers import full
 
 NUM_TOKENS = 24
@@ -28,7 +28,7 @@ async def test_worker_killed_at_a_step() -> None:
     "kills",
     [
         [(CORE, 100)],
-        full([(WORKER, 60), (FORK_SERVER, 80)]),
+        full([(WORKER, 60), (CORE, 80)]),
     ],
 )
 def test_processes_of_a_server_killed(kills: list[tuple[str, int]]) -> None:

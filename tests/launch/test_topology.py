@@ -52,33 +52,47 @@ def test_cores_of_one_engine_differ_by_their_index(model: str, tmp_path: Path) -
     configs = topology.core_configs(engine, checkpoint, str(tmp_path), 1.0, 1.0)
     assert [config.index for config in configs] == [0, 1, 2]
     assert [config.bind for config in configs] == [f"ipc://{tmp_path}/core-{index}" for index in range(3)]
+    assert {config.fork_server for config in configs} == {""}
+    engine_processes = topology.supervised_engine(configs)
+    assert (len(engine_processes.cores), len(engine_processes.fork_servers)) == (3, 0)
+    device = msgspec.structs.replace(engine.device, kernel_backend="triton")
+    configs = topology.core_configs(msgspec.structs.replace(engine, device=device), checkpoint, str(tmp_path), 1.0, 1.0)
     assert {config.fork_server for config in configs} == {f"{tmp_path}/forks"}
     engine_processes = topology.supervised_engine(configs)
     assert (len(engine_processes.cores), len(engine_processes.fork_servers)) == (3, 1)
 
 
 @pytest.mark.parametrize(
-    ("options", "entry"),
-    [({}, "prepare"), ({"kernel_backend": "triton"}, "prepare_torch"), ({"device": "cuda"}, "prepare_torch")],
+    ("options", "backend", "needed"),
+    [
+        ({}, "mp", False),
+        ({"kernel_backend": "triton"}, "mp", True),
+        ({"device": "cuda"}, "mp", True),
+        ({"device": "cuda"}, "uni", False),
+    ],
 )
-def test_the_fork_server_imports_torch_only_for_workers_that_need_it(
-    model: str, tmp_path: Path, options: dict[str, str], entry: str
+def test_a_fork_server_is_for_worker_processes_that_need_torch(
+    model: str, tmp_path: Path, options: dict[str, str], backend: str, needed: bool
 ) -> None:
+    core = _core(model, tmp_path, distributed_executor_backend=backend)
+    engine = msgspec.structs.replace(core.engine, device=msgspec.structs.replace(core.engine.device, **options))
+    address = topology.fork_server_address(engine, core.checkpoint, str(tmp_path))
+    assert address == (f"{tmp_path}/forks" if needed else "")
+
+
+def test_a_fork_server_imports_what_the_model_needs(model: str, tmp_path: Path) -> None:
     core = _core(model, tmp_path)
-    device = msgspec.structs.replace(core.engine.device, **options)
-    core = msgspec.structs.replace(core, engine=msgspec.structs.replace(core.engine, device=device))
-    assert topology.worker_entry(core) == f"pyllm.workers.worker_process:{entry}"
+    assert topology.worker_entry(core) == "pyllm.workers.worker_process:prepare_torch"
 
 
 @pytest.mark.parametrize(
     ("backend", "size", "count"), [("mp", "1MiB", 3), ("mp", 0, 0), ("uni", "1MiB", 0)], ids=["mp", "no pool", "uni"]
 )
-def test_each_rank_that_is_a_fork_has_host_memory_that_outlives_it(
+def test_each_rank_that_is_a_process_has_host_memory_that_outlives_it(
     model: str, tmp_path: Path, backend: str, size: object, count: int
 ) -> None:
     options = {"kv_offloading_size": size, "distributed_executor_backend": backend}
     core = _core(model, tmp_path, **options, tensor_parallel_size=1 if backend == "uni" else 3)
-    core = msgspec.structs.replace(core, fork_server=topology.fork_server_address(core.engine, str(tmp_path)))
     memories = topology.HostMemories(core)
     files = list(memories.files)
     assert [os.readlink(f"/proc/self/fd/{file}") for file in files] == [

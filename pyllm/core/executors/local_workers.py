@@ -1,30 +1,30 @@
-"""Workers on the core's own machine: forks of the fork server, with sockets and a rendezvous in a private folder."""
+"""Workers on the core's own machine, with sockets and a rendezvous in a private folder: its children, or forks."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pyllm.config.process_config import CoreConfig, WorkerConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.executors.fork_server_client import ForkServerClient
 from pyllm.core.executors.worker_source import PreparedRank
+from pyllm.errors import StartError
+from pyllm.supervision import child_process
 from pyllm.supervision.child_process import ChildProcess
+from pyllm.supervision.spare import Spare
 
 
-class LocalWorkers:
-    """A `WorkerSource` of forks. Each start has its own files.
+class _RankFiles:
+    """The files of a core's ranks in its private folder. Each start has its own."""
 
-    `host_memories` are descriptors of memory that outlives workers and core, one per rank; none without a host pool.
-    """
-
-    def __init__(self, config: CoreConfig, host_memories: Sequence[int] = ()) -> None:
+    def __init__(self, config: CoreConfig) -> None:
         self._config = config
-        self._host_memories = host_memories
-        self._fork_server = ForkServerClient(config.fork_server, config.index)
         self._starts = itertools.count()
 
-    async def prepare(self) -> list[PreparedRank]:
-        self._remove_files()  # left by a core that was killed
+    def prepare(self) -> list[PreparedRank]:
+        """The ranks of the next start."""
+        self.remove()  # left by a core that was killed
         config, number = self._config, next(self._starts)
         folder = Path(config.socket_folder)
         return [
@@ -35,24 +35,92 @@ class LocalWorkers:
                     rank=rank,
                     address=f"ipc://{folder}/worker-{config.index}-{rank}-{number}",
                     rendezvous=f"file://{folder}/ranks-{config.index}-{number}",
+                    lock=f"{folder}/lock-{config.index}-{rank}",
                     core_index=config.index,
                 )
             )
             for rank in range(num_ranks(config.engine.parallel))
         ]
 
-    async def start(self, worker: WorkerConfig) -> ChildProcess:
-        name = f"worker {worker.rank} of core {worker.core_index}"
-        memory = self._host_memories[worker.rank] if self._host_memories else None
-        return await self._fork_server.fork(name, self._config.ready_timeout, memory)
-
-    async def release(self) -> None:
-        self._remove_files()
-
-    def close(self) -> None:
-        self._fork_server.close()
-
-    def _remove_files(self) -> None:
+    def remove(self) -> None:
+        """Remove all of them but the locks, which the next core's ranks take."""
         for name in (f"worker-{self._config.index}-*", f"ranks-{self._config.index}-*"):
             for path in Path(self._config.socket_folder).glob(name):
                 path.unlink(missing_ok=True)
+
+
+class SpawnedWorkers:
+    """A `WorkerSource` of child processes of the core, which import what a worker without torch needs by themselves.
+
+    `host_memories` are descriptors of memory that outlives workers and core, one per rank; none without a host pool.
+    With `warm_spares`, a spare of each rank has imported it all before. `spawn` is `child_process.spawn`.
+    """
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        host_memories: Sequence[int] = (),
+        spawn: Callable[..., ChildProcess] = child_process.spawn,
+    ) -> None:
+        self._files = _RankFiles(config)
+        self._keeps_spares = config.engine.recovery.warm_spares
+        self._spares = [
+            Spare(partial(_spawned, spawn, f"worker {rank} of core {config.index}", *host_memories[rank : rank + 1]))
+            for rank in range(num_ranks(config.engine.parallel))
+        ]
+
+    async def prepare(self) -> list[PreparedRank]:
+        return self._files.prepare()
+
+    async def start(self, worker: WorkerConfig) -> ChildProcess:
+        spare = self._spares[worker.rank]
+        try:
+            process = spare.take()
+        except OSError as error:
+            raise StartError(
+                f"worker {worker.rank} of core {worker.core_index} cannot be started: {error}; "
+                "raise the limits of processes, open files and memory"
+            ) from None
+        if self._keeps_spares:
+            process.started.add_done_callback(lambda _: spare.fill())
+        return process
+
+    async def release(self) -> None:
+        self._files.remove()
+
+    async def close(self) -> None:
+        for spare in self._spares:
+            await spare.close()
+
+
+class ForkedWorkers:
+    """A `WorkerSource` of forks of the fork server, which has imported torch.
+
+    `host_memories` are descriptors of memory that outlives workers and core, one per rank; none without a host pool.
+    """
+
+    def __init__(self, config: CoreConfig, host_memories: Sequence[int] = ()) -> None:
+        self._files = _RankFiles(config)
+        self._ready_timeout = config.ready_timeout
+        self._host_memories = host_memories
+        self._fork_server = ForkServerClient(config.fork_server, config.index)
+
+    async def prepare(self) -> list[PreparedRank]:
+        return self._files.prepare()
+
+    async def start(self, worker: WorkerConfig) -> ChildProcess:
+        name = f"worker {worker.rank} of core {worker.core_index}"
+        memory = self._host_memories[worker.rank] if self._host_memories else None
+        return await self._fork_server.fork(name, self._ready_timeout, memory)
+
+    async def release(self) -> None:
+        self._files.remove()
+
+    async def close(self) -> None:
+        self._fork_server.close()
+
+
+def _spawned(spawn: Callable[..., ChildProcess], name: str, *host_memory: int) -> ChildProcess:
+    process = spawn(name, "worker", *host_memory)
+    process.watch()
+    return process

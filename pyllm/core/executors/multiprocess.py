@@ -18,7 +18,6 @@ from pyllm._rust import Plan
 from pyllm.config.process_config import CoreConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.executors import worker_death
-from pyllm.core.executors.local_workers import LocalWorkers
 from pyllm.core.executors.worker_source import PreparedRank, WorkerSource
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError, WrongSettingError
 from pyllm.supervision.child_process import ChildProcess, end
@@ -31,18 +30,18 @@ class ProcessExecutor:
     """Runs ranks in processes. The rank that samples answers each step with the tokens; every rank answers `Control`s.
 
     When one rank ends, all others are killed, so that none waits for its data. Each start has its own sockets and
-    rendezvous, so that no message of an earlier start can reach it. `on_progress` gets the share of weights that the
-    slowest rank has loaded, `on_restarts` the ranks that were restarted, including those in `CoreConfig.kept`. `source`
-    starts the processes, by default as forks of this machine's fork server.
+    rendezvous, so that no message of an earlier start can reach it. `source` starts the processes. `on_progress` gets
+    the share of weights that the slowest rank has loaded, `on_restarts` the ranks that were restarted, including those
+    in `CoreConfig.kept`.
     """
 
     def __init__(
         self,
         config: CoreConfig,
         context: zmq.Context[zmq.Socket[bytes]],
+        source: WorkerSource,
         on_progress: Callable[[float], None] = lambda progress: None,
         on_restarts: Callable[[tuple[Restarts, ...]], object] = lambda restarts: None,
-        source: WorkerSource | None = None,
     ) -> None:
         self._on_progress = on_progress
         self._on_restarts = on_restarts
@@ -52,7 +51,7 @@ class ProcessExecutor:
         self._size = num_ranks(config.engine.parallel)
         self._progress = [0.0] * self._size
         self._ranks: list[ChildProcess] = []
-        self._source = source or LocalWorkers(config)
+        self._source = source
         self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
         self._steps: deque[tuple[int, asyncio.Future[Sampled]]] = deque()
         self._calls: dict[tuple[int, int], asyncio.Future[Any]] = {}
@@ -121,7 +120,7 @@ class ProcessExecutor:
 
     async def close(self) -> None:
         await self._end_ranks()
-        self._source.close()
+        await self._source.close()
 
     async def _start_rank(self, prepared: PreparedRank) -> None:
         process = await self._source.start(prepared.worker)

@@ -109,7 +109,7 @@ class RayWorkers:
         if reserved is not None:
             await asyncio.to_thread(self._ray.util.remove_placement_group, reserved.group)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Do nothing: Ray ends all actors of a job that has ended."""
 
     async def _locations(self) -> list[ActorLocation]:

@@ -30,5 +30,5 @@ class WorkerSource(Protocol):
     async def release(self) -> None:
         """Free the resources of a start whose processes have ended; safe without a start."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Start no more processes, and end the remaining ones."""

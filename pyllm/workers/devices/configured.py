@@ -19,7 +19,7 @@ def worker_device(config: WorkerConfig) -> Device:
     Whatever needs torch computes with its tensors on a CPU, too.
     """
     kind = config.engine.device.device
-    if not needs_torch(config):
+    if not needs_torch(config.engine, config.checkpoint):
         return HostDevice()
     import torch
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
@@ -17,10 +18,12 @@ import zmq
 
 from benchmarks.engine import empty_worker
 from benchmarks.engine.step import ENTRY, core_config
+from pyllm.core.executors.local_workers import ForkedWorkers, SpawnedWorkers
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import EngineDeadError, StartError, WorkerDeadError
 from pyllm.launch import topology
-from pyllm.supervision.child_process import TICK
+from pyllm.supervision import child_process
+from pyllm.supervision.child_process import TICK, ChildProcess
 from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE
 from pyllm.supervision.supervised_process import SupervisedProcess
 from pyllm.wire import ipc
@@ -30,26 +33,40 @@ from tests import waiting
 from tests.core.executors.planned import plans
 
 ENTRIES = "tests.core.executors.entries"
+SPAWNED = "tests.core.executors.spawned"
 
 
 class Started(NamedTuple):
-    """An executor that is ready, the folder of its sockets, and the process that its workers are forked from.
+    """An executor that is ready, the folder of its sockets, and what its workers are forked from, or were spawned as.
 
     `restarts` has those that it has told of, each time.
     """
 
     executor: ProcessExecutor
     folder: Path
-    fork_server: SupervisedProcess
     restarts: list[tuple[Restarts, ...]]
+    fork_server: SupervisedProcess | None
+    spawned: list[ChildProcess]
+
+    @property
+    def forking(self) -> ChildProcess:
+        """The fork server's process."""
+        assert self.fork_server is not None
+        assert self.fork_server.process is not None
+        return self.fork_server.process
 
     @property
     def workers(self) -> list[psutil.Process]:
-        """The workers that are there, in no order."""
-        return workers_of(self.fork_server)
+        """The workers that are there and have not been reaped, in no order."""
+        if self.fork_server is None:
+            return [psutil.Process(child.pid) for child in self.spawned if not child.exited.done()]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.forking.pid).children()
+        return []
 
 
 Make = Callable[..., Awaitable[Started]]
+Way = dict[str, Any]
 until = partial(waiting.until, pause=0.01)  # Processes are looked at, through files.
 
 
@@ -60,47 +77,61 @@ async def start(tmp_path: Path) -> AsyncIterator[Make]:
     sockets = tmp_path / "sockets"
     sockets.mkdir()
 
-    async def start(entry: str = ENTRY, ranks: int = 1, ready_timeout: float = 60.0) -> Started:
+    async def start(
+        entry: str = ENTRY, ranks: int = 1, ready_timeout: float = 60.0, forks: bool = True, warm_spares: bool = False
+    ) -> Started:
         config = msgspec.structs.replace(core_config(str(tmp_path), ranks), socket_folder=str(sockets))
-        fork_server = topology.supervised_fork_server(config, entry)
-        config = msgspec.structs.replace(config, ready_timeout=ready_timeout)
+        recovery = msgspec.structs.replace(config.engine.recovery, warm_spares=warm_spares)
+        engine = msgspec.structs.replace(config.engine, recovery=recovery)
+        fork_server = topology.supervised_fork_server(config, entry) if forks else None
+        config = msgspec.structs.replace(config, engine=engine, ready_timeout=ready_timeout)
         restarts: list[tuple[Restarts, ...]] = []
-        executor = ProcessExecutor(config, context, on_restarts=restarts.append)
-        made.append(Started(executor, sockets, fork_server, restarts))
-        await fork_server.start(lambda reason: None)
+        spawned: list[ChildProcess] = []
+
+        def spawn(name: str, role: str, *files: int) -> ChildProcess:
+            assert role == "worker"
+            spawned.append(child_process.spawn(name, entry, *files, module=SPAWNED))
+            return spawned[-1]
+
+        source = ForkedWorkers(config) if forks else SpawnedWorkers(config, spawn=spawn)
+        executor = ProcessExecutor(config, context, source, on_restarts=restarts.append)
+        made.append(Started(executor, sockets, restarts, fork_server, spawned))
+        if fork_server is not None:
+            await fork_server.start(lambda reason: None)
         await made[-1].executor.start()
         return made[-1]
 
     yield start
-    for executor, _, fork_server, _ in made:
-        await executor.close()
-        await executor.close()  # twice is no error
-        await until(lambda fork_server=fork_server: not workers_of(fork_server))
-        await fork_server.stop(10.0)
+    for started in made:
+        await started.executor.close()
+        await started.executor.close()  # twice is no error
+        await until(lambda started=started: not started.workers)
+        if started.fork_server is not None:
+            await started.fork_server.stop(10.0)
     context.destroy(0)
     assert os.listdir(sockets) == []
 
 
 # Workers are followed and signalled alike where a sandbox refuses pidfds.
-both_ways = pytest.mark.parametrize("entry", [ENTRY, f"{ENTRIES}:empty_without_pidfd"])
+FORKED = pytest.param({}, id="forked")
+WITHOUT_PIDFD = pytest.param({"entry": f"{ENTRIES}:empty_without_pidfd"}, id="without_pidfd")
+WAYS = [FORKED, WITHOUT_PIDFD, pytest.param({"forks": False}, id="spawned")]
+every_way = pytest.mark.parametrize("way", WAYS)
 
 
-@pytest.fixture(params=[ENTRY, f"{ENTRIES}:empty_without_pidfd"])
+@pytest.fixture(params=WAYS)
 async def two(start: Make, request: pytest.FixtureRequest) -> Started:
-    return await start(request.param, ranks=2)
+    return await start(ranks=2, **request.param)
+
+
+@pytest.fixture(params=[FORKED, WITHOUT_PIDFD])
+async def two_forks(start: Make, request: pytest.FixtureRequest) -> Started:
+    return await start(ranks=2, **request.param)
 
 
 @pytest.fixture
 def executor(two: Started) -> ProcessExecutor:
     return two.executor
-
-
-def workers_of(fork_server: SupervisedProcess) -> list[psutil.Process]:
-    """All that it has forked and that has not been reaped."""
-    assert fork_server.process is not None
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(fork_server.process.pid).children()
-    return []
 
 
 def ranks(started: Started) -> dict[str, psutil.Process]:
@@ -146,9 +177,9 @@ async def test_killed_rank_fails_what_is_in_flight_and_what_comes(two: Started, 
         await executor.collective("num_blocks")
 
 
-@both_ways
-async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(start: Make, entry: str) -> None:
-    started = await start(entry, ranks=2)
+@every_way
+async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(start: Make, way: Way) -> None:
+    started = await start(ranks=2, **way)
     executor, folder, *_ = started
     old = {worker.pid for worker in started.workers}
     sockets = {path.name for path in folder.iterdir()}
@@ -177,8 +208,9 @@ async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(sta
     assert all("was killed by SIGKILL" in each.reason for each in restarts)
 
 
-async def test_restart_of_workers_that_live_fails_what_is_in_flight(start: Make) -> None:
-    started = await start()
+@every_way
+async def test_restart_of_workers_that_live_fails_what_is_in_flight(start: Make, way: Way) -> None:
+    started = await start(**way)
     executor = started.executor
     started.workers[0].send_signal(signal.SIGSTOP)
     future = executor.submit(plans(1)[0])
@@ -200,21 +232,23 @@ async def test_nothing_is_at_an_old_address(start: Make) -> None:
     old.unlink()
 
 
-@both_ways
-async def test_no_descriptor_is_left_after_restarts(start: Make, entry: str) -> None:
-    started = await start(entry)
-    fork_server = workers_of(started.fork_server)[0].parent()
+@every_way
+async def test_no_descriptor_is_left_after_restarts(start: Make, way: Way) -> None:
+    started = await start(**way)
+    fork_server = started.workers[0].parent()  # the test's own process, of spawned ones
     assert fork_server is not None
-    ours, theirs = len(os.listdir("/proc/self/fd")), fork_server.num_fds()
+    ours = theirs = len(os.listdir("/proc/self/fd"))
+    if way.get("forks", True):
+        theirs = fork_server.num_fds()
     for _ in range(8):
         await started.executor.restart()
     # ZeroMQ's thread closes some a little later; one a restart would be 8 more.
     await until(lambda: len(os.listdir("/proc/self/fd")) < ours + 4 and fork_server.num_fds() == theirs)
 
 
-@both_ways
-async def test_kill_ends_what_does_not_go_on(start: Make, entry: str) -> None:
-    started = await start(entry, ranks=2)
+@every_way
+async def test_kill_ends_what_does_not_go_on(start: Make, way: Way) -> None:
+    started = await start(ranks=2, **way)
     executor = started.executor
     for worker in started.workers:
         worker.send_signal(signal.SIGSTOP)
@@ -227,7 +261,9 @@ async def test_kill_ends_what_does_not_go_on(start: Make, entry: str) -> None:
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
 
 
-@pytest.mark.parametrize("entry", ["obedient", "obedient_without_pidfd"])
+@pytest.mark.parametrize(
+    ("entry", "forks"), [("obedient", True), ("obedient_without_pidfd", True), ("obedient", False)]
+)
 @pytest.mark.parametrize(
     ("method", "number", "cause"),
     [
@@ -239,8 +275,10 @@ async def test_kill_ends_what_does_not_go_on(start: Make, entry: str) -> None:
         ("exit", OUT_OF_MEMORY_EXIT_CODE, "out_of_memory"),
     ],
 )
-async def test_cause_of_a_death_and_last_words(start: Make, method: str, number: int, cause: str, entry: str) -> None:
-    executor, *_ = await start(f"{ENTRIES}:{entry}")
+async def test_cause_of_a_death_and_last_words(
+    start: Make, method: str, number: int, cause: str, entry: str, forks: bool
+) -> None:
+    executor, *_ = await start(f"{ENTRIES}:{entry}", forks=forks)
     with pytest.raises(WorkerDeadError) as caught:
         await executor.collective(method, int(number))
     assert caught.value.cause == cause
@@ -255,8 +293,9 @@ async def test_a_call_that_does_not_end_ends_the_workers(start: Make) -> None:
     assert executor.death is caught.value
 
 
-async def test_a_worker_that_is_stopped_is_ended_as_silent(start: Make) -> None:
-    started = await start()
+@every_way
+async def test_a_worker_that_is_stopped_is_ended_as_silent(start: Make, way: Way) -> None:
+    started = await start(**way)
     executor = started.executor
     started.workers[0].send_signal(signal.SIGSTOP)
     with pytest.raises(WorkerDeadError) as caught:
@@ -274,7 +313,8 @@ async def test_a_worker_holds_no_descriptor_of_a_sibling(two: Started) -> None:
     # Streams that all have of the test's process.
     inherited = {os.readlink(f"/proc/{fork_server.pid}/fd/{number}") for number in (1, 2)}
     assert descriptors(first) & descriptors(second) - inherited == set()
-    assert descriptors(first) & descriptors(fork_server) - inherited == set()
+    if two.fork_server is not None:  # A core has the other ends of its children's pipes.
+        assert descriptors(first) & descriptors(fork_server) - inherited == set()
 
 
 def descriptors(process: psutil.Process) -> set[str]:
@@ -283,9 +323,9 @@ def descriptors(process: psutil.Process) -> set[str]:
     return {name for name in names if name.startswith(("socket:", "pipe:"))}
 
 
-async def test_the_death_of_the_fork_server_is_that_of_its_workers(two: Started) -> None:
-    assert two.fork_server.process is not None
-    before, old = two.fork_server.process, two.workers
+async def test_the_death_of_the_fork_server_is_that_of_its_workers(two_forks: Started) -> None:
+    two = two_forks
+    before, old = two.forking, two.workers
     future = two.executor.submit(plans(1)[0])
     assert await future
     before.signal(signal.SIGKILL)
@@ -294,15 +334,15 @@ async def test_the_death_of_the_fork_server_is_that_of_its_workers(two: Started)
     assert two.executor.death.cause == "orphaned"
     assert "the fork server has ended" in str(two.executor.death)
     await two.executor.restart()  # It waits for the next fork server.
-    assert two.fork_server.process is not before
+    assert two.forking is not before
     assert await tokens(two.executor) == [empty_worker.TOKEN] * 2
     await until(lambda: not any(worker.is_running() for worker in old))
 
 
-async def test_a_fork_server_that_stands_still_holds_nobody_up(two: Started) -> None:
+async def test_a_fork_server_that_stands_still_holds_nobody_up(two_forks: Started) -> None:
     """Steps go on meanwhile; who wants a worker waits for the next fork server."""
-    assert two.fork_server.process is not None
-    before = two.fork_server.process
+    two = two_forks
+    before = two.forking
     before.signal(signal.SIGSTOP)
     assert await tokens(two.executor) == [empty_worker.TOKEN] * 2
     restarting = asyncio.create_task(two.executor.restart())
@@ -319,61 +359,66 @@ async def test_a_fork_server_that_stands_still_holds_nobody_up(two: Started) -> 
 
 async def test_a_fork_server_that_ends_while_a_worker_starts_is_waited_for(start: Make) -> None:
     started = await start()
-    executor, _, fork_server, _ = started
-    assert fork_server.process is not None
-    fork_server.process.signal(signal.SIGSTOP)
+    executor = started.executor
+    started.forking.signal(signal.SIGSTOP)
     restarting = asyncio.create_task(executor.restart())
     await until(lambda: executor.death is not None)
-    fork_server.process.signal(signal.SIGKILL)
+    started.forking.signal(signal.SIGKILL)
     await restarting
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
 
 
 async def test_without_a_fork_server_a_start_fails_in_time(start: Make) -> None:
     started = await start(ready_timeout=1.0)
+    assert started.fork_server is not None
     await started.fork_server.stop(10.0)
     with pytest.raises(StartError, match=r"worker 0 of core 0 was not forked within 1 s: .*refused"):
         await started.executor.restart()
 
 
-async def test_workers_end_with_the_connection_of_their_core_though_they_stand_still(start: Make) -> None:
+async def test_forks_end_with_the_connection_of_their_core_though_they_stand_still(start: Make) -> None:
     started = await start(ranks=2)
     for worker in started.workers:
         worker.send_signal(signal.SIGSTOP)
     old = started.workers
-    started.executor._source.close()
+    await started.executor._source.close()
     await until(lambda: not any(worker.is_running() for worker in old))
 
 
-@both_ways
-async def test_a_start_that_is_given_up_leaves_no_worker(start: Make, entry: str) -> None:
-    started = await start(entry)
-    assert started.fork_server.process is not None
+@pytest.mark.parametrize("way", [FORKED, WITHOUT_PIDFD])
+async def test_a_start_that_is_given_up_leaves_no_worker(start: Make, way: Way) -> None:
+    started = await start(**way)
     # Killed here, and reaped, as without pidfds a fork server that stands still passes no signal on.
     started.workers[0].kill()
     await until(lambda: started.executor.death is not None)
-    started.fork_server.process.signal(signal.SIGSTOP)
+    started.forking.signal(signal.SIGSTOP)
     restarting = asyncio.create_task(started.executor.restart())
     await until(lambda: started.executor._source._fork_server._pending)
     restarting.cancel()
     await asyncio.wait({restarting})
-    started.fork_server.process.signal(signal.SIGCONT)
+    started.forking.signal(signal.SIGCONT)
     await until(lambda: not started.executor._source._fork_server._pending)
     await until(lambda: not started.workers)
 
 
-async def test_an_error_in_what_a_worker_runs_is_told(start: Make) -> None:
+both_sources = pytest.mark.parametrize("forks", [True, False], ids=["forked", "spawned"])
+
+
+@both_sources
+async def test_an_error_in_what_a_worker_runs_is_told(start: Make, forks: bool) -> None:
     with pytest.raises(StartError, match="worker 0 of core 0 exited with code 1 while starting"):
-        await start(f"{ENTRIES}:raising")
+        await start(f"{ENTRIES}:raising", forks=forks)
 
 
-async def test_rank_that_never_becomes_ready_is_named_and_the_others_are_ended(start: Make) -> None:
+@both_sources
+async def test_rank_that_never_becomes_ready_is_named_and_the_others_are_ended(start: Make, forks: bool) -> None:
     with pytest.raises(StartError, match="worker 1 of core 0 exited with code 9 while starting"):
-        await start(f"{ENTRIES}:dying_at_once", ranks=2)
+        await start(f"{ENTRIES}:dying_at_once", ranks=2, forks=forks)
 
 
-async def test_restart_that_fails_may_be_tried_again(start: Make) -> None:
-    started = await start(f"{ENTRIES}:broken_where_told", ranks=2)
+@both_sources
+async def test_restart_that_fails_may_be_tried_again(start: Make, forks: bool) -> None:
+    started = await start(f"{ENTRIES}:broken_where_told", ranks=2, forks=forks)
     executor, folder, *_ = started
     (folder / "broken").touch()
     with pytest.raises(StartError, match="worker 1 of core 0 exited with code 9 while starting"):
@@ -385,3 +430,27 @@ async def test_restart_that_fails_may_be_tried_again(start: Make) -> None:
     (folder / "broken").unlink()
     await executor.restart()
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
+
+
+async def test_a_spare_takes_the_place_of_a_worker_that_ends(start: Make) -> None:
+    started = await start(forks=False, warm_spares=True)
+    first, *_ = started.spawned
+    await until(lambda: len(started.spawned) == 2)
+    spare = started.spawned[1]
+    psutil.Process(first.pid).kill()
+    await until(lambda: started.executor.death is not None)
+    await started.executor.restart()
+    assert [process.pid for process in started.executor._ranks] == [spare.pid]
+    assert await tokens(started.executor) == [empty_worker.TOKEN] * 2
+    await until(lambda: len(started.spawned) == 3)  # the next spare, which ends with the executor
+
+
+async def test_a_worker_that_cannot_be_started_is_told(start: Make, tmp_path: Path) -> None:
+    def refuse(name: str, role: str, *files: int) -> ChildProcess:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with zmq.Context() as context:
+        config = core_config(str(tmp_path))
+        executor = ProcessExecutor(config, context, SpawnedWorkers(config, spawn=refuse))
+        with pytest.raises(StartError, match=r"worker 0 of core 0 cannot be started: .*unavailable; raise the limits"):
+            await executor.start()
