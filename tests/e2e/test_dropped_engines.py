@@ -27,7 +27,7 @@ def test_the_processes_of_a_dropped_llm_end_with_it(model: str) -> None:
     before, threads = children(), threading.active_count()
     llm = LLM(model)
     llm.generate("a", SHORT, use_tqdm=False)
-    assert len(children() - before) >= 3
+    assert len(children() - before) >= 2, "a core and a worker"
     del llm
     # The loop's own threads end a moment after it.
     asyncio.run(until(lambda: children() == before and threading.active_count() == threads, 0.05))
@@ -38,7 +38,7 @@ async def test_the_processes_of_a_dropped_async_engine_end(model: str) -> None:
     engine = AsyncEngine(model)
     await engine.start()
     _ = [output async for output in engine.generate("a", SHORT)]
-    assert len(children() - before) >= 3
+    assert len(children() - before) >= 2, "a core and a worker"
     alive = weakref.ref(engine)
     del engine
     gc.collect()
