@@ -328,7 +328,7 @@ class RecoveryConfig(ConfigPart, frozen=True):
         int, Meta(description="most restarts of a process in a minute; if it dies more often, the server ends", ge=0)
     ] = 10
     warm_spares: Annotated[
-        bool, Meta(description="keep a spare core that has imported everything, for a core that dies")
+        bool, Meta(description="keep a spare core and worker that have imported everything, for one that dies")
     ] = True
     flight_recorder_dir: Annotated[
         str,

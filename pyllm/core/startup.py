@@ -48,7 +48,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
     policy = load_policy(engine.scheduler.scheduling_policy)
     if engine.kv_transfer.kv_transfer_config is not None:
         find_connector(engine.kv_transfer.kv_transfer_config)
-    await executor.start()
+    # The look-up of plugins reads files, while the ranks start.
+    _, sampling_plugins = await asyncio.gather(executor.start(), asyncio.to_thread(_sampling_plugins))
     num_blocks, num_host_blocks = await _allocate(config, executor)
     max_model_len = engine.model.max_model_len
     assert max_model_len is not None, "the configuration was not resolved"
@@ -110,12 +111,16 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
         depth=_depth(engine),
         policy=policy,
         connector=connector,
-        sampling_plugins=offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS),
+        sampling_plugins=sampling_plugins,
         token_seconds=token_seconds,
         host_blocks=host_blocks,
         earlier=config.kept,
         on_crash=lambda name, report: crashes.record(f"core-{config.index}-{name}", report),
     )
+
+
+def _sampling_plugins() -> frozenset[str]:
+    return offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS)
 
 
 async def _allocate(config: CoreConfig, executor: Executor) -> tuple[int, int]:

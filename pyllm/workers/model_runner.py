@@ -169,7 +169,6 @@ class ModelRunner:
         Raises:
             ConfigError: a file has shrunk, cannot be cut for this rank, or the host has too little memory.
         """
-        self._sampler.load_grammars()
         # Its blocks are verified while the weights load.
         self._memory.open_host(f"{self.instruction_set()} {self._kernels.backend}", self._host_memory)
         cache = open_packed_cache(self._engine, self._checkpoint, self._rank)
@@ -184,6 +183,10 @@ class ModelRunner:
         self._link.allocate(limits.max_num_batched_tokens, self._spec.hidden_size, placement.dtype, placement.device)
         if self._spec.transformers is not None:
             self._check_isolation()
+
+    def idle(self) -> None:
+        """Begin what need not be there at the start: call it in a pause, once."""
+        self._sampler.load_grammars()
 
     def run(self, step: Step, frame: bytes | memoryview) -> Sampled:
         """Execute the plan in `frame`; every rank of the last stage returns the same tokens.

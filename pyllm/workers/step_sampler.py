@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class StepSampler:
     """Sampling on the ranks of the last stage: one draws the tokens and sends them to the others; all store them.
 
-    Call `load_grammars` once; then for each step `follow`, `draw` and `finish`, in the order of the steps.
+    Call for each step `follow`, `draw` and `finish`, in the order of the steps.
     """
 
     def __init__(self, config: WorkerConfig, placement: WeightPlacement, slots: Slots) -> None:
@@ -41,18 +41,19 @@ class StepSampler:
         self._max_num_seqs = config.engine.scheduler.max_num_seqs
         self._placement = placement
         self._slots = slots
-        self._grammars: Future[Grammars] = Future()
+        self._grammars: Future[Grammars] | None = None
         self._sampling_slots = SamplingSlots(
-            self._max_num_seqs, config.checkpoint.spec.vocab_size, self._grammars.result if self.draws else None
+            self._max_num_seqs, config.checkpoint.spec.vocab_size, self._wait_for_grammars if self.draws else None
         )
         self._token_sampler = TokenSampler(self._sampling_slots, placement.device)
         self._pooler = Pooler(placement.device)
         self._graphs: SamplingGraphs | None = None
 
     def load_grammars(self) -> None:
-        """Load llguidance's tokenizer on a thread, beside the weights: it takes 0.3 s."""
-        if self.draws:
-            threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
+        """Load llguidance's tokenizer on a thread, unless that has begun: it takes 0.2 s or more, and the interpreter."""
+        if self.draws and self._grammars is None:
+            self._grammars = Future()
+            threading.Thread(target=self._load, args=(self._grammars,), name="load-grammars", daemon=True).start()
 
     def follow(self, batch: Batch) -> None:
         """Update the sampling slots with the plan, and begin to compile the grammars of new requests."""
@@ -120,11 +121,16 @@ class StepSampler:
         spec, placement = self._checkpoint.spec, self._placement
         return graph_bytes(self._max_num_seqs, spec.hidden_size, spec.vocab_size, placement.dtype, placement.group)
 
-    def _load_grammars(self) -> None:
+    def _wait_for_grammars(self) -> Grammars:
+        self.load_grammars()
+        assert self._grammars is not None
+        return self._grammars.result()
+
+    def _load(self, loaded: "Future[Grammars]") -> None:
         tokenizer = self._checkpoint.tokenizer
         try:
             grammars = Grammars.load(tokenizer.path, self._checkpoint.spec.vocab_size, tokenizer.eos_token_ids)
         except Exception as error:  # noqa: BLE001 - raised at the first request with a grammar
-            self._grammars.set_exception(error)
+            loaded.set_exception(error)
         else:
-            self._grammars.set_result(grammars)
+            loaded.set_result(grammars)

@@ -36,6 +36,8 @@ Socket = zmq.Socket[bytes]
 
 # Seconds between two polls of a GPU that is still computing, and of the socket.
 _PAUSE = 20e-6
+# Milliseconds without a message after which a rank begins what need not be there at the start.
+IDLE_TIME = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +174,9 @@ def load(
 class Rank(Protocol):
     """The runner of `serve`: a `ModelRunner`, or a fake."""
 
+    def idle(self) -> None:
+        """Begin what need not be there at the start."""
+
     def begin(self, step: Step, frame: bytes) -> "Pending":
         """Start a step. On a GPU, the next step may begin before this one is answered."""
 
@@ -179,8 +184,12 @@ class Rank(Protocol):
         """Answer a `Control`."""
 
 
-def serve(socket: Socket, runner: Rank, answers: bool, report: Callable[[str, int], None]) -> None:
+def serve(
+    socket: Socket, runner: Rank, answers: bool, report: Callable[[str, int], None], idle_time: int = IDLE_TIME
+) -> None:
     """Answer steps and controls in order, until the socket's context ends.
+
+    Call `runner.idle()` once, after the first `idle_time` milliseconds without a message.
 
     A step that arrives while a GPU computes the one before begins at once, so that the GPU never waits for the host.
     Only the rank that samples `answers` a step; every rank answers a control. `report` gets the stage and the last
@@ -191,6 +200,7 @@ def serve(socket: Socket, runner: Rank, answers: bool, report: Callable[[str, in
     encoder = msgspec.msgpack.Encoder()
     completed = -1
     pending: Pending | None = None
+    has_idled = False
 
     def answer_pending() -> None:
         nonlocal completed, pending
@@ -205,6 +215,9 @@ def serve(socket: Socket, runner: Rank, answers: bool, report: Callable[[str, in
             if pending is not None and not _message_comes_before(pending, socket):
                 answer_pending()
                 report("ready", completed)
+            if not has_idled and pending is None and not socket.poll(idle_time):
+                has_idled = True
+                runner.idle()
             header, *frames = socket.recv_multipart()
         except zmq.ContextTerminated:
             return

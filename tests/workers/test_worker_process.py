@@ -55,6 +55,10 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.catches_up = threading.Event()
+        self.idles = threading.Semaphore(0)
+
+    def idle(self) -> None:
+        self.idles.release()
 
     def begin(self, step: Step, frame: bytes) -> FakeStep:
         tokens = np.frombuffer(frame, np.int32)[: step.counts[0]]
@@ -75,7 +79,9 @@ class FakeRunner:
 class Mailbox:
     """The core's end of a worker that runs on a thread, and what it reported."""
 
-    def __init__(self, answers: bool) -> None:
+    def __init__(self, answers: bool, idle_time: int = worker_process.IDLE_TIME) -> None:
+        self.runner = FakeRunner()
+        self._idle_time = idle_time
         self.context: zmq.Context[Socket] = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.rcvtimeo = 10_000
@@ -104,7 +110,13 @@ class Mailbox:
         socket.linger = 0
         socket.connect("inproc://worker")
         try:
-            worker_process.serve(socket, FakeRunner(), answers, lambda stage, step: self.reports.append((stage, step)))
+            worker_process.serve(
+                socket,
+                self.runner,
+                answers,
+                lambda stage, step: self.reports.append((stage, step)),
+                self._idle_time,
+            )
         except (RuntimeError, ProtocolError) as error:
             self.errors.append(error)
         finally:
@@ -129,6 +141,16 @@ def other_mailbox() -> Iterator[Mailbox]:
 def plan(number: int, *tokens: int) -> tuple[Step, bytes]:
     counts, frame = encode({"tokens": tokens})
     return Step(number, counts), frame
+
+
+def test_the_first_pause_is_used_once() -> None:
+    mailbox = Mailbox(answers=True, idle_time=1)
+    assert mailbox.runner.idles.acquire(timeout=10)
+    for number in range(3):
+        mailbox.send(*plan(number, 1))
+        assert isinstance(mailbox.receive(), Sampled)
+    mailbox.close()
+    assert not mailbox.runner.idles.acquire(blocking=False)
 
 
 def sum_of(sampled: Sampled | Reply) -> int:

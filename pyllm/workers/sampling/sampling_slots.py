@@ -5,6 +5,7 @@ A slot whose request edits no logits only has a row in a few tables. Knows no re
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -69,13 +70,19 @@ class SamplingSlots:
         self.prompts: dict[int, Prompt] = {}
         self._vocab_size = vocab_size
         self._grammars = grammars
-        self._sampler_names = offered_names(SAMPLERS)  # Once: the look-up reads files.
-        self._plugin_names = self._sampler_names | offered_names(LOGITS_PROCESSORS)
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.zeros(num_slots, np.int32)
         self._top_p = np.ones(num_slots, np.float32)
         self._min_p = np.zeros(num_slots, np.float32)
         self._decoder = msgspec.msgpack.Decoder(Sampling)
+
+    @cached_property
+    def _sampler_names(self) -> frozenset[str]:  # The look-up reads files.
+        return offered_names(SAMPLERS)
+
+    @cached_property
+    def _plugin_names(self) -> frozenset[str]:
+        return self._sampler_names | offered_names(LOGITS_PROCESSORS)
 
     def rows(self, slots: Ints) -> SamplingRows:
         """The parameters of some slots."""
@@ -190,8 +197,9 @@ class SamplingSlots:
         if sampling.allowed_token_ids:
             constraint.allowed = _mask(_ints(sampling.allowed_token_ids), self._vocab_size)
         try:
-            by_plugin = arguments_by_plugin(sampling.extra_args, self._plugin_names)
-            samplers = by_plugin.keys() & self._sampler_names
+            given = sampling.extra_args
+            by_plugin = arguments_by_plugin(given, self._plugin_names) if given else {}
+            samplers = by_plugin.keys() & self._sampler_names if given else set()
             if len(samplers) > 1:
                 raise ConfigError(f"a request has one sampler, and extra_args name {' and '.join(sorted(samplers))}")
             constraint.processors = tuple(
