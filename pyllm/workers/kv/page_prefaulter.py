@@ -9,7 +9,7 @@ from pyllm_kernels.tensors import Tensor, address
 
 from pyllm.machine.memory import Memory, host_memory
 
-PREFAULTED_AHEAD = 512 << 20  # bytes
+PREFAULTED_AHEAD = 64 << 20  # bytes
 _HUGE_PAGE = 2 << 20  # bytes
 _MADV_POPULATE_WRITE = 23
 
