@@ -24,7 +24,6 @@ LIBRARY_HOMES = {
     "transformers": ("pyllm.workers.transformers_backend",),
     "pyllm_kernels": ("pyllm.workers", "pyllm_kernels"),
     "pyllm._rust": ("pyllm.core", "pyllm.client"),  # of it the client has what has no requests
-    "litestar": ("pyllm.frontend",),
     "ray": ("pyllm.core.executors", "pyllm.ray"),
     "llguidance": ("pyllm.frontend", "pyllm.workers"),
     "tokenizers": ("pyllm.frontend", "pyllm.checkpoint"),
@@ -249,7 +248,7 @@ def loaded_by(statement: str) -> set[str]:
     ],
 )
 def test_import_is_light(statement: str) -> None:
-    heavy = {"torch", "transformers", "triton", "litestar", "uvicorn", "gguf", "llguidance", "pyllm_kernels"}
+    heavy = {"torch", "transformers", "triton", "uvicorn", "gguf", "llguidance", "pyllm_kernels"}
     assert loaded_by(statement) & heavy == set()
 
 
@@ -258,11 +257,9 @@ def test_api_process_loads_neither_torch_nor_transformers() -> None:
     assert loaded & {"torch", "transformers", "llguidance"} == set()
 
 
-def test_routes_load_no_library_of_models() -> None:
-    """Litestar imports pydantic and attrs where they are installed, as here."""
+def test_api_process_loads_no_library_of_models() -> None:
     assert {"pydantic", "attr"} <= loaded_by("import pydantic, attr")
-    loaded = loaded_by("from pyllm.frontend.http.routes_app import RoutesApp; RoutesApp([], openapi_config=None)")
-    assert loaded & {"pydantic", "attr"} == set()
+    assert loaded_by("import pyllm.frontend.app") & {"pydantic", "attr"} == set()
 
 
 def test_supervisor_loads_no_sockets_library() -> None:

@@ -459,7 +459,7 @@ def test_help_is_light(arguments: list[str], said: Iterable[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(word in done.stdout for word in said)
     loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
-    heavy = {"torch", "transformers", "litestar", "uvicorn", "zmq", "numpy", "huggingface_hub", "shtab", "plotext"}
+    heavy = {"torch", "transformers", "uvicorn", "zmq", "numpy", "huggingface_hub", "shtab", "plotext"}
     assert loaded & heavy == set()
 
 

@@ -1,15 +1,10 @@
 """The application: all routes, errors in the shape of each API, and the edge before them. Starts nothing."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, cast
 
 import msgspec
-from litestar import MediaType, Request, Response, get
-from litestar.exceptions import MethodNotAllowedException, NotFoundException
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.routes import HTTPRoute
-from litestar.types import ASGIApp
 
 from pyllm import __version__
 from pyllm.frontend.admin.routes import admin_routes
@@ -21,9 +16,11 @@ from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.edge.middleware import with_middleware
 from pyllm.frontend.health import health_routes
-from pyllm.frontend.http.failure import describe
+from pyllm.frontend.http.asgi import ASGIApp
+from pyllm.frontend.http.failure import MethodError, UnknownRouteError, describe
 from pyllm.frontend.http.openapi import openapi_document
 from pyllm.frontend.http.routes_app import RoutesApp
+from pyllm.frontend.http.routing import TEXT, Request, Response, ResponseSpec, get, path_format
 from pyllm.frontend.http.unknown_routes import explain_method, explain_unknown_route
 from pyllm.frontend.llama_cpp.routes import infill_route
 from pyllm.frontend.mistral.routes import fim_route
@@ -37,7 +34,7 @@ from pyllm.frontend.openai.invocations import invocations_route
 from pyllm.frontend.openai.model_list import models_routes
 from pyllm.frontend.openai.tokenization import detokenize_route, tokenize_route, tokenizer_info_route
 from pyllm.frontend.page.page_files import page_routes
-from pyllm.frontend.requests.json_request import JsonRequest
+from pyllm.frontend.requests.json_request import decoded
 from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.responses.routes import responses_routes
@@ -53,16 +50,16 @@ class Version(msgspec.Struct):
 def create_app(state: ServerState) -> ASGIApp:
     """The application for one engine client, behind its edge. Needs no lifespan events."""
 
-    @get("/version", sync_to_thread=False, summary="pyllm's version")
+    @get("/version", summary="pyllm's version")
     def version() -> Version:
         return Version(__version__)
 
     @get(
         "/metrics",
         summary="Metrics in Prometheus' text format",
-        responses={200: ResponseSpec(str, media_type=MediaType.TEXT)},
+        responses={200: ResponseSpec(str, media_type=TEXT)},
     )
-    async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def show_metrics(request: Request) -> Response[bytes]:
         cores = await figures_of_cores(state.client)
         totals = await state.shared.totals(state.metrics.counted())
         samples = await asyncio.to_thread(state.sampler.sample)
@@ -74,7 +71,7 @@ def create_app(state: ServerState) -> ASGIApp:
     # Each route by the field that only its bodies have.
     by_field = {"messages": chat_route(state), "prompt": completions_route(state), "input": embeddings_route(state)}
 
-    @get("/metrics/history", sync_to_thread=False, summary="The last ten minutes of the metrics that the page draws")
+    @get("/metrics/history", summary="The last ten minutes of the metrics that the page draws")
     def show_history() -> Looks:
         return state.history.looks()
 
@@ -82,12 +79,12 @@ def create_app(state: ServerState) -> ASGIApp:
     def document() -> bytes:
         return msgspec.json.encode(openapi_document(routes.routes, __version__, state.server.root_path))
 
-    @get("/openapi.json", sync_to_thread=False, include_in_schema=False)
+    @get("/openapi.json", include_in_schema=False)
     def show_document() -> Response[bytes]:
-        return Response(document(), media_type=MediaType.JSON)
+        return Response(document())
 
     routes = RoutesApp(
-        route_handlers=[
+        [
             *by_field.values(),
             invocations_route(by_field),
             infill_route(state),
@@ -108,35 +105,29 @@ def create_app(state: ServerState) -> ASGIApp:
             *([] if state.server.disable_fastapi_docs else [show_document]),
             *page_routes(not state.server.disable_fastapi_docs, state.server.root_path),
         ],
-        request_class=JsonRequest,
-        request_max_body_size=None,  # The edge bounds every body.
-        exception_handlers={Exception: _answer_error},
-        openapi_config=None,
-        logging_config=None,
+        decode=decoded,
+        answer_error=lambda request, error: _answer_error(request, error, known),
     )
+    known = [path_format(path) for route in routes.routes for path in route.paths]
     app = Gateway(Idempotency(AnswerHeaders(routes, state.metrics.ignored_fields), state), state)
-    recorded = AccessLog(
+    return AccessLog(
         with_middleware(app, state.server.middleware),
-        RouteNames([route.path for route in routes.routes]),
+        RouteNames([path for route in routes.routes for path in route.paths]),
         state.metrics.http,
         is_logged=state.server.access_log,
         root_path=state.server.root_path,
     )
-    return cast("ASGIApp", recorded)
 
 
-def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def _answer_error(request: Request, error: Exception, known: Sequence[str]) -> ASGIApp:
     context = context_in(request.scope)
     context.say_field(error)
     failure = describe(error)
     method, path = request.scope["method"], request.scope["path"]
-    if isinstance(error, MethodNotAllowedException):
-        # Litestar's order is that of a set.
-        allow = ", ".join(sorted(failure.allow.split(", "), key=lambda name: (name == "OPTIONS", name)))
-        failure = msgspec.structs.replace(failure, text=explain_method(method, path, allow), allow=allow)
-    elif isinstance(error, NotFoundException):
-        known = [route.path_format for route in request.app.routes if isinstance(route, HTTPRoute)]
+    if isinstance(error, MethodError):
+        failure = msgspec.structs.replace(failure, text=explain_method(method, path, failure.allow))
+    elif isinstance(error, UnknownRouteError):
         failure = msgspec.structs.replace(failure, text=explain_unknown_route(method, path, known))
     headers, body = render_error(path, failure, context.request_id)
     texts = {name.decode(): value.decode() for name, value in headers}
-    return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
+    return Response(body, status_code=failure.status, headers=texts)

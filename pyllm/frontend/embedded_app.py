@@ -6,10 +6,9 @@ Opens no port and has no supervisor; `frontend/api_process.py` is the process of
 import asyncio
 from typing import Any, Self
 
-from litestar.types import ASGIApp, Receive, Scope, Send
-
 from pyllm.config.process_config import ApiConfig
 from pyllm.frontend.app import create_app
+from pyllm.frontend.http.asgi import ASGIApp, Receive, Scope, Send
 from pyllm.frontend.requests.server_cores import ServerCores
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.shared.local_state import LocalState
@@ -83,7 +82,7 @@ class EmbeddedApp:
 
 def _with_lifespan(app: ASGIApp) -> ASGIApp:
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":  # type: ignore[comparison-overlap]  # A server's first scope is one.
+        if scope["type"] != "lifespan":
             await app(scope, receive, send)
             return
         await _live(receive, send)

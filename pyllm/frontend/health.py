@@ -1,11 +1,9 @@
 """Health routes for orchestrators and load balancers: does the process answer, and does it take requests?"""
 
-from litestar import MediaType, Response, get, route
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 
 from pyllm.frontend.generation_check import GenerationCheck
+from pyllm.frontend.http.routing import TEXT, Response, ResponseSpec, Route, get, route
 from pyllm.frontend.requests.server_state import ServerState
 
 
@@ -18,18 +16,17 @@ class Health(Struct):
     num_cores: int | None = None
 
 
-def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
+def health_routes(state: ServerState) -> list[Route]:
     """The routes, for one server. HEAD is answered, too."""
     check = GenerationCheck(state.client)
 
     def empty() -> Response[bytes]:
-        return Response(b"", status_code=200 if state.condition().ready else 503, media_type=MediaType.TEXT)
+        return Response(b"", status_code=200 if state.condition().ready else 503, media_type=TEXT)
 
     responses = dict.fromkeys((200, 503), ResponseSpec(None))
 
     @get(
         "/health",
-        sync_to_thread=False,
         summary="200 while requests are worked on, 503 otherwise",
         responses=responses,
     )
@@ -37,13 +34,12 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
         return empty()
 
     # SageMaker's name of `/health`. An OpenAPI document cannot have one operation of two methods.
-    @route("/ping", http_method=["GET", "POST"], status_code=200, sync_to_thread=False, include_in_schema=False)
+    @route("/ping", ["GET", "POST"], status_code=200, include_in_schema=False)
     def ping() -> Response[bytes]:
         return empty()
 
     @get(
         "/health/live",
-        sync_to_thread=False,
         summary="200 as long as the process answers; the body says whether the engine is stalled",
     )
     def live() -> Health:
@@ -52,9 +48,8 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
 
     @get(
         "/health/ready",
-        sync_to_thread=False,
         summary="200 while requests are worked on; 503 says why they are not",
-        responses=dict.fromkeys((200, 503), ResponseSpec(Health, generate_examples=False)),
+        responses=dict.fromkeys((200, 503), ResponseSpec(Health)),
     )
     def ready() -> Response[Health]:
         condition = state.condition()
@@ -66,7 +61,7 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
     @get(
         "/health_generate",
         summary="200 if the engine generates a token; 503 says why it does not",
-        responses=dict.fromkeys((200, 503), ResponseSpec(Health, generate_examples=False)),
+        responses=dict.fromkeys((200, 503), ResponseSpec(Health)),
     )
     async def generates() -> Response[Health]:
         condition = state.condition()

@@ -3,14 +3,13 @@
 Field names are SGLang's, whose gateway reads most of them; vLLM's router reads the load. No field tells a file's path.
 """
 
-from litestar import get
-from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
 from pyllm import __version__
 from pyllm.client.submission import SAMPLING_NUMBERS
 from pyllm.errors import EngineDeadError
 from pyllm.frontend.http.event_ids import model_hash
+from pyllm.frontend.http.routing import Route, get
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.templates import no_chat_template
@@ -73,12 +72,11 @@ class ServerLoad(Struct):
     load: int
 
 
-def server_info_routes(state: ServerState) -> list[HTTPRouteHandler]:
+def server_info_routes(state: ServerState) -> list[Route]:
     """The routes, for one server. The paths with `get_` are older names of the others."""
 
     @get(
         ["/server_info", "/get_server_info"],
-        sync_to_thread=False,
         summary="What this server serves, and with which bounds",
         responses=LOOKUP_ERROR_RESPONSES,
     )
@@ -87,7 +85,6 @@ def server_info_routes(state: ServerState) -> list[HTTPRouteHandler]:
 
     @get(
         ["/model_info", "/get_model_info"],
-        sync_to_thread=False,
         summary="Which model this is",
         responses=LOOKUP_ERROR_RESPONSES,
     )

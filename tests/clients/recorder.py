@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from litestar.types import Receive, Scope, Send
+from pyllm.frontend.http.asgi import Receive, Scope, Send
 
 # Their values are secrets.
 KEYS = frozenset({"authorization", "x-api-key", "api-key"})

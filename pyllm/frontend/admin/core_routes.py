@@ -5,12 +5,9 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-from litestar import delete, get, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody, QueryParameter
 
 from pyllm.frontend.http.failure import UnknownCoreError
+from pyllm.frontend.http.routing import FromPath, JSONBody, QueryParameter, ResponseSpec, Route, delete, get, post
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.requests.server_cores import CoreStatus
 from pyllm.frontend.requests.server_state import ServerState
@@ -32,11 +29,11 @@ class NewCore(msgspec.Struct, forbid_unknown_fields=True):
     address: str
 
 
-def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[HTTPRouteHandler]:
+def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[Route]:
     """The routes, for one server; `errors` are the errors of a route below /admin whose requests have no body."""
     cores = state.cores
 
-    @get("/admin/cores", sync_to_thread=False, summary="The cores that take requests", responses=errors)
+    @get("/admin/cores", summary="The cores that take requests", responses=errors)
     def list_cores() -> CoreStatusList:
         return CoreStatusList(cores.status())
 

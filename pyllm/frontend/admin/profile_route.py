@@ -8,11 +8,8 @@ import zlib
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Response, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody, QueryParameter
 
+from pyllm.frontend.http.routing import JSONBody, QueryParameter, Response, ResponseSpec, Route, post
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome, RankTimes
@@ -45,12 +42,11 @@ class ProfileReport(msgspec.Struct):
     ranks: list[RankTimes]
 
 
-def profile_route(state: ServerState) -> HTTPRouteHandler:
+def profile_route(state: ServerState) -> Route:
     """The route, for one server."""
 
     @post(
         "/admin/profile",
-        status_code=200,
         summary="Record the next steps of the core that `core` names, or of the first that is ready: the time of each "
         "op on each rank, or a Chrome trace",
         responses={200: ResponseSpec(ProfileReport), **ERROR_RESPONSES, 409: ERROR_RESPONSES[400]},

@@ -6,18 +6,25 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Request, Response, get, patch, post
-from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, QueryParameter
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.admin.core_routes import core_routes
 from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
+from pyllm.frontend.http.asgi import Scope
 from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
 from pyllm.frontend.http.openapi import BODY
+from pyllm.frontend.http.routing import (
+    FromPath,
+    QueryParameter,
+    Request,
+    Response,
+    ResponseSpec,
+    Route,
+    get,
+    patch,
+    post,
+)
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
@@ -81,7 +88,7 @@ class Reloaded(msgspec.Struct):
     has_tls: bool
 
 
-def admin_routes(state: ServerState) -> list[HTTPRouteHandler]:
+def admin_routes(state: ServerState) -> list[Route]:
     """The routes, for one server."""
     client = state.client
 
@@ -140,9 +147,9 @@ def admin_routes(state: ServerState) -> list[HTTPRouteHandler]:
         "/admin/config",
         summary="Change some of them, on all cores; all stay where one is refused",
         responses=ERROR_RESPONSES,
-        opt={BODY: {"type": "object", "description": "Settings of GET /admin/config, with their new values."}},
+        options={BODY: {"type": "object", "description": "Settings of GET /admin/config, with their new values."}},
     )
-    async def change_config(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    async def change_config(request: Request) -> dict[str, Any]:
         # No struct: the core knows which settings there are, and says so.
         try:
             changes = msgspec.json.decode(await request.body(), type=dict[str, Any])
@@ -152,8 +159,6 @@ def admin_routes(state: ServerState) -> list[HTTPRouteHandler]:
 
     @post(
         "/admin/reload",
-        status_code=200,
-        sync_to_thread=False,
         summary="Read the file of API keys and the certificate again, in all API processes",
         responses=ERROR_RESPONSES,
     )
@@ -167,7 +172,6 @@ def admin_routes(state: ServerState) -> list[HTTPRouteHandler]:
 
     @post(
         "/reset_prefix_cache",
-        status_code=200,
         summary="Forget all cached prefixes; running requests keep their blocks",
         responses={200: ResponseSpec(None), **_LOOKUP_ERRORS},
     )
@@ -175,9 +179,8 @@ def admin_routes(state: ServerState) -> list[HTTPRouteHandler]:
         await _in_time(client.reset_prefix_cache())
         return Response(b"")
 
-    def admins_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-        del handler
-        if context_in(connection.scope).role != "admin":
+    def admins_only(scope: Scope) -> None:
+        if context_in(scope).role != "admin":
             raise ForbiddenError(_refusal(state.keys.has_admin))
 
     handlers = [
@@ -195,9 +198,8 @@ def admin_routes(state: ServerState) -> list[HTTPRouteHandler]:
         *core_routes(state, _LOOKUP_ERRORS),
         reset_prefix_cache,
     ]
-    # A Router would set the guard, too, but Litestar copies all that a Router holds when an application takes it.
     for handler in handlers:
-        handler.guards = [admins_only]
+        handler.guard = admins_only
     return handlers
 
 

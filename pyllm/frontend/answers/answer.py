@@ -6,13 +6,13 @@ Knows no route: an answer format has the route's JSON.
 from functools import partial
 
 import msgspec
-from litestar.types import ASGIApp
 
 from pyllm.client.logprobs import LogprobEntries, are_packed, extended
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.answers.answer_format import AnswerFormat, send_body, send_error, send_json
 from pyllm.frontend.answers.event_stream import EventStream
 from pyllm.frontend.answers.resumable import ResumableAnswer
+from pyllm.frontend.http.asgi import ASGIApp
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, MAX_CHOICES
 from pyllm.frontend.http.pushed_response import Answer, Channel, push
 from pyllm.frontend.requests.generation import Generation

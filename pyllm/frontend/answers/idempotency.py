@@ -13,9 +13,9 @@ import time
 from typing import Any, cast
 
 import msgspec
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllm.errors import EngineDeadError, RequestError
+from pyllm.frontend.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from pyllm.frontend.http.event_ids import Position
 from pyllm.frontend.http.failure import IdempotencyConflictError, QueueFullError
 from pyllm.frontend.http.pushed_response import CONNECTION, READER_PATIENCE
@@ -103,7 +103,7 @@ class Idempotency:
         context = context_in(scope)
         key = context.headers.idempotency_key
         # All scopes that come here are HTTP's, but the types do not say so.
-        if key is None or cast("dict[str, Any]", scope)["method"] != "POST" or not scope["path"].startswith(PREFIX):
+        if key is None or scope["method"] != "POST" or not scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
             return
         if _KEY.fullmatch(key) is None:
@@ -225,7 +225,7 @@ class Idempotency:
         scope = {**exchange.scope, CONTEXT: context}
         scope.pop(CONNECTION, None)
         with context:
-            await self._app(cast("Scope", scope), _replayed(exchange.body, receive), send)
+            await self._app(scope, _replayed(exchange.body, receive), send)
 
 
 async def _read_body(receive: Receive) -> bytes | None:

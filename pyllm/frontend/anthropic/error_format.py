@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 
 from pyllm.frontend.http.failure import Failure
+from pyllm.frontend.http.routing import ResponseSpec
 
 # `overloaded_error` has the status 529 there; clients of both kinds and proxies know 503.
 _TYPES = {
@@ -40,7 +40,7 @@ class AnthropicError(Struct):
     type: Literal["error"] = "error"
 
 
-_ERROR = ResponseSpec(AnthropicError, generate_examples=False)
+_ERROR = ResponseSpec(AnthropicError)
 
 # The error answers of each route in `/openapi.json`.
 ERROR_RESPONSES = dict.fromkeys((400, 401, 403, 404, 408, 413, 415, 429, 500, 503), _ERROR)

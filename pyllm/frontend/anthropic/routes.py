@@ -1,13 +1,6 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's API over the same engine."""
 
-from typing import Any
-
 import msgspec
-from litestar import Request, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
-from litestar.types import ASGIApp
 
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond
@@ -23,7 +16,9 @@ from pyllm.frontend.anthropic.protocol import (
     OutputFormat,
     TokenCount,
 )
+from pyllm.frontend.http.asgi import ASGIApp
 from pyllm.frontend.http.failure import UnsupportedThreadError
+from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, post
 from pyllm.frontend.openai.parameters import SAMPLING_FIELDS, constraint_names, given_fields
 from pyllm.frontend.requests.admission_control import admit
 from pyllm.frontend.requests.request_context import context_of
@@ -50,16 +45,15 @@ class _ClaudeCodeUser(msgspec.Struct):
     device_id: str = ""
 
 
-def messages_route(state: ServerState) -> HTTPRouteHandler:
+def messages_route(state: ServerState) -> Route:
     """The route, for one server."""
 
     @post(
         "/v1/messages",
-        status_code=200,
         summary="Answer a conversation in Anthropic's shape",
         responses={200: ResponseSpec(Message), **ERROR_RESPONSES},
     )
-    async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> ASGIApp:
+    async def create_message(request: Request, data: JSONBody[MessagesRequest]) -> ASGIApp:
         context = begin(state, request, data)
         context.name_tenant(_user(data.metadata), "metadata.user_id")
         context.name_session(None if data.metadata is None else data.metadata.user_id)
@@ -85,16 +79,15 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
     return create_message
 
 
-def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
+def count_tokens_route(state: ServerState) -> Route:
     """The route, for one server."""
 
     @post(
         "/v1/messages/count_tokens",
-        status_code=200,
         summary="Count the tokens of a conversation in Anthropic's shape",
         responses={200: ResponseSpec(TokenCount), **ERROR_RESPONSES},
     )
-    async def count_message_tokens(request: Request[Any, Any, Any], data: JSONBody[CountTokensRequest]) -> TokenCount:
+    async def count_message_tokens(request: Request, data: JSONBody[CountTokensRequest]) -> TokenCount:
         context = context_of(request)
         context.name_fields(FIELD_NAMES)
         check_model(state, data.model)

@@ -4,15 +4,12 @@ The outermost application: it sees answers that no route has made. Knows neither
 """
 
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, cast
-
-from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from pyllm.frontend.edge.gateway import PROBES
+from pyllm.frontend.http.asgi import ASGIApp, Message, Receive, Scope, Send
+from pyllm.frontend.http.routing import path_format, path_pattern
 from pyllm.frontend.http.unknown_routes import normal_path
 from pyllm.frontend.observability.http_counts import NO_ROUTE, HttpCounts
 from pyllm.frontend.requests.request_context import REQUEST_ID
@@ -23,8 +20,6 @@ NOT_COUNTED = PROBES | {"/load", "/metrics", "/metrics/history", "/version", "/s
 CLIENT_GONE = 499
 FAILED = 500
 
-_PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
-
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +28,7 @@ class RouteNames:
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._exact = {path for path in paths if "{" not in path}
-        self._patterns = [(_pattern(path), _PARAMETER.sub(r"{\1}", path)) for path in paths if "{" in path]
+        self._patterns = [(path_pattern(path), path_format(path)) for path in paths if "{" in path]
 
     def name(self, path: str) -> str:
         """The route's path with the names of its parameters; `none` where there is no route."""
@@ -65,7 +60,7 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != ScopeType.HTTP:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path, status, start = normal_path(scope["path"], self._root_path), CLIENT_GONE, self._clock()
@@ -78,7 +73,7 @@ class AccessLog:
             return send(message)
 
         try:
-            await self._app(scope, receive, cast("Send", answer))
+            await self._app(scope, receive, answer)
         except Exception:
             status = FAILED
             raise
@@ -90,11 +85,10 @@ class AccessLog:
                 _log(scope, status, seconds)
 
 
-def _log(scope: HTTPScope, status: int, seconds: float) -> None:
+def _log(scope: Scope, status: int, seconds: float) -> None:
     """Log a request without its query, which may have a secret, and with its raw path, which has no line ends."""
-    extended = cast("dict[str, Any]", scope)
-    client, path = scope["client"], extended.get("raw_path", b"").decode("latin-1")
-    request_id = extended.get(REQUEST_ID)
+    client, path = scope["client"], scope.get("raw_path", b"").decode("latin-1")
+    request_id = scope.get(REQUEST_ID)
     address = f"{client[0]}:{client[1]}" if client else "unix"
     fields = {
         "client": address,
@@ -108,12 +102,3 @@ def _log(scope: HTTPScope, status: int, seconds: float) -> None:
         *(address, scope["method"], path, status, seconds, request_id or "-"),
         extra={"request_id": request_id, "fields": fields},
     )
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    """The pattern of a route's path; a parameter of type `path` may have slashes."""
-    parts, end = [], 0
-    for match in _PARAMETER.finditer(path):
-        parts += [re.escape(path[end : match.start()]), ".+" if match[2] == "path" else "[^/]+"]
-        end = match.end()
-    return re.compile("".join([*parts, re.escape(path[end:])]))

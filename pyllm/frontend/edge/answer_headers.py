@@ -4,10 +4,8 @@ Stands before the routes and behind the record of answers, so that repeated answ
 """
 
 from collections.abc import Awaitable
-from typing import cast
 
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
-
+from pyllm.frontend.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from pyllm.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER, IgnoredFields
 from pyllm.frontend.requests.request_context import ADJUSTED_MESSAGES_HEADER, MAX_TOKENS_HEADER, context_in
 
@@ -36,4 +34,4 @@ class AnswerHeaders:
                 message["headers"] = headers
             return send(message)
 
-        await self._app(scope, receive, cast("Send", answer))
+        await self._app(scope, receive, answer)

@@ -2,9 +2,8 @@
 
 import asyncio
 
-from litestar.types import HTTPReceiveMessage, Receive
-
 from pyllm.errors import DeadlineError
+from pyllm.frontend.http.asgi import Message, Receive
 from pyllm.frontend.http.failure import BodyTooLargeError, ClientGoneError
 
 # Seconds in which a body has to make some progress.
@@ -30,10 +29,10 @@ class BoundedBody:
         self._size = 0
         self._is_complete = False
 
-    async def receive(self) -> HTTPReceiveMessage:
+    async def receive(self) -> Message:
         """The next part of the body; after the last part, the message that the client has disconnected."""
         if self._is_complete:
-            return await self._receive()  # type: ignore[return-value]  # The scope is HTTP's.
+            return await self._receive()
         try:
             async with asyncio.timeout(self._patience):
                 message = await self._receive()

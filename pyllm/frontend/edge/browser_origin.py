@@ -9,9 +9,8 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
-from litestar.types import Scope
-
 from pyllm.frontend.edge.cors import ANY
+from pyllm.frontend.http.asgi import Scope
 from pyllm.frontend.http.failure import ForbiddenError
 from pyllm.frontend.requests.request_headers import RequestHeaders
 

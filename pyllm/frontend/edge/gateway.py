@@ -8,9 +8,6 @@ import uuid
 from collections.abc import Awaitable
 from typing import Any, cast
 
-from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
-
 from pyllm.config.api_keys import Allowance
 from pyllm.errors import PyllmError
 from pyllm.frontend.edge.body import BODY_PATIENCE, BoundedBody, check_body_size
@@ -18,6 +15,7 @@ from pyllm.frontend.edge.browser_origin import BrowserOrigin, is_local_program
 from pyllm.frontend.edge.cors import Cors
 from pyllm.frontend.edge.error_answer import Headers, render_error
 from pyllm.frontend.edge.rate_limit_headers import budget_headers
+from pyllm.frontend.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from pyllm.frontend.http.failure import AuthenticationError, MediaTypeError, describe
 from pyllm.frontend.http.ignored_fields import RequestFields
 from pyllm.frontend.http.unknown_routes import normal_path
@@ -63,20 +61,20 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != ScopeType.HTTP:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         head = RequestHeaders(cast("list[tuple[bytes, bytes]]", scope["headers"]))
         name = head.request_id or uuid.uuid4().hex
         # In the original scope: the request's log does not see the copies below.
-        cast("dict[str, Any]", scope)[REQUEST_ID] = name
+        scope[REQUEST_ID] = name
         if (path := normal_path(scope["path"], self._root_path)) != scope["path"]:
-            scope = cast("HTTPScope", {**scope, "path": path})
+            scope = {**scope, "path": path}
         body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
         # A stored answer has an id of ours: a caller may send its own id again, which would replace the answer.
         own = uuid.uuid4().hex if scope["path"].rstrip("/") == KEPT else name
         context = RequestContext(own, head, allowance=self._allowance, fields=RequestFields(self._unknown_fields))
-        cast("dict[str, Any]", scope)[CONTEXT] = context
+        scope[CONTEXT] = context
         # A resumed answer has the id of the first exchange, and this header that of its own exchange.
         request_id = (b"x-request-id", name.encode())
 
@@ -99,9 +97,9 @@ class Gateway:
                 self._admit(scope, context)
             if scope["method"] == "HEAD":
                 # Handled as GET; the server still sees HEAD in its own scope, and leaves the body out.
-                scope = cast("Scope", {**scope, "method": "GET"})
+                scope = {**scope, "method": "GET"}
             with context:
-                await self._app(scope, body.receive, cast("Send", answer))
+                await self._app(scope, body.receive, answer)
         except PyllmError as error:  # Raised here or around the routes, which answer their own errors.
             failure = describe(error)
             headers, text = render_error(scope["path"], failure, context.request_id)
@@ -134,7 +132,7 @@ class Gateway:
             context.tenant, context.allowance = key.name, key.allowance(self._allowance)
         elif not self._keys:
             self._browser.check_name(head)
-            if cast("HTTPScope", scope)["method"] in UNSAFE:
+            if scope["method"] in UNSAFE:
                 self._browser.check_page(head)
             context.tenant = head.tenant
         elif presented or not (is_local_admin and scope["path"].startswith(ADMIN)):

@@ -6,11 +6,10 @@ With middleware, parts of streams go through ASGI's `send`, not straight to the 
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, cast
-
-from litestar.types import ASGIApp, Receive, Scope, Send
+from typing import cast
 
 from pyllm.errors import ConfigError
+from pyllm.frontend.http.asgi import ASGIApp, Receive, Scope, Send
 from pyllm.frontend.http.pushed_response import CONNECTION
 
 Middleware = Callable[[ASGIApp], ASGIApp]
@@ -30,7 +29,7 @@ def with_middleware(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         # No part of an answer may bypass the middleware.
-        cast("dict[str, Any]", scope).pop(CONNECTION, None)
+        scope.pop(CONNECTION, None)
         await outermost(scope, receive, send)
 
     return serve

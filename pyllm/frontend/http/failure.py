@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 
 import msgspec
-from litestar.exceptions import HTTPException, ValidationException
 
 from pyllm.errors import (
     DeadlineError,
@@ -98,6 +97,18 @@ class ForbiddenError(PyllmError):
     """The caller may not do this: the route is for admins, or a page of another site sends the request."""
 
 
+class UnknownRouteError(PyllmError):
+    """A path that is no route's."""
+
+
+class MethodError(PyllmError):
+    """A method that the routes of a path do not take; `allow` has those that they do, separated by commas."""
+
+    def __init__(self, methods: Sequence[str]) -> None:
+        self.allow = ", ".join(methods)
+        super().__init__(f"The route takes {self.allow}.")
+
+
 class RateLimitError(PyllmError):
     """An account has used up its `kind`, requests or tokens. Without a `retry_after`, in seconds, this is final."""
 
@@ -129,21 +140,10 @@ def describe(error: Exception) -> Failure:
                 retry_after,
                 num_tokens=getattr(error, "num_tokens", None),
                 limit=getattr(error, "limit", None),
+                allow=getattr(error, "allow", ""),
             )
-    if isinstance(error, ValidationException):  # Litestar's own: for the query, or for a missing body.
-        return _describe_validation(error)
-    if isinstance(error, HTTPException) and error.status_code < 500:
-        return Failure(error.status_code, error.detail, allow=(error.headers or {}).get("allow", ""))
     logger.error("unexpected error while answering a request", exc_info=error)
     return Failure(500, "The server failed on this request; its log says why.")
-
-
-def _describe_validation(error: ValidationException) -> Failure:
-    for problem in error.extra if isinstance(error.extra, list) else []:
-        if isinstance(problem, dict) and problem.get("source") == "query":
-            name = str(problem.get("key"))
-            return Failure(400, f"{name} in the query: {problem.get('message')}.", name)
-    return Failure(400, "The request has no body; send a JSON object.")
 
 
 def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
@@ -190,6 +190,8 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (RequestTooLargeError, 400, "context_length_exceeded"),
     (UnsupportedThreadError, 400, "thread_unsupported_request"),
     (RequestError, 400, None),
+    (UnknownRouteError, 404, None),
+    (MethodError, 405, None),
     (AuthenticationError, 401, "invalid_api_key"),
     (ForbiddenError, 403, "permission_denied"),
     (ProfileRunningError, 409, "profile_running"),

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, NamedTuple, Protocol, cast
 
-from litestar.types import HTTPSendMessage, Receive, Scope, Send
-
+from pyllm.frontend.http.asgi import Message, Receive, Scope, Send
 from pyllm.frontend.http.write_batcher import WriteBatcher
 
 # Where a scope may have its `Connection`; without it every part of a body goes through ASGI's `send`.
@@ -68,11 +67,11 @@ class Channel:
         self._transport = None if connection is None else connection.transport
         self._batcher = None if connection is None else connection.batcher
         # The declared type is an awaitable; it is a coroutine function in every server.
-        self._send = cast("Callable[[HTTPSendMessage], Coroutine[Any, Any, None]]", send)
+        self._send = cast("Callable[[Message], Coroutine[Any, Any, None]]", send)
         self._on_drained = on_drained
         self._on_stalled = on_stalled
         self._patience = patience
-        self._waiting: deque[HTTPSendMessage] = deque()
+        self._waiting: deque[Message] = deque()
         self._draining: asyncio.Task[None] | None = None
         self._num_silent_ticks = 0
 
@@ -111,7 +110,7 @@ class Channel:
         if self._draining is not None:
             self._draining.cancel()
 
-    def _push(self, message: HTTPSendMessage) -> None:
+    def _push(self, message: Message) -> None:
         if self.blocked:
             self._waiting.append(message)
             return
@@ -175,7 +174,7 @@ async def push(
     """
     handler = asyncio.current_task()
     assert handler is not None
-    connection = cast("dict[str, Any]", scope).get(CONNECTION)
+    connection = scope.get(CONNECTION)
     channel = Channel(send, connection, answer.drained, handler.cancel, patience)
     try:
         answer.begin(channel)

@@ -1,49 +1,89 @@
-"""Litestar's application with one handler of OPTIONS for all routes. Knows no route by name."""
+"""The application of all routes: finds the route of a request, and calls it. Knows no route by name."""
 
-from copy import copy
-from functools import cached_property
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from litestar import Litestar, Request, Response, Router, route
-from litestar.handlers import HTTPRouteHandler
-from litestar.plugins import PluginProtocol
-from litestar.plugins.core import MsgspecDIPlugin
-from litestar.types import RouteHandlerType
-from litestar.types.internal_types import RouteHandlerMapItem
+from pyllm.errors import RequestError
+from pyllm.frontend.http.asgi import ASGIApp, Message, Receive, Scope, Send
+from pyllm.frontend.http.failure import MethodError, UnknownRouteError
+from pyllm.frontend.http.routing import Request, Response, Route, path_pattern
+
+# Decodes the body of a request as a type.
+Decode = Callable[[Request, Any], Awaitable[Any]]
+AnswerError = Callable[[Request, Exception], ASGIApp]
+
+_SLASHES = re.compile("//+")
 
 
-class RoutesApp(Litestar):
-    """Answers OPTIONS with all methods of the path.
+class RoutesApp:
+    """Answers requests by their routes, what these raise by `answer_error`, and OPTIONS with the methods of a path."""
 
-    Litestar makes a handler of OPTIONS for each path: half of all handlers, each with a signature to parse. Its answer
-    lists the methods of only the first handler of the path.
+    def __init__(self, routes: Sequence[Route], decode: Decode, answer_error: AnswerError) -> None:
+        self.routes = routes
+        self._decode = decode
+        self._answer_error = answer_error
+        self._exact: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            for path in route.paths:
+                self._exact.setdefault(path, {}).update(dict.fromkeys(route.methods, route))
+        self._patterns = [(path_pattern(path), self._exact.pop(path)) for path in list(self._exact) if "{" in path]
 
-    Has none of the plugins for pydantic and attrs, which Litestar would import wherever they are installed.
-    """
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        is_started = False
 
-    @staticmethod
-    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
-        return [*plugins, MsgspecDIPlugin()]
+        # Returns the server's coroutine instead of awaiting it: pushed answers drive that one by hand.
+        def answer(message: Message) -> Awaitable[None]:
+            nonlocal is_started
+            is_started = True
+            return send(message)
 
-    def get_route_handler_map(  # type: ignore[override]  # Litestar calls the class method on an application only.
-        self, value: "RouteHandlerType | Router"
-    ) -> dict[str, RouteHandlerMapItem]:
-        """The handlers to register, by path and method."""
-        handlers = Litestar.get_route_handler_map(value)
-        known = {route.path for route in self.routes}
-        for path in handlers.keys() - known:
-            handlers[path]["OPTIONS"] = self._tell_methods
-        return handlers
+        request = Request(scope, receive)
+        try:
+            respond = await self._call(request)
+            await respond(scope, receive, answer)
+        except Exception as error:
+            if is_started:
+                raise
+            await self._answer_error(request, error)(scope, receive, send)
 
-    @cached_property
-    def _tell_methods(self) -> HTTPRouteHandler:
-        handler = copy(_tell_methods)
-        handler.owner = self
-        return handler
+    async def _call(self, request: Request) -> ASGIApp:
+        by_method, arguments = self._find(request.scope)
+        method = request.scope["method"]
+        route = by_method.get(method)
+        if route is None:
+            methods = {*by_method, "OPTIONS"}
+            if method == "OPTIONS":
+                return Response(None, status_code=204, headers={"allow": ", ".join(sorted(methods))})
+            raise MethodError(sorted(methods, key=lambda name: (name == "OPTIONS", name)))
+        if route.guard is not None:
+            route.guard(request.scope)
+        if route.query:
+            arguments |= route.from_query(request.query)
+        if route.takes_request:
+            arguments["request"] = request
+        if route.body is not None:
+            if not await request.body():
+                raise RequestError("The request has no body; send a JSON object.")
+            arguments["data"] = await self._decode(request, route.body)
+        result = route.fn(**arguments)
+        if inspect.iscoroutine(result):
+            result = await result
+        return result if callable(result) else Response(result, status_code=route.status_code)
 
+    def _find(self, scope: Scope) -> tuple[dict[str, Route], dict[str, Any]]:
+        """The routes of a path by method, and the path's parameters.
 
-@route("/", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
-def _tell_methods(request: Request[Any, Any, Any]) -> Response[None]:
-    path = request.scope["path_template"]
-    methods = next(route.methods for route in request.app.routes if route.path_format == path)
-    return Response(None, status_code=204, headers={"Allow": ", ".join(sorted(methods))})
+        Raises:
+            UnknownRouteError: there is none.
+        """
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = _SLASHES.sub("/", f"/{path}").rstrip("/") or "/"
+        if (found := self._exact.get(path)) is not None:
+            return found, {}
+        for pattern, by_method in self._patterns:
+            if match := pattern.fullmatch(path):
+                return by_method, match.groupdict()
+        raise UnknownRouteError(f"There is no route {path[:200]}.")

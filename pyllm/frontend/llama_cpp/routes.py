@@ -1,15 +1,9 @@
 """`POST /infill`: fills the gap between two texts, with the special tokens of the model's family."""
 
-from typing import Any
-
-from litestar import Request, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
-from litestar.types import ASGIApp
-
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
+from pyllm.frontend.http.asgi import ASGIApp
+from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, post
 from pyllm.frontend.llama_cpp.answer_format import InfillFormat
 from pyllm.frontend.llama_cpp.line_limits import LineLimits
 from pyllm.frontend.llama_cpp.protocol import Infill, InfillRequest, InfillSettings
@@ -27,17 +21,16 @@ LEAST_OUTPUT = 128
 MAX_RESPONSE_FIELDS = 64
 
 
-def infill_route(state: ServerState) -> HTTPRouteHandler:
+def infill_route(state: ServerState) -> Route:
     """The route, for one server."""
     model, tokenizer = state.client.model, state.tokenizer
 
     @post(
         "/infill",
-        status_code=200,
         summary="Fill in what is between two texts, in llama.cpp's shape",
         responses={200: ResponseSpec(Infill), **ERROR_RESPONSES},
     )
-    async def create_infill(request: Request[Any, Any, Any], data: JSONBody[InfillRequest]) -> ASGIApp:
+    async def create_infill(request: Request, data: JSONBody[InfillRequest]) -> ASGIApp:
         context = begin_request(state, request, data)
         context.name_fields({"suffix": "input_suffix"})
         params = _sampling_params(state, data)

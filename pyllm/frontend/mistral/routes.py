@@ -1,15 +1,9 @@
 """`POST /v1/fim/completions`: fills the gap between two texts, and answers as a chat does."""
 
-from typing import Any
-
-from litestar import Request, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
-from litestar.types import ASGIApp
-
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
+from pyllm.frontend.http.asgi import ASGIApp
+from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, post
 from pyllm.frontend.mistral.protocol import FimRequest
 from pyllm.frontend.openai.chat_format import ChatFormat
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
@@ -28,17 +22,16 @@ from pyllm.frontend.requests.serving import generate, resolve_plain
 from pyllm.frontend.text.fill_in_the_middle import add_middle_stops, middle_prompt
 
 
-def fim_route(state: ServerState) -> HTTPRouteHandler:
+def fim_route(state: ServerState) -> Route:
     """The route, for one server."""
     tokenizer = state.tokenizer
 
     @post(
         "/v1/fim/completions",
-        status_code=200,
         summary="Fill in what is between two texts, in Mistral's shape",
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
-    async def create_fim_completion(request: Request[Any, Any, Any], data: JSONBody[FimRequest]) -> ASGIApp:
+    async def create_fim_completion(request: Request, data: JSONBody[FimRequest]) -> ASGIApp:
         context = begin_request(state, request, data)
         context.name_fields({"beam_width": "use_beam_search"} | constraint_names(format_field(data), has_tools=False))
         limit = output_limit(data.max_tokens, may_be_none=may_be_prompt_alone(data, context))

@@ -1,14 +1,8 @@
 """`POST /v1/chat/completions`: renders a conversation with the model's chat template, and answers it."""
 
-from typing import Any
-
-from litestar import Request, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
-from litestar.types import ASGIApp
-
 from pyllm.frontend.answers.answer import respond
+from pyllm.frontend.http.asgi import ASGIApp
+from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, post
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.chat_format import ChatFormat, ParsedChatFormat
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
@@ -34,16 +28,15 @@ from pyllm.frontend.text.truncation import truncation_from
 _FIELD_NAMES = {"prompt": "messages", "beam_width": "use_beam_search"}
 
 
-def chat_route(state: ServerState) -> HTTPRouteHandler:
+def chat_route(state: ServerState) -> Route:
     """The route, for one server."""
 
     @post(
         "/v1/chat/completions",
-        status_code=200,
         summary="Answer a conversation",
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
-    async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> ASGIApp:
+    async def create_chat_completion(request: Request, data: JSONBody[ChatRequest]) -> ASGIApp:
         context = begin_request(state, request, data)
         has_tools = bool(data.tools) and data.structured_outputs is None
         names = constraint_names(format_field(data), has_tools)

@@ -1,18 +1,13 @@
 """`POST /v1/completions`: continues one or many prompts, each a text or token ids."""
 
 from collections.abc import Sequence
-from typing import Any
-
-from litestar import Request, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
-from litestar.types import ASGIApp
 
 from pyllm.client.submission import refuse_prompt
 from pyllm.errors import Field, RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
+from pyllm.frontend.http.asgi import ASGIApp
+from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, post
 from pyllm.frontend.openai.completion_format import CompletionFormat, EchoedPrompt
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import (
@@ -40,16 +35,15 @@ from pyllm.parameters.sampling_params import MAX_SAMPLES, SamplingParams
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, and vLLM's
 
 
-def completions_route(state: ServerState) -> HTTPRouteHandler:
+def completions_route(state: ServerState) -> Route:
     """The route, for one server."""
 
     @post(
         "/v1/completions",
-        status_code=200,
         summary="Continue a text",
         responses={200: ResponseSpec(Completion), **ERROR_RESPONSES},
     )
-    async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> ASGIApp:
+    async def create_completion(request: Request, data: JSONBody[CompletionRequest]) -> ASGIApp:
         context = begin_request(state, request, data)
         names = constraint_names(format_field(data), has_tools=False)
         context.name_fields({"beam_width": "use_beam_search"} | names)

@@ -3,21 +3,18 @@
 import binascii
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import msgspec
-from litestar import Request, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
-from litestar.types import ASGIApp
 
 from pyllm.client.embedding import Embedding
 from pyllm.client.submission import check_dimensions, refuse_input
 from pyllm.errors import PyllmError
 from pyllm.frontend.answers.answer_format import send_failure, send_json
+from pyllm.frontend.http.asgi import ASGIApp
 from pyllm.frontend.http.failure import describe
 from pyllm.frontend.http.pushed_response import Channel, push
+from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, post
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.openai.embedding_protocol import (
     MAX_INPUTS,
@@ -38,16 +35,15 @@ from pyllm.frontend.text.truncation import truncation_from
 _encode = msgspec.json.Encoder().encode
 
 
-def embeddings_route(state: ServerState) -> HTTPRouteHandler:
+def embeddings_route(state: ServerState) -> Route:
     """The route, for one server."""
 
     @post(
         "/v1/embeddings",
-        status_code=200,
         summary="Embed texts",
         responses={200: ResponseSpec(EmbeddingList), **ERROR_RESPONSES},
     )
-    async def create_embeddings(request: Request[Any, Any, Any], data: JSONBody[EmbeddingRequest]) -> ASGIApp:
+    async def create_embeddings(request: Request, data: JSONBody[EmbeddingRequest]) -> ASGIApp:
         context = context_of(request)
         context.name_tenant(data.user)
         check_model(state, data.model)

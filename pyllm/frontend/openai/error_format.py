@@ -1,11 +1,10 @@
 """Errors in the shape that OpenAI's clients expect."""
 
-from litestar.openapi.datastructures import ResponseSpec
-
 from pyllm.frontend.http.failure import Failure
+from pyllm.frontend.http.routing import ResponseSpec
 from pyllm.frontend.openai.protocol import ErrorBody, ErrorResponse
 
-_ERROR = ResponseSpec(ErrorResponse, generate_examples=False)
+_ERROR = ResponseSpec(ErrorResponse)
 
 # The error answers of each route in `/openapi.json`: of a route with a body, and of one without.
 ERROR_RESPONSES = dict.fromkeys((400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503), _ERROR)

@@ -4,24 +4,23 @@ from collections.abc import Mapping
 from typing import cast
 
 import msgspec
-from litestar import post
-from litestar.handlers import HTTPRouteHandler
-from litestar.types import ASGIApp
 
 from pyllm.errors import RequestError
-from pyllm.frontend.requests.json_request import JsonRequest, body_type
+from pyllm.frontend.http.asgi import ASGIApp
+from pyllm.frontend.http.routing import Request, Route, post
+from pyllm.frontend.requests.json_request import decoded
 
 
-def invocations_route(routes: Mapping[str, HTTPRouteHandler]) -> HTTPRouteHandler:
+def invocations_route(routes: Mapping[str, Route]) -> Route:
     """The route. It calls one of `routes`, each named by a field that only its bodies have."""
 
-    @post("/invocations", status_code=200, include_in_schema=False)
-    async def invoke(request: JsonRequest) -> ASGIApp:
+    @post("/invocations", include_in_schema=False)
+    async def invoke(request: Request) -> ASGIApp:
         # Only names: no value is decoded before its type is known.
-        names = await request.decoded(dict[str, msgspec.Raw])
+        names = await decoded(request, dict[str, msgspec.Raw])
         route = next((route for field, route in routes.items() if field in names), None)
         if route is None:
             raise RequestError("give messages for a chat, prompt for a completion, or input for embeddings", "messages")
-        return cast("ASGIApp", await route.fn(request=request, data=await request.decoded(body_type(route))))
+        return cast("ASGIApp", await route.fn(request=request, data=await decoded(request, route.body)))
 
     return invoke

@@ -2,17 +2,14 @@
 
 import time
 
-from litestar import get
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
-
+from pyllm.frontend.http.routing import FromPath, Route, get
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ModelCapabilities, ModelCard, ModelList
 from pyllm.frontend.requests.server_state import ServerState, check_model
 from pyllm.frontend.text.fill_in_the_middle import can_fill_middle
 
 
-def models_routes(state: ServerState) -> list[HTTPRouteHandler]:
+def models_routes(state: ServerState) -> list[Route]:
     """The routes, for one server."""
     model = state.client.model
     created = int(time.time())
@@ -34,16 +31,13 @@ def models_routes(state: ServerState) -> list[HTTPRouteHandler]:
         for name in state.model_names
     }
 
-    @get("/v1/models", sync_to_thread=False, summary="List the models of this server", responses=LOOKUP_ERROR_RESPONSES)
+    @get("/v1/models", summary="List the models of this server", responses=LOOKUP_ERROR_RESPONSES)
     def list_models() -> ModelList:
         return ModelList(list(cards.values()))
 
-    @get(
-        "/v1/models/{model_id:path}", sync_to_thread=False, summary="Describe a model", responses=LOOKUP_ERROR_RESPONSES
-    )
+    @get("/v1/models/{model_id:path}", summary="Describe a model", responses=LOOKUP_ERROR_RESPONSES)
     def show_model(model_id: FromPath[str]) -> ModelCard:
-        name = model_id.removeprefix("/")  # An id may contain slashes, and a path begins with one.
-        check_model(state, name)
-        return cards[name]
+        check_model(state, model_id)
+        return cards[model_id]
 
     return [list_models, show_model]

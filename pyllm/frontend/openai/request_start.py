@@ -1,12 +1,10 @@
 """The start of every request in OpenAI's shape, before the route reads its own fields."""
 
-from typing import Any
-
 import msgspec
-from litestar import Request
 
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import RequestError
+from pyllm.frontend.http.routing import Request
 from pyllm.frontend.openai.common_fields import EngineRequest
 from pyllm.frontend.openai.protocol import GenerationRequest, StreamOptions
 from pyllm.frontend.requests.request_context import RequestContext
@@ -14,7 +12,7 @@ from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import begin
 
 
-def begin_request(state: ServerState, request: Request[Any, Any, Any], body: EngineRequest) -> RequestContext:
+def begin_request(state: ServerState, request: Request, body: EngineRequest) -> RequestContext:
     """The context of a request, with the id, tenant and session of its body, which gets the server's defaults.
 
     Raises:

@@ -2,13 +2,10 @@
 
 from typing import Any
 
-from litestar import Request, get, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
 from msgspec import Struct
 
 from pyllm.errors import RequestError
+from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, get, post
 from pyllm.frontend.http.unsupported import Unsupported, refuse_unsupported
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
@@ -76,16 +73,15 @@ class TokenizerInfo(Struct, kw_only=True):
 _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
-def tokenize_route(state: ServerState) -> HTTPRouteHandler:
+def tokenize_route(state: ServerState) -> Route:
     """The route, for one server."""
 
     @post(
         "/tokenize",
-        status_code=200,
         summary="Turn a prompt or a conversation into token ids",
         responses={200: ResponseSpec(Tokenization), **ERROR_RESPONSES},
     )
-    async def tokenize(request: Request[Any, Any, Any], data: JSONBody[TokenizeRequest]) -> Tokenization:
+    async def tokenize(request: Request, data: JSONBody[TokenizeRequest]) -> Tokenization:
         check_model(state, data.model)
         refuse_unsupported(data)
         context = context_of(request)
@@ -99,17 +95,16 @@ def tokenize_route(state: ServerState) -> HTTPRouteHandler:
     return tokenize
 
 
-def detokenize_route(state: ServerState) -> HTTPRouteHandler:
+def detokenize_route(state: ServerState) -> Route:
     """The route, for one server."""
     vocab_size = state.client.model.vocab_size
 
     @post(
         "/detokenize",
-        status_code=200,
         summary="Turn token ids into text",
         responses={200: ResponseSpec(Detokenization), **ERROR_RESPONSES},
     )
-    async def detokenize(request: Request[Any, Any, Any], data: JSONBody[DetokenizeRequest]) -> Detokenization:
+    async def detokenize(request: Request, data: JSONBody[DetokenizeRequest]) -> Detokenization:
         check_model(state, data.model)
         await admit(state, context_of(request), num_sequences=0)
         tokens = data.tokens
@@ -122,7 +117,7 @@ def detokenize_route(state: ServerState) -> HTTPRouteHandler:
     return detokenize
 
 
-def tokenizer_info_route(state: ServerState) -> HTTPRouteHandler:
+def tokenizer_info_route(state: ServerState) -> Route:
     """The route, for one server: lm-eval looks for it before it uses `/tokenize`."""
     tokenizer = state.tokenizer
     info = TokenizerInfo(
@@ -135,7 +130,6 @@ def tokenizer_info_route(state: ServerState) -> HTTPRouteHandler:
 
     @get(
         "/tokenizer_info",
-        sync_to_thread=False,
         summary="The tokenizer's special tokens, and the chat template",
         responses=LOOKUP_ERROR_RESPONSES,
     )

@@ -8,13 +8,11 @@ import re
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from litestar import Request, Response, get
-from litestar.exceptions import NotFoundException
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
+from pyllm.frontend.http.failure import UnknownRouteError
+from pyllm.frontend.http.routing import FromPath, Request, Response, Route, get
 
 PREFIX = "/page/"
 INDEX = "index.html"
@@ -76,16 +74,16 @@ def wants_html(accept: str) -> bool:
     return _weight(ranges, "text/html") > _weight(ranges, "application/json")
 
 
-def page_routes(has_docs: bool = True, root_path: str = "") -> list[HTTPRouteHandler]:
+def page_routes(has_docs: bool = True, root_path: str = "") -> list[Route]:
     """The routes. Without `has_docs`, when the server does not describe its routes, `/docs` does not redirect to them.
 
     `root_path` is the path under which a proxy shows the page, if there is one, such as `/llm`.
     """
 
-    @get("/", sync_to_thread=False, include_in_schema=False)
-    def page(request: Request[Any, Any, Any]) -> Response[bytes]:
-        if not wants_html(",".join(request.headers.getall("accept", []))):
-            raise NotFoundException  # For programs this is no address of the API.
+    @get("/", include_in_schema=False)
+    def page(request: Request) -> Response[bytes]:
+        if not wants_html(request.header(b"accept")):
+            raise UnknownRouteError  # For programs this is no address of the API.
         if root_path and unquote_to_bytes(request.scope["raw_path"]) == root_path.encode():
             # From /llm a browser would look for the page's files below /.
             query = request.scope["query_string"].decode("latin-1")
@@ -93,11 +91,11 @@ def page_routes(has_docs: bool = True, root_path: str = "") -> list[HTTPRouteHan
             return Response(b"", status_code=307, headers={"location": target, "vary": "accept"})
         return _answer(request, INDEX)
 
-    @get(PREFIX + "{name:path}", sync_to_thread=False, include_in_schema=False)
-    def page_file(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
-        return _answer(request, name.removeprefix("/"))
+    @get(PREFIX + "{name:path}", include_in_schema=False)
+    def page_file(request: Request, name: FromPath[str]) -> Response[bytes]:
+        return _answer(request, name)
 
-    @get("/docs", status_code=307, sync_to_thread=False, include_in_schema=False)
+    @get("/docs", include_in_schema=False)
     def routes_view() -> Response[bytes]:
         return Response(b"", status_code=307, headers={"location": ROUTES_VIEW})
 
@@ -122,19 +120,19 @@ def _read(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]:
     return files
 
 
-def _answer(request: Request[Any, Any, Any], name: str) -> Response[bytes]:
+def _answer(request: Request, name: str) -> Response[bytes]:
     """The file, or a 304 where the browser's copy is still the same.
 
     Raises:
-        NotFoundException: there is no such file.
+        UnknownRouteError: there is no such file.
     """
     file = page_files().get(name)
     if file is None:
-        raise NotFoundException
+        raise UnknownRouteError
     headers = {**HEADERS, "etag": file.etag}
     if name == INDEX:
         headers["vary"] = "accept"
-    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    known = {tag.strip().removeprefix("W/") for tag in request.header(b"if-none-match").split(",")}
     if file.etag in known:
         return Response(b"", status_code=304, headers=headers, media_type=file.media_type)
     return Response(file.body, headers=headers, media_type=file.media_type)

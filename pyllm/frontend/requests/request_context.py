@@ -6,16 +6,16 @@ The gateway makes it; routes and generations use it.
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from typing import Self
 
 import msgspec
-from litestar import Request
-from litestar.types import Scope
 
 from pyllm.config.api_keys import Allowance, Role
 from pyllm.errors import RequestError, renamed
+from pyllm.frontend.http.asgi import Scope
 from pyllm.frontend.http.event_ids import Position
 from pyllm.frontend.http.ignored_fields import RequestFields
+from pyllm.frontend.http.routing import Request
 from pyllm.frontend.requests.admission_ticket import Ticket
 from pyllm.frontend.requests.request_headers import (
     MAX_REQUEST_ID_CHARACTERS,
@@ -126,15 +126,14 @@ class RequestContext(msgspec.Struct):
 
 def context_in(scope: Scope) -> RequestContext:
     """The context that was put into the scope, or a new one."""
-    entries = cast("dict[str, Any]", scope)
-    context = entries.get(CONTEXT)
+    context = scope.get(CONTEXT)
     if context is None:
-        context = entries[CONTEXT] = RequestContext(uuid.uuid4().hex)
+        context = scope[CONTEXT] = RequestContext(uuid.uuid4().hex)
     assert isinstance(context, RequestContext)
     return context
 
 
-def context_of(request: Request[Any, Any, Any]) -> RequestContext:
+def context_of(request: Request) -> RequestContext:
     """The context of a request, with the position in its stream that its headers ask for.
 
     Raises:

@@ -48,6 +48,8 @@ _WANTED = frozenset({
 # Headers that a proxy and this server might read differently if they came twice.
 _SINGLE = frozenset({b"host", b"origin"})
 _OF_PROXIES = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
+# What names, addresses and ports have; source: RFC 3986, 3.2.
+_HOST = re.compile(rb"[0-9A-Za-z!$&'()*+,;=\-._~:\[\]@%]*")
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([^"';\s]*)""", re.IGNORECASE)
 _PRINTABLE = re.compile(r"[!-~]+")
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
@@ -71,14 +73,16 @@ class RequestHeaders:
                 self._repeated = name
 
     def check_single(self) -> None:
-        """Refuse two headers Host or Origin, as RFC 9112 (3.2) and RFC 6454 (7.3) say.
+        """Refuse two headers Host or Origin, as RFC 9112 (3.2) and RFC 6454 (7.3) say, and a Host that is no authority.
 
         Raises:
-            RequestError: there are two.
+            RequestError: there are two, or the host has characters that neither a name nor an address has.
         """
         if self._repeated:
             name = self._repeated.decode().title()
             raise RequestError(f"The request has the header {name} more than once.", name.lower())
+        if not _HOST.fullmatch(self._headers.get(b"host", b"")):
+            raise RequestError("The header Host has characters that no name and no address has.", "host")
 
     def resumed(self, event: bytes) -> Self:
         """The headers of the same request, without an idempotency key, that goes on after an event."""

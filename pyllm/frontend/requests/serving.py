@@ -5,13 +5,13 @@ A route decodes its body before this path, and answers in its own format after i
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
-from litestar import Request
 from msgspec import Struct
 
 from pyllm.frontend.chat.conversation import Conversation, Prepared
 from pyllm.frontend.http.peer_fields import use_bias_by_id, use_own_names
+from pyllm.frontend.http.routing import Request
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.generation import Generation
@@ -29,7 +29,7 @@ class GenerationBody(Protocol):
     request_id: str | None
 
 
-def begin(state: ServerState, request: Request[Any, Any, Any], body: GenerationBody) -> RequestContext:
+def begin(state: ServerState, request: Request, body: GenerationBody) -> RequestContext:
     """The context of a request, with the id that its body names. Values of peers' field names move to our fields.
 
     Biases become those of tokens.

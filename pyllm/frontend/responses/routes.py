@@ -3,18 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any, cast
-
-from litestar import Request, Response, delete, get, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
-from litestar.types import ASGIApp
 
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Conversation, Prepared
+from pyllm.frontend.http.asgi import ASGIApp
 from pyllm.frontend.http.openapi import QUERY
+from pyllm.frontend.http.routing import FromPath, JSONBody, Request, Response, ResponseSpec, Route, delete, get, post
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
 from pyllm.frontend.openai.parameters import (
@@ -51,8 +46,6 @@ from pyllm.frontend.responses.tools import built_in_names, callable_tools, shown
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
 
-AnyRequest = Request[Any, Any, Any]
-
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _FIELD_NAMES = {
     "max_tokens": "max_output_tokens",
@@ -63,18 +56,17 @@ _FIELD_NAMES = {
 _LOOKUP_ERRORS = {**LOOKUP_ERROR_RESPONSES, 400: LOOKUP_ERROR_RESPONSES[404]}
 
 
-def responses_routes(state: ServerState) -> list[HTTPRouteHandler]:
+def responses_routes(state: ServerState) -> list[Route]:
     """The routes, for one server."""
     model = state.client.model
     store = ResponseStore(state.shared if state.server.max_stored_responses else None)
 
     @post(
         "/v1/responses",
-        status_code=200,
         summary="Answer an input, and keep the answer for the next one",
         responses={200: ResponseSpec(protocol.Response), **ERROR_RESPONSES},
     )
-    async def create_response(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> ASGIApp:
+    async def create_response(request: Request, data: JSONBody[ResponsesRequest]) -> ASGIApp:
         owner = context_of(request).tenant  # Later requests for this response have no body that names a tenant.
         context = begin_request(state, request, data)
         _check(data, context)
@@ -104,19 +96,17 @@ def responses_routes(state: ServerState) -> list[HTTPRouteHandler]:
             return respond(generation, answer_format, data.stream is True, context)
         BackgroundRun(generation, answer_format, store, owner).start()
         await store.put(ResponseRecord(response, items), owner)
-        return cast("ASGIApp", Response(response))  # Litestar makes the application of it.
+        return Response(response)
 
     @get("/v1/responses/{response_id:str}", summary="Fetch a stored response", responses=_LOOKUP_ERRORS)
-    async def show_response(request: AnyRequest, response_id: FromPath[str]) -> protocol.Response:
-        for name in request.query_params:
+    async def show_response(request: Request, response_id: FromPath[str]) -> protocol.Response:
+        for name in request.query:
             if name not in ("include", "include[]"):
                 raise RequestError(f"{name} is not supported; leave it out", name)
         return (await store.get(response_id, context_of(request).tenant)).response
 
-    @delete(
-        "/v1/responses/{response_id:str}", status_code=200, summary="Delete a stored response", responses=_LOOKUP_ERRORS
-    )
-    async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> DeletedResponse:
+    @delete("/v1/responses/{response_id:str}", summary="Delete a stored response", responses=_LOOKUP_ERRORS)
+    async def delete_response(request: Request, response_id: FromPath[str]) -> DeletedResponse:
         await store.delete(response_id, context_of(request).tenant)
         if (run := store.running.get(response_id)) is not None:
             run.abandon()
@@ -124,11 +114,10 @@ def responses_routes(state: ServerState) -> list[HTTPRouteHandler]:
 
     @post(
         "/v1/responses/{response_id:str}/cancel",
-        status_code=200,
         summary="End a response that runs in the background",
         responses=_LOOKUP_ERRORS,
     )
-    async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> protocol.Response:
+    async def cancel_response(request: Request, response_id: FromPath[str]) -> protocol.Response:
         owner = context_of(request).tenant
         record = await store.get(response_id, owner)
         response = record.response
@@ -148,11 +137,11 @@ def responses_routes(state: ServerState) -> list[HTTPRouteHandler]:
         "/v1/responses/{response_id:str}/input_items",
         summary="List what a stored response answers",
         responses=_LOOKUP_ERRORS,
-        opt={QUERY: PAGE_QUERY},
+        options={QUERY: PAGE_QUERY},
     )
-    async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> ItemList:
+    async def list_input_items(request: Request, response_id: FromPath[str]) -> ItemList:
         record = await store.get(response_id, context_of(request).tenant)
-        return page_of(record.input, {name: request.query_params[name] for name in request.query_params})
+        return page_of(record.input, request.query)
 
     return [
         show_response,
@@ -164,14 +153,13 @@ def responses_routes(state: ServerState) -> list[HTTPRouteHandler]:
     ]
 
 
-def _count_route(state: ServerState, store: ResponseStore) -> HTTPRouteHandler:
+def _count_route(state: ServerState, store: ResponseStore) -> Route:
     @post(
         "/v1/responses/input_tokens",
-        status_code=200,
         summary="Count the tokens of an input",
         responses={200: ResponseSpec(InputTokens), **ERROR_RESPONSES},
     )
-    async def count_input_tokens(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> InputTokens:
+    async def count_input_tokens(request: Request, data: JSONBody[ResponsesRequest]) -> InputTokens:
         owner = context_of(request).tenant
         context = begin_request(state, request, data)
         context.name_fields(_field_names(data))

@@ -5,10 +5,10 @@ import logging
 
 import httpx
 import pytest
-from litestar.types import Receive, Scope, Send
 
 from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.edge.access_log import AccessLog, RouteNames
+from pyllm.frontend.http.asgi import Receive, Scope, Send
 from pyllm.frontend.observability.http_counts import HttpCounts
 from pyllm.frontend.requests.request_context import REQUEST_ID
 from pyllm.frontend.text.tokenizer import Tokenizer

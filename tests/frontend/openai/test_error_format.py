@@ -6,7 +6,6 @@ import httpx
 import msgspec
 import openai
 import pytest
-from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
 from pyllm.errors import (
     ConfigError,
@@ -24,9 +23,11 @@ from pyllm.frontend.http.failure import (
     ClientGoneError,
     Failure,
     MediaTypeError,
+    MethodError,
     QueueFullError,
     RateLimitError,
     UnknownModelError,
+    UnknownRouteError,
     decoding_error,
     describe,
     failure_headers,
@@ -43,8 +44,8 @@ from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
         (RequestTooLargeError("x"), 400, "invalid_request_error", "context_length_exceeded"),
         (UnknownModelError("a", ["b"]), 404, "invalid_request_error", "model_not_found"),
         (MediaTypeError("x"), 415, "invalid_request_error", "unsupported_media_type"),
-        (NotFoundException(), 404, "invalid_request_error", None),
-        (MethodNotAllowedException(), 405, "invalid_request_error", None),
+        (UnknownRouteError("no"), 404, "invalid_request_error", None),
+        (MethodError(["GET"]), 405, "invalid_request_error", None),
         (BodyTooLargeError("x"), 413, "invalid_request_error", "request_too_large"),
         (ClientGoneError("x"), 400, "invalid_request_error", None),
         (AuthenticationError("x"), 401, "invalid_request_error", "invalid_api_key"),
@@ -73,7 +74,7 @@ def test_status_and_type(error: Exception, status: int, kind: str, code: str | N
         (QueueFullError("x", 3.0), [(b"retry-after", b"3")]),
         (EngineDeadError("x"), [(b"retry-after", b"5")]),
         (AuthenticationError("x"), [(b"www-authenticate", b"Bearer")]),
-        (MethodNotAllowedException(headers={"allow": "GET"}), [(b"allow", b"GET")]),
+        (MethodError(["GET"]), [(b"allow", b"GET")]),
         (DeadlineError("x"), [(b"x-should-retry", b"false")]),
         (RequestError("x"), []),
     ],
