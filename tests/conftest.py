@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from pyllm.machine.extras import is_installed
 from tests.services import Marked
 from tests.tiers import ALL
 
@@ -33,20 +34,25 @@ SLOW = tuple(Path(__file__).parent / name for name in ("e2e", "workers", "famili
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a CUDA card where there is none, and put slow files first.
+    """Leave out what needs a CUDA card or torch where there is none, and put slow files first.
 
     So xdist has small files left to give when a worker has ended before the others.
     """
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and not _has_card():
-        items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
-        config.hook.pytest_deselected(items=gpu)
+    for marker, is_there in (("torch", _has_torch), ("gpu", _has_card)):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not is_there():
+            items[:] = [item for item in items if item.get_closest_marker(marker) is None]
+            config.hook.pytest_deselected(items=marked)
     items.sort(key=lambda item: not any(item.path.is_relative_to(folder) for folder in SLOW))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     Marked.lacking = None if item.get_closest_marker("services") else item.nodeid
+
+
+def _has_torch() -> bool:
+    return is_installed("torch") and is_installed("transformers")
 
 
 def _has_card() -> bool:

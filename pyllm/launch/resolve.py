@@ -200,13 +200,15 @@ def _resolve_device(config: EngineConfig, cards: Sequence[VisibleCard], has_pack
     """The device `cpu` or `cuda`. On a machine with cards, auto is cpu where a package for them is missing.
 
     Raises:
-        ConfigError: cuda was asked for, and a package for it is missing.
+        ConfigError: cuda or Triton was asked for, and a package for it is missing.
     """
     device = config.device.device
     is_elsewhere = config.parallel.distributed_executor_backend == "ray"
     missing = "" if is_elsewhere else next((name for name in GPU_PACKAGES if not has_package(name)), "")
     if device == "cuda" and missing:
         raise ConfigError(f"the device is cuda, and {missing_extra('gpu', missing)}")
+    if config.device.kernel_backend == "triton" and missing:  # which its interpreter runs on a CPU
+        raise ConfigError(f"kernel_backend triton: {missing_extra('gpu', missing)}")
     if device != "auto":
         return device
     if cards and missing:

@@ -6,11 +6,8 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
-import torch
-from transformers import AutoModel
 
 from pyllm import LLM, AsyncEngine, SamplingParams
-from tests.e2e.embedded_oracle import embedded_oracle
 from tests.e2e.server import Server
 from tests.e2e.stretches import stretches
 from tests.in_process import KV_CACHE
@@ -57,7 +54,12 @@ async def in_company(engine: AsyncEngine) -> list[Vectors]:
     return [chunked, cached]
 
 
+@pytest.mark.torch
 async def test_vectors_equal_the_oracle_and_depend_on_the_prompt_alone() -> None:
+    import torch
+
+    from tests.e2e.embedded_oracle import embedded_oracle
+
     oracle = embedded_oracle().model
     async with AsyncEngine(dtype="float32", async_scheduling=False, kv_cache_memory_bytes=KV_CACHE) as engine:
         vectors = await alone(engine)
@@ -98,7 +100,11 @@ def test_openais_library_asks_a_server(server: Server) -> None:
         assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
 
 
+@pytest.mark.torch
 def test_the_mean_of_all_tokens_though_prompts_begin_alike_and_are_preempted(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModel
+
     folder = Path(write_tiny_model(tmp_path / "tiny"))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')

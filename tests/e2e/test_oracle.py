@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from pyllm import LLM, SamplingParams
 from tests import in_process
-from tests.e2e.embedded_oracle import embedded_oracle
 from tests.e2e.stretches import STRETCHES, stretches
 from tests.tiers import full
 
+pytestmark = pytest.mark.torch
 MARGIN = 0.01
 
 Tokens = list[int]
@@ -26,6 +25,10 @@ Check = Callable[[Tokens, Tokens], None]
 @pytest.fixture(scope="module")
 def check_greedy() -> Check:
     """Checks that transformers, too, generates these tokens after a prompt: each is the best after all before it."""
+    import torch
+
+    from tests.e2e.embedded_oracle import embedded_oracle
+
     model = embedded_oracle()
 
     @functools.cache

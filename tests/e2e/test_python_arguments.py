@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +15,20 @@ from pyllm import LLM, AsyncEngine, BeamSearchParams, LLMEngine, RequestOutputKi
 from pyllm.config.option_reading import option_names
 from pyllm.config.vllm_flags import VLLM_FLAGS
 from pyllm.errors import ConfigError, PyllmError, RequestError
+from pyllm.machine.extras import is_installed
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0)
 SAY = [{"role": "user", "content": "hi"}]
+
+
+def tensors() -> list[Any]:
+    """Of torch, where it is installed: the engine needs none."""
+    if not is_installed("torch"):
+        return []
+    import torch
+
+    return [torch.tensor(1), torch.tensor([1, 2]), torch.tensor([0.5]), torch.tensor([[1], [2]])]
+
 
 ODD = [
     *(
@@ -42,7 +52,7 @@ ODD = [
     ),
     *([], [1], ["x"], [None], [[1]], [{}], {}, {"a": 1}, {1: 2}, {1}, (1, 2), range(3), Path("/nowhere")),
     *(np.int64(3), np.float32(0.5), np.bool_(True), np.array([1, 2]), np.array([[1], [2]]), np.array(7)),
-    *(torch.tensor(1), torch.tensor([1, 2]), torch.tensor([0.5]), torch.tensor([[1], [2]])),
+    *tensors(),
 ]
 OPTIONS = ["model", *option_names(), *(flag.replace("-", "_") for flag in VLLM_FLAGS)]
 SCALARS = st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=4)

@@ -8,7 +8,6 @@ import pytest
 
 from pyllm import LLM, RequestOutput, SamplingParams
 from tests import in_process
-from tests.families.tiny_families import write_tiny_family
 from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 from tests.tiny_mxfp4 import write_mxfp4
@@ -67,12 +66,15 @@ def test_tokens_are_those_of_the_dequantised_model(
     check(folder, floats, ranks, quantization=quantization)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("ranks", "options"), [(1, {}), (2, {"enable_expert_parallel": True}), full(2, {})], ids=["1", "whole", "2"]
 )
 def test_tokens_of_mxfp4_are_those_of_the_dequantised_model(
     tmp_path: Path, ranks: int, options: dict[str, Any]
 ) -> None:
+    from tests.families.tiny_families import write_tiny_family
+
     source = write_tiny_family(tmp_path / "tiny", "gpt-oss")
     check(write_mxfp4(source, tmp_path / "quantised", tmp_path / "floats"), tmp_path / "floats", ranks, **options)
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from torch import Tensor
 
 from pyllm import LLM, AsyncEngine, LLMEngine, SamplingParams
 from pyllm.client.logprobs import Logprob
@@ -270,7 +269,7 @@ async def test_grammars_that_would_never_be_compiled_fail_alone_beside_a_documen
         assert (await engine.stats())["num_requests"] == 0
 
 
-def only_even(arguments: dict[str, Any], prompt: Any, output: Any, logits: Tensor) -> Tensor:
+def only_even(arguments: dict[str, Any], prompt: Any, output: Any, logits: Any) -> Any:
     del prompt
     assert len(output) < arguments["limit"], "too long"
     logits[1::2] = float("-inf")
@@ -282,11 +281,22 @@ def make_even(arguments: dict[str, Any]) -> Any:
     return lambda prompt, output, logits: only_even(arguments, prompt, output, logits)
 
 
-def test_a_logits_processor_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def make_even_array(arguments: dict[str, Any]) -> Any:
+    """The same of arrays."""
+    return make_even(arguments)
+
+
+make_even_array.takes = "numpy"  # type: ignore[attr-defined]  # An attribute, as plugins have it.
+
+
+@pytest.mark.parametrize("factory", [make_even_array, pytest.param(make_even, marks=pytest.mark.torch)])
+def test_a_logits_processor_of_another_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: Callable[[dict[str, Any]], Any]
+) -> None:
     information = tmp_path / "even-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: even\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[pyllm.logits_processors]\neven = {__name__}:make_even\n")
+    (information / "entry_points.txt").write_text(f"[pyllm.logits_processors]\neven = {__name__}:{factory.__name__}\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}")
     with LLM(kv_cache_memory_bytes=KV_CACHE) as llm:
         params = [SamplingParams(**STEPS, extra_args={"even": {"limit": limit}}) for limit in (100, 100)]

@@ -9,7 +9,6 @@ import pytest
 from pyllm import SamplingParams
 from tests import in_process
 from tests.e2e.server import Server
-from tests.families.tiny_families import write_tiny_family
 from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 
@@ -48,12 +47,14 @@ def generated(model: str, *arguments: str, environment: Mapping[str, str] | None
     return [answer["choices"][0]["text"] for answer in answers]
 
 
+@pytest.mark.torch
 def test_triton_kernels_give_the_tokens_of_the_reference(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path, layers=1, heads=2, kv_heads=1)
     expected = both_referenced(model, kernel_backend="reference")
     assert generated(model, "--kernel-backend", "triton", environment={"TRITON_INTERPRET": "1"}) == expected
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
@@ -67,6 +68,8 @@ def test_triton_kernels_give_the_tokens_of_the_reference(tmp_path: Path) -> None
 def test_experts_on_triton_give_the_tokens_of_the_reference(
     tmp_path: Path, family: str, ranks: tuple[str, ...]
 ) -> None:
+    from tests.families.tiny_families import write_tiny_family
+
     model = write_tiny_family(tmp_path, family)
     reference = referenced(model, PROMPT[:20], 3, kernel_backend="reference")
     arguments = ("--dtype", "float32", "--kernel-backend", "triton", *ranks)

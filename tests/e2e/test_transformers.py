@@ -11,11 +11,10 @@ from pyllm import LLM, SamplingParams
 from tests import in_process
 from tests.e2e.server import Server
 from tests.e2e.titles import WORKER, find
-from tests.families.test_engine import check
-from tests.families.tiny_families import write_tiny_family
 from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.torch
 PROMPTS = [
     [(17 * place * (seed + 1)) % 250 + 3 for place in range(length)] for seed, length in enumerate((70, 5, 33, 70))
 ]
@@ -70,6 +69,9 @@ def test_tokens_are_those_of_the_family(tiny: str, native: list[list[int]], opti
 def test_families_in_chunks_cached_and_preempted(
     tmp_path: Path, family: str, ranks: int, options: dict[str, Any]
 ) -> None:
+    from tests.families.test_engine import check
+    from tests.families.tiny_families import write_tiny_family
+
     check(write_tiny_family(tmp_path, family), family, ranks, model_impl="transformers", **options)
 
 
