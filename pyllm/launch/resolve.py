@@ -207,8 +207,9 @@ def _resolve_device(config: EngineConfig, cards: Sequence[VisibleCard], has_pack
     missing = "" if is_elsewhere else next((name for name in GPU_PACKAGES if not has_package(name)), "")
     if device == "cuda" and missing:
         raise ConfigError(f"the device is cuda, and {missing_extra('gpu', missing)}")
-    if config.device.kernel_backend == "triton" and missing:  # which its interpreter runs on a CPU
-        raise ConfigError(f"kernel_backend triton: {missing_extra('gpu', missing)}")
+    for name in ("kernel_backend", "attention_backend"):  # whose interpreter runs on a CPU
+        if missing and getattr(config.device, name) == "triton":
+            raise ConfigError(f"{name} triton: {missing_extra('gpu', missing)}")
     if device != "auto":
         return device
     if cards and missing:
@@ -277,7 +278,7 @@ def _check_stages(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:
-    """With `batch_invariant`, refuse settings for which torch computes, whose summation order depends on the batch."""
+    """With `batch_invariant`, refuse settings for which numpy or torch computes, whose summation order depends on the batch."""
     chosen = config.device
     if not chosen.batch_invariant:
         return
@@ -287,7 +288,7 @@ def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -
             raise ConfigError(f"batch_invariant on {device} is what {ours} promises, not {name} {value}: leave it auto")
     dtypes = {config.model.dtype, config.cache.kv_cache_dtype}
     if device == "cpu" and ("float16" in dtypes or (config.model.dtype == "auto" and file_dtype == "float16")):
-        raise ConfigError("batch_invariant on a CPU is not of float16, which torch computes: use float32 or bfloat16")
+        raise ConfigError("batch_invariant on a CPU is not of float16, which numpy computes: use float32 or bfloat16")
 
 
 def _check_cache(cache: CacheConfig) -> None:

@@ -250,12 +250,12 @@ def test_a_card_without_its_packages(model: str, missing: str, caplog: pytest.Lo
     assert [record.message for record in caplog.records] == [said]
     with pytest.raises(ConfigError, match=rf"cuda, and {missing} is not installed: pip install 'pyllm\[gpu\]'"):
         resolve_config(engine_config({"model": model, "device": "cuda"}), probe_model, lambda: [A100], has_package)
-    with pytest.raises(
-        ConfigError, match=rf"kernel_backend triton: {missing} is not installed: pip install 'pyllm\[gpu\]'"
-    ):
-        resolve_config(
-            engine_config({"model": model, "device": "cpu", "kernel_backend": "triton"}), probe_model, list, has_package
-        )
+    for name in ("kernel_backend", "attention_backend"):
+        options = {"model": model, "device": "cpu", name: "triton"}
+        with pytest.raises(
+            ConfigError, match=rf"{name} triton: {missing} is not installed: pip install 'pyllm\[gpu\]'"
+        ):
+            resolve_config(engine_config(options), probe_model, list, has_package)
 
 
 def test_a_machine_without_cards_needs_none_of_their_packages(model: str, caplog: pytest.LogCaptureFixture) -> None:
