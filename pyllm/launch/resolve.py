@@ -278,7 +278,7 @@ def _check_stages(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:
-    """With `batch_invariant`, refuse settings for which numpy or torch computes, whose summation order depends on the batch."""
+    """With `batch_invariant`, refuse settings for which numpy or torch computes: their sums depend on the batch."""
     chosen = config.device
     if not chosen.batch_invariant:
         return
