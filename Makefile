@@ -178,7 +178,8 @@ docs: setup
 screenshots: setup
 	@$(BIN)/python -m tests.e2e.screenshots docs/images
 
-# Both distributions for glibc 2.28 and newer, in build/wheels; then they are installed where there is no Rust, and serve.
+# Both distributions for glibc 2.28 and newer, in build/wheels; then they are installed where there is neither Rust nor
+# torch, and serve and pass tests/e2e there.
 # In a target folder of its own: cargo does not see that another linker is meant.
 MATURIN_BUILD = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --zig --compatibility manylinux_2_28 \
 	--target-dir build/manylinux --out build/wheels
