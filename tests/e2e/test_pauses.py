@@ -85,6 +85,7 @@ def test_dead_engine_processes_are_a_pause(server: Server, lines: Lines, titles:
 
 
 @pytest.mark.full
+@pytest.mark.torch
 @pytest.mark.parametrize("titles", [(FORK_SERVER,), (FORK_SERVER, CORE)])
 def test_a_dead_fork_server_is_a_pause(forking: Server, titles: tuple[str, ...]) -> None:
     server = whole(forking, API, CORE, FORK_SERVER, WORKER)
@@ -95,6 +96,7 @@ def test_a_dead_fork_server_is_a_pause(forking: Server, titles: tuple[str, ...])
 
 
 @pytest.mark.full
+@pytest.mark.torch
 def test_a_fork_server_that_dies_while_a_worker_starts_is_a_longer_pause(forking: Server) -> None:
     server = whole(forking, API, CORE, FORK_SERVER, WORKER)
     with streaming(server, max_tokens=1000) as stream:
@@ -106,6 +108,7 @@ def test_a_fork_server_that_dies_while_a_worker_starts_is_a_longer_pause(forking
 
 
 @pytest.mark.full
+@pytest.mark.torch
 def test_a_fork_server_that_stands_still_is_a_pause(forking: Server) -> None:
     server = whole(forking, API, CORE, FORK_SERVER, WORKER)
     with streaming(server, max_tokens=1000) as stream:
