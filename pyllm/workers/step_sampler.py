@@ -50,7 +50,7 @@ class StepSampler:
         self._graphs: SamplingGraphs | None = None
 
     def load_grammars(self) -> None:
-        """Load llguidance's tokenizer on a thread, unless that has begun: it takes 0.2 s or more, and the interpreter."""
+        """Load llguidance's tokenizer on a thread, unless that has begun: it holds the interpreter for 0.2 s."""
         if self.draws and self._grammars is None:
             self._grammars = Future()
             threading.Thread(target=self._load, args=(self._grammars,), name="load-grammars", daemon=True).start()
