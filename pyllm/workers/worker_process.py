@@ -21,11 +21,12 @@ from pyllm.checkpoint.types import check_unchanged
 from pyllm.config.process_config import WorkerConfig, needs_torch
 from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.errors import ConfigError
-from pyllm.supervision import life_lock, line_writer
+from pyllm.supervision import line_writer
 from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE, ParentLink, attach, await_configuration
 from pyllm.supervision.process_memory import is_out_of_memory, return_freed_memory
 from pyllm.wire import curve, ipc
 from pyllm.wire.messages import Control, Reply, Step, WorkerInput
+from pyllm.workers import life_lock
 from pyllm.workers.loaders.local_files import on_this_machine
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.supervision import life_lock
+from pyllm.workers import life_lock
 
 HOLD = """
 import sys
-from pyllm.supervision import life_lock
+from pyllm.workers import life_lock
 assert life_lock.hold(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
