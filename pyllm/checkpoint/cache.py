@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from pyllm import families
-from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.gguf_header import part_names
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
@@ -54,6 +53,8 @@ def cached_gguf(path: Path, folder: Path) -> Checkpoint:
     entry = _read_entry(entry_path)
     if entry is not None and entry.identity == identity and entry.tokenizer_digest == _file_digest(tokenizer_path):
         return entry.checkpoint
+
+    from pyllm.checkpoint.gguf import read_gguf  # Workers, which digest weights here, read none.
 
     checkpoint, tokenizer_json = read_gguf(path, str(tokenizer_path))
     entry = _Entry(identity, _digest(tokenizer_json), checkpoint)

@@ -6,6 +6,7 @@ Each imports only the code of its own role, and gets its configuration over the 
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NoReturn
@@ -22,6 +23,7 @@ from pyllm.supervision.parent_link import SPARE_TITLE, attach, await_configurati
 from pyllm.wire.supervision_messages import Kept
 
 if TYPE_CHECKING:
+    from pyllm.core.executors.worker_source import WorkerSource
     from pyllm.workers.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -66,19 +68,20 @@ def load_rank(config: CoreConfig) -> "ModelRunner":
 
 
 def _core_main(connection: Connection, *files: int) -> int:
-    # Import before the configuration arrives, so that a spare core can start at once.
+    if not connection.poll():  # A spare imports before its configuration arrives, so that it can start at once.
+        import pyllm.core.core_process
+        import pyllm.core.executors.local_workers
+        import pyllm.core.executors.multiprocess  # noqa: F401
+    *host_memories, trace_file = files
+    config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
+    source = _worker_source(config, host_memories)
     import zmq
 
     from pyllm.core import core_process
     from pyllm.core.executors.executor import Executor
     from pyllm.core.executors.inline import InlineExecutor
-    from pyllm.core.executors.local_workers import ForkedWorkers, SpawnedWorkers
     from pyllm.core.executors.multiprocess import ProcessExecutor
-    from pyllm.core.executors.ray_workers import RayWorkers
-    from pyllm.core.executors.worker_source import WorkerSource
 
-    *host_memories, trace_file = files
-    config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
     title = f"pyllm::core-{config.index}"
     parent = attach(connection, title)
     if level := (config.kept.settings or {}).get("log_level"):
@@ -86,24 +89,38 @@ def _core_main(connection: Connection, *files: int) -> int:
     log.configure_child(title, config.engine.log)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
-    backend = config.engine.parallel.distributed_executor_backend
-    if backend == "uni":
+    if source is None:
         executor = InlineExecutor(lambda: load_rank(config))
     else:
-        source: WorkerSource
-        if backend == "ray":
-            source = RayWorkers(config)
-        else:
-            source = (ForkedWorkers if config.fork_server else SpawnedWorkers)(config, host_memories)
         executor = ProcessExecutor(
             config, context, source, parent.advance, lambda restarts: parent.keep(Kept(workers=restarts))
         )
     memory = mmap(trace_file, 0)
     os.close(trace_file)  # The memory stays mapped.
     code = core_process.run(config, executor, context, parent, memory)
-    if backend != "ray":  # Ray leaves its cluster when the process is finalized.
+    if (
+        config.engine.parallel.distributed_executor_backend != "ray"
+    ):  # Ray leaves its cluster when the process is finalized.
         line_writer.end_process(code)  # At once, without waiting for a hanging thread of a KV store.
     return code
+
+
+def _worker_source(config: CoreConfig, host_memories: Sequence[int]) -> "WorkerSource | None":
+    """The source of a core's workers, and None if it computes by itself. Workers of its own import while it does."""
+    backend = config.engine.parallel.distributed_executor_backend
+    if backend == "uni":
+        return None
+    if backend == "ray":
+        from pyllm.core.executors.ray_workers import RayWorkers
+
+        return RayWorkers(config)
+    from pyllm.core.executors.local_workers import ForkedWorkers, SpawnedWorkers
+
+    if config.fork_server:
+        return ForkedWorkers(config, host_memories)
+    workers = SpawnedWorkers(config, host_memories)
+    workers.begin()
+    return workers
 
 
 def _worker_main(connection: Connection, *host_memory: int) -> NoReturn:

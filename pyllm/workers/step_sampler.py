@@ -14,7 +14,6 @@ from pyllm_kernels.tensors import Tensor
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.wire.messages import Sampled
-from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.sampling.pooling import Pooler
 from pyllm.workers.sampling.prompt_logprobs import score_prompts
@@ -25,6 +24,7 @@ from pyllm.workers.step.slots import Slots
 
 if TYPE_CHECKING:
     from pyllm.workers.cuda_graphs import Capture, CaptureBudget
+    from pyllm.workers.grammar.token_masks import Grammars
     from pyllm.workers.sampling_graphs import DeviceSampler, SamplingGraphs
 
 
@@ -121,7 +121,7 @@ class StepSampler:
         spec, placement = self._checkpoint.spec, self._placement
         return graph_bytes(self._max_num_seqs, spec.hidden_size, spec.vocab_size, placement.dtype, placement.group)
 
-    def _wait_for_grammars(self) -> Grammars:
+    def _wait_for_grammars(self) -> "Grammars":
         self.load_grammars()
         assert self._grammars is not None
         return self._grammars.result()
@@ -129,6 +129,8 @@ class StepSampler:
     def _load(self, loaded: "Future[Grammars]") -> None:
         tokenizer = self._checkpoint.tokenizer
         try:
+            from pyllm.workers.grammar.token_masks import Grammars
+
             grammars = Grammars.load(tokenizer.path, self._checkpoint.spec.vocab_size, tokenizer.eos_token_ids)
         except Exception as error:  # noqa: BLE001 - raised at the first request with a grammar
             loaded.set_exception(error)

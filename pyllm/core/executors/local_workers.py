@@ -1,5 +1,6 @@
 """Workers on the core's own machine, with sockets and a rendezvous in a private folder: its children, or forks."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -64,18 +65,26 @@ class SpawnedWorkers:
     ) -> None:
         self._files = _RankFiles(config)
         self._keeps_spares = config.engine.recovery.warm_spares
-        self._spares = [
-            Spare(partial(_spawned, spawn, f"worker {rank} of core {config.index}", *host_memories[rank : rank + 1]))
+        self._spawns = [
+            partial(spawn, f"worker {rank} of core {config.index}", "worker", *host_memories[rank : rank + 1])
             for rank in range(num_ranks(config.engine.parallel))
         ]
+        self._spares = [Spare(partial(_watched, spawn)) for spawn in self._spawns]
+        self._early: dict[int, ChildProcess] = {}
+
+    def begin(self) -> None:
+        """Start the processes of the first start, before there is an event loop: they import meanwhile."""
+        with contextlib.suppress(OSError):  # `start` tries again, and says what is missing.
+            for rank, spawn in enumerate(self._spawns):
+                self._early[rank] = spawn()
 
     async def prepare(self) -> list[PreparedRank]:
         return self._files.prepare()
 
     async def start(self, worker: WorkerConfig) -> ChildProcess:
-        spare = self._spares[worker.rank]
+        spare, early = self._spares[worker.rank], self._early.pop(worker.rank, None)
         try:
-            process = spare.take()
+            process = spare.take() if early is None else _watched(lambda: early)
         except OSError as error:
             raise StartError(
                 f"worker {worker.rank} of core {worker.core_index} cannot be started: {error}; "
@@ -120,7 +129,7 @@ class ForkedWorkers:
         self._fork_server.close()
 
 
-def _spawned(spawn: Callable[..., ChildProcess], name: str, *host_memory: int) -> ChildProcess:
-    process = spawn(name, "worker", *host_memory)
+def _watched(spawn: Callable[[], ChildProcess]) -> ChildProcess:
+    process = spawn()
     process.watch()
     return process

@@ -22,8 +22,6 @@ from pyllm.workers.grammar.compile_queue import Compilation, CompileQueue, NotNo
 from pyllm.workers.grammar.grammar_compiler import compile_grammar, error_text
 from pyllm.workers.grammar.trial_process import GrammarTrials, TrialConfig
 
-# Seconds that a step waits for masks: one deadline for all its rows. Rows whose mask is late are skipped in this step.
-PATIENCE = 0.01
 # Seconds of processor time for the mask after one token. llguidance's limits take effect at a tenth of this; this one
 # is for work that they miss.
 MASK_SECONDS = 2.0

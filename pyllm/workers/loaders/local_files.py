@@ -8,9 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from pyllm.checkpoint.hub import Hub
-from pyllm.checkpoint.model_name import at_revision
-from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.model_settings import ModelConfig
 from pyllm.errors import ConfigError
@@ -26,6 +23,10 @@ def on_this_machine(checkpoint: Checkpoint, model: ModelConfig) -> Checkpoint:
     missing = [path for path in named if not Path(path).exists()]
     if not missing:
         return checkpoint
+    from pyllm.checkpoint.hub import Hub  # On the machine that has read the description, no worker needs it.
+    from pyllm.checkpoint.model_name import at_revision
+    from pyllm.checkpoint.reader import read_checkpoint
+
     host = socket.gethostname()
     try:
         found = read_checkpoint(

@@ -6,6 +6,7 @@ A slot whose request edits no logits only has a row in a few tables. Knows no re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -16,11 +17,13 @@ from pyllm.config.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.parameters.sampling_params import arguments_by_plugin
 from pyllm.wire.messages import Sampling
-from pyllm.workers.grammar.token_masks import GrammarRow, Grammars, Mask
 from pyllm.workers.sampling.pooling import POOLING_CODES
 from pyllm.workers.sampling.sampler import SamplingRows
 from pyllm.workers.sampling.sampling_plugins import LogitsProcessor, SamplerPlugin, load_logits_processor, load_sampler
 from pyllm.workers.step.batch import Batch, gather
+
+if TYPE_CHECKING:  # llguidance is loaded with the first grammar, or in a pause.
+    from pyllm.workers.grammar.token_masks import GrammarRow, Grammars, Mask
 
 Ints = npt.NDArray[np.int32]
 
@@ -32,13 +35,13 @@ class Constraint:
     """The constraints of a slot beyond numeric parameters: a grammar, allowed tokens, plugins, or the failure."""
 
     grammar_text: str = ""
-    grammar: GrammarRow | None = None
+    grammar: "GrammarRow | None" = None
     num_prompt_tokens: int = 0
     num_consumed: int = 0  # tokens, with the prompt, that the grammar has consumed
     last_consumed: int = -1
     retry_at: float = 0.0  # on the sampler's clock, if the grammar is put off
     may_jump: bool = False  # whether forced tokens may skip their own steps
-    allowed: Mask | None = None
+    allowed: "Mask | None" = None
     processors: tuple[LogitsProcessor, ...] = ()
     sampler: SamplerPlugin | None = None
     failure: str = ""
@@ -58,7 +61,7 @@ class SamplingSlots:
     A rank that does not sample (`grammars` is None) keeps only the state that all ranks need.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, grammars: Callable[[], Grammars] | None) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, grammars: "Callable[[], Grammars] | None") -> None:
         self.states = LogitsStates(num_slots, vocab_size)
         self.changes_logits = np.zeros(num_slots, bool)
         self.has_state = np.zeros(num_slots, bool)  # like `changes_logits`, on the rank that samples
@@ -105,7 +108,7 @@ class SamplingSlots:
         if len(host.slot_inits):
             self._initialise(batch)
 
-    def grammars(self) -> Grammars:
+    def grammars(self) -> "Grammars":
         """The compiler of grammars.
 
         Raises:
@@ -250,7 +253,7 @@ def _ints(packed: bytes) -> Ints:
     return np.frombuffer(packed, np.int32)
 
 
-def _mask(tokens: Ints, vocab_size: int) -> Mask:
+def _mask(tokens: Ints, vocab_size: int) -> "Mask":
     bits = np.zeros(-(-vocab_size // 32) * 32, bool)
     bits[tokens] = True
     return np.packbits(bits, bitorder="little").view(np.int32)[None]

@@ -6,7 +6,7 @@ Passes the drawn tokens to the slots. Computes no logits and sends nothing.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,17 @@ from pyllm_kernels.tensors import Tensor
 from pyllm.wire.messages import Sampled
 from pyllm.workers.devices.device import Device, HostCopy
 from pyllm.workers.devices.host import Arrived
-from pyllm.workers.grammar.token_masks import PATIENCE, Mask
 from pyllm.workers.sampling.logprobs import LogprobRows, PromptLogprobs, columns
 from pyllm.workers.sampling.pooling import PooledRows
 from pyllm.workers.sampling.sampler import SamplingRows, sample
 from pyllm.workers.sampling.sampling_slots import Constraint, SamplingSlots
 from pyllm.workers.step.batch import Batch
 
+if TYPE_CHECKING:
+    from pyllm.workers.grammar.token_masks import Mask
+
+# Seconds that a step waits for masks: one deadline for all its rows. Rows whose mask is late are skipped in this step.
+PATIENCE = 0.01
 # Seconds between two tries to begin a grammar that was put off.
 RETRY_SECONDS = 1.0
 
@@ -50,7 +54,7 @@ class Changes:
     slots: list[int] = field(default_factory=list)  # [K]
     logits_rows: list[int] = field(default_factory=list)  # [K]
     drafts: list[list[int]] = field(default_factory=list)  # [K], the unverified tokens before this position
-    masks: list[Mask] = field(default_factory=list)
+    masks: "list[Mask]" = field(default_factory=list)
     mask_rows: list[int] = field(default_factory=list)  # [K], -1: none
 
     def add(self, slots: list[int], logits_rows: list[int]) -> None:
@@ -252,7 +256,7 @@ class TokenSampler:
 
     def _masks(
         self, changes: Changes, constraint: Constraint, row: int, drafts: list[int], deadline: float
-    ) -> list[Mask] | None:
+    ) -> "list[Mask] | None":
         """The masks of allowed tokens for a row's positions, [] for all tokens; None if not ready or failed."""
         allowed, grammar = constraint.allowed, constraint.grammar
         failure = constraint.failure

@@ -455,3 +455,22 @@ async def test_a_worker_that_cannot_be_started_is_told(start: Make, tmp_path: Pa
         executor = ProcessExecutor(config, context, SpawnedWorkers(config, spawn=refuse))
         with pytest.raises(StartError, match=r"worker 0 of core 0 cannot be started: .*unavailable; raise the limits"):
             await executor.start()
+
+
+async def test_workers_that_began_before_the_event_loop_are_taken(tmp_path: Path) -> None:
+    spawned: list[ChildProcess] = []
+
+    def spawn(name: str, role: str, *files: int) -> ChildProcess:
+        spawned.append(child_process.spawn(name, ENTRY, *files, module=SPAWNED))
+        return spawned[-1]
+
+    config = core_config(str(tmp_path), 2)
+    source = SpawnedWorkers(config, spawn=spawn)
+    source.begin()
+    with zmq.Context() as context:
+        executor = ProcessExecutor(config, context, source)
+        await executor.start()
+        assert [process.pid for process in executor._ranks] == [process.pid for process in spawned[:2]]
+        await executor.restart()
+        assert len({process.pid for process in (*spawned[:2], *executor._ranks)}) == 4
+        await executor.close()

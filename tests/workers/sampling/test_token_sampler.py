@@ -16,10 +16,10 @@ from pyllm.wire.messages import Sampled, Sampling
 from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.grammar.compile_queue import NotNowError
 from pyllm.workers.grammar.grammar_compiler import compile_grammar
-from pyllm.workers.grammar.token_masks import PATIENCE, Grammars
+from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.sampling.logprobs import PromptLogprobs
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
-from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
+from pyllm.workers.sampling.token_sampler import PATIENCE, Draw, TokenSampler
 from pyllm.workers.step.batch import PlanBuffer
 from tests.plans import encode
 
