@@ -30,7 +30,7 @@ def test_the_processes_of_a_dropped_llm_end_with_it(model: str) -> None:
     assert len(children() - before) >= 2, "a core and a worker"
     del llm
     # The loop's own threads end a moment after it.
-    asyncio.run(until(lambda: children() == before and threading.active_count() == threads, 0.05))
+    asyncio.run(until(lambda: not children() - before and threading.active_count() == threads, 0.05))
 
 
 async def test_the_processes_of_a_dropped_async_engine_end(model: str) -> None:
@@ -45,7 +45,7 @@ async def test_the_processes_of_a_dropped_async_engine_end(model: str) -> None:
     assert alive() is None
     (closing,) = (task for task in await after_a_turn() if task.get_name() == "close a dropped engine")
     await closing
-    await until(lambda: children() == before, 0.05)
+    await until(lambda: not children() - before, 0.05)
 
 
 async def after_a_turn() -> "set[asyncio.Task[object]]":
