@@ -34,7 +34,7 @@ def health_routes(state: ServerState) -> list[Route]:
         return empty()
 
     # SageMaker's name of `/health`. An OpenAPI document cannot have one operation of two methods.
-    @route("/ping", ["GET", "POST"], status_code=200, include_in_schema=False)
+    @route("/ping", ["GET", "POST"], include_in_schema=False)
     def ping() -> Response[bytes]:
         return empty()
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from pyllm.frontend.edge.gateway import PROBES
 from pyllm.frontend.http.asgi import ASGIApp, Message, Receive, Scope, Send
-from pyllm.frontend.http.routing import path_format, path_pattern
+from pyllm.frontend.http.routing import PathTable, path_format
 from pyllm.frontend.http.unknown_routes import normal_path
 from pyllm.frontend.observability.http_counts import NO_ROUTE, HttpCounts
 from pyllm.frontend.requests.request_context import REQUEST_ID
@@ -27,15 +27,12 @@ class RouteNames:
     """The route that a path belongs to, by the routes' own paths, such as `/admin/requests/{name:str}`."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self._exact = {path for path in paths if "{" not in path}
-        self._patterns = [(path_pattern(path), path_format(path)) for path in paths if "{" in path]
+        self._names = PathTable({path: path_format(path) for path in paths})
 
     def name(self, path: str) -> str:
         """The route's path with the names of its parameters; `none` where there is no route."""
-        path = path.rstrip("/") or "/"
-        if path in self._exact:
-            return path
-        return next((name for pattern, name in self._patterns if pattern.fullmatch(path)), NO_ROUTE)
+        found = self._names.find(path)
+        return NO_ROUTE if found is None else found[0]
 
 
 class AccessLog:

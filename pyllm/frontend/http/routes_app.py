@@ -8,7 +8,7 @@ from typing import Any
 from pyllm.errors import RequestError
 from pyllm.frontend.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from pyllm.frontend.http.failure import MethodError, UnknownRouteError
-from pyllm.frontend.http.routing import Request, Response, Route, path_pattern
+from pyllm.frontend.http.routing import PathTable, Request, Response, Route
 
 # Decodes the body of a request as a type.
 Decode = Callable[[Request, Any], Awaitable[Any]]
@@ -24,11 +24,11 @@ class RoutesApp:
         self.routes = routes
         self._decode = decode
         self._answer_error = answer_error
-        self._exact: dict[str, dict[str, Route]] = {}
+        by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             for path in route.paths:
-                self._exact.setdefault(path, {}).update(dict.fromkeys(route.methods, route))
-        self._patterns = [(path_pattern(path), self._exact.pop(path)) for path in list(self._exact) if "{" in path]
+                by_path.setdefault(path, {}).update(dict.fromkeys(route.methods, route))
+        self._by_path = PathTable(by_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -81,9 +81,6 @@ class RoutesApp:
         """
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         path = _SLASHES.sub("/", f"/{path}").rstrip("/") or "/"
-        if (found := self._exact.get(path)) is not None:
-            return found, {}
-        for pattern, by_method in self._patterns:
-            if match := pattern.fullmatch(path):
-                return by_method, match.groupdict()
-        raise UnknownRouteError(f"There is no route {path[:200]}.")
+        if (found := self._by_path.find(path)) is None:
+            raise UnknownRouteError(f"There is no route {path[:200]}.")
+        return found

@@ -184,7 +184,25 @@ def path_parameters(path: str) -> list[str]:
     return [match[1] for match in _PARAMETER.finditer(path)]
 
 
-def path_pattern(path: str) -> re.Pattern[str]:
+class PathTable(Generic[T]):
+    """Values by the paths of routes; one without parameters comes before those that fit by theirs."""
+
+    def __init__(self, values: Mapping[str, T]) -> None:
+        self._exact = {path: value for path, value in values.items() if "{" not in path}
+        self._patterns = [(_path_pattern(path), value) for path, value in values.items() if "{" in path]
+
+    def find(self, path: str) -> tuple[T, dict[str, str]] | None:
+        """The value of the route that a path belongs to, and the path's parameters; slashes at its end do not count."""
+        path = path.rstrip("/") or "/"
+        if path in self._exact:
+            return self._exact[path], {}
+        for pattern, value in self._patterns:
+            if match := pattern.fullmatch(path):
+                return value, match.groupdict()
+        return None
+
+
+def _path_pattern(path: str) -> re.Pattern[str]:
     """The pattern of a route's path, with a group for each parameter; one of type `path` may have slashes."""
     parts, end = [], 0
     for match in _PARAMETER.finditer(path):
