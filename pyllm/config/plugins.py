@@ -11,9 +11,10 @@ TOOL_PARSERS = "pyllm.tool_parsers"
 REASONING_PARSERS = "pyllm.reasoning_parsers"
 
 
-def offered_names(group: str) -> frozenset[str]:
-    """The names of entry points in a group."""
-    return frozenset(entry.name for entry in entry_points(group=group))
+def offered_names(*groups: str) -> frozenset[str]:
+    """The names of entry points in these groups. Reads files of every package: 25 ms where there are many."""
+    found = entry_points()
+    return frozenset(entry.name for group in groups for entry in found.select(group=group))
 
 
 def find_entry_point(

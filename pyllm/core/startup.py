@@ -49,7 +49,9 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
     if engine.kv_transfer.kv_transfer_config is not None:
         find_connector(engine.kv_transfer.kv_transfer_config)
     # The look-up of plugins reads files, while the ranks start.
-    _, sampling_plugins = await asyncio.gather(executor.start(), asyncio.to_thread(_sampling_plugins))
+    _, sampling_plugins = await asyncio.gather(
+        executor.start(), asyncio.to_thread(offered_names, LOGITS_PROCESSORS, SAMPLERS)
+    )
     num_blocks, num_host_blocks = await _allocate(config, executor)
     max_model_len = engine.model.max_model_len
     assert max_model_len is not None, "the configuration was not resolved"
@@ -117,10 +119,6 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
         earlier=config.kept,
         on_crash=lambda name, report: crashes.record(f"core-{config.index}-{name}", report),
     )
-
-
-def _sampling_plugins() -> frozenset[str]:
-    return offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS)
 
 
 async def _allocate(config: CoreConfig, executor: Executor) -> tuple[int, int]:

@@ -80,12 +80,12 @@ class SamplingSlots:
         self._decoder = msgspec.msgpack.Decoder(Sampling)
 
     @cached_property
-    def _sampler_names(self) -> frozenset[str]:  # The look-up reads files.
+    def _sampler_names(self) -> frozenset[str]:
         return offered_names(SAMPLERS)
 
     @cached_property
     def _plugin_names(self) -> frozenset[str]:
-        return self._sampler_names | offered_names(LOGITS_PROCESSORS)
+        return offered_names(LOGITS_PROCESSORS, SAMPLERS)
 
     def rows(self, slots: Ints) -> SamplingRows:
         """The parameters of some slots."""
