@@ -98,9 +98,8 @@ def _core_main(connection: Connection, *files: int) -> int:
     memory = mmap(trace_file, 0)
     os.close(trace_file)  # The memory stays mapped.
     code = core_process.run(config, executor, context, parent, memory)
-    if (
-        config.engine.parallel.distributed_executor_backend != "ray"
-    ):  # Ray leaves its cluster when the process is finalized.
+    # Ray leaves its cluster when the process is finalized.
+    if config.engine.parallel.distributed_executor_backend != "ray":
         line_writer.end_process(code)  # At once, without waiting for a hanging thread of a KV store.
     return code
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Spare:
-    """One process that `spawn` starts and watches, `delay` seconds after `fill`."""
+    """One process that `spawn` starts, `delay` seconds after `fill`; it is watched from then on."""
 
     def __init__(self, spawn: Callable[[], ChildProcess], delay: float = SPARE_DELAY) -> None:
         self._spawn = spawn
@@ -40,7 +40,7 @@ class Spare:
         """
         self._cancel()
         process, self._waiting = self._waiting, None
-        return self._spawn() if process is None or process.exited.done() else process
+        return self._spawn_watched() if process is None or process.exited.done() else process
 
     def kill(self) -> list[ChildProcess]:
         """Send SIGKILL to the spare, if any; returns the processes that are still to end."""
@@ -66,11 +66,16 @@ class Spare:
     def _start(self) -> None:
         if self._waiting is None:
             try:
-                process = self._waiting = self._spawn()
+                process = self._waiting = self._spawn_watched()
             except OSError as error:
                 self._retry(f"it could not be started: {error}")
             else:
                 process.exited.add_done_callback(lambda _: self._replace(process))
+
+    def _spawn_watched(self) -> ChildProcess:
+        process = self._spawn()
+        process.watch()
+        return process
 
     def _replace(self, process: ChildProcess) -> None:
         if process is self._waiting:

@@ -67,7 +67,7 @@ class SupervisedProcess:
         self._clock = clock
         self._budget = RestartBudget(limits.max_restarts)
         self._free_deaths = RestartBudget(FREE_DEATHS * limits.max_restarts)
-        self._spare = Spare(self._spawn_watched, limits.spare_delay)
+        self._spare = Spare(spawn, limits.spare_delay)
         self._address = ""
         self._stands_by = False
         self._may_end = False
@@ -194,11 +194,6 @@ class SupervisedProcess:
         logger.info("%s is ready again", process.name)
         if self._stands_by:
             self._spare.fill()
-
-    def _spawn_watched(self) -> ChildProcess:
-        process = self._spawn()
-        process.watch()
-        return process
 
     def _end_keeping(self) -> None:
         self._is_ending = True

@@ -85,7 +85,7 @@ class OwnProcesses:
         process.send_signal(signal.SIGKILL)
 
     def num_descriptors(self) -> list[int]:
-        """Of the core, which lives longer than workers."""
+        """The number of open descriptors of the core, which lives longer than workers."""
         return [process.num_fds() for process in self.titled(CORE)]
 
 

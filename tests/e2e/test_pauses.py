@@ -44,13 +44,19 @@ def whole(server: Server, *titles: str) -> Server:
 
 
 @pytest.fixture(scope="module")
-def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def shared_forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose workers are forks, as those of a transformers model are."""
     model = write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=8000)
     with Server(model, "--model-impl", "transformers", "--max-restarts", "100") as server:
         yield server
         assert server.stop(signal.SIGTERM) == 0
         assert server.orphans() == []
+
+
+@pytest.fixture
+def forking(shared_forking: Server) -> Server:
+    """The server with a fork server, once each of its processes is there."""
+    return whole(shared_forking, API, CORE, FORK_SERVER, WORKER)
 
 
 class Lines:
@@ -88,9 +94,8 @@ def test_dead_engine_processes_are_a_pause(server: Server, lines: Lines, titles:
 @pytest.mark.torch
 @pytest.mark.parametrize("titles", [(FORK_SERVER,), (FORK_SERVER, CORE)])
 def test_a_dead_fork_server_is_a_pause(forking: Server, titles: tuple[str, ...]) -> None:
-    server = whole(forking, API, CORE, FORK_SERVER, WORKER)
-    with streaming(server, max_tokens=1000) as stream:
-        for process in [server.titled(title) for title in titles]:
+    with streaming(forking, max_tokens=1000) as stream:
+        for process in [forking.titled(title) for title in titles]:
             process.kill()
     assert ended_whole(stream, 1000)
 
@@ -98,24 +103,22 @@ def test_a_dead_fork_server_is_a_pause(forking: Server, titles: tuple[str, ...])
 @pytest.mark.full
 @pytest.mark.torch
 def test_a_fork_server_that_dies_while_a_worker_starts_is_a_longer_pause(forking: Server) -> None:
-    server = whole(forking, API, CORE, FORK_SERVER, WORKER)
-    with streaming(server, max_tokens=1000) as stream:
-        old = server.titled(WORKER)
+    with streaming(forking, max_tokens=1000) as stream:
+        old = forking.titled(WORKER)
         old.kill()
-        until(lambda: any(process != old for process in find(server.process.pid, WORKER)), "another worker")
-        server.titled(FORK_SERVER).kill()
+        until(lambda: any(process != old for process in find(forking.process.pid, WORKER)), "another worker")
+        forking.titled(FORK_SERVER).kill()
     assert ended_whole(stream, 1000)
 
 
 @pytest.mark.full
 @pytest.mark.torch
 def test_a_fork_server_that_stands_still_is_a_pause(forking: Server) -> None:
-    server = whole(forking, API, CORE, FORK_SERVER, WORKER)
-    with streaming(server, max_tokens=1000) as stream:
-        old = server.titled(FORK_SERVER)
+    with streaming(forking, max_tokens=1000) as stream:
+        old = forking.titled(FORK_SERVER)
         old.suspend()
     assert ended_whole(stream, 1000)
-    until(lambda: any(process != old for process in find(server.process.pid, FORK_SERVER)), "another fork server")
+    until(lambda: any(process != old for process in find(forking.process.pid, FORK_SERVER)), "another fork server")
 
 
 def test_a_dead_core_takes_along_a_worker_that_stands_still(server: Server) -> None:

@@ -22,7 +22,7 @@ SAY = [{"role": "user", "content": "hi"}]
 
 
 def tensors() -> list[Any]:
-    """Of torch, where it is installed: the engine needs none."""
+    """Tensors of torch, where it is installed: the engine needs none."""
     if not is_installed("torch"):
         return []
     import torch

@@ -17,10 +17,11 @@ from pyllm.supervision.spare import Spare
 
 
 class _RankFiles:
-    """The files of a core's ranks in its private folder. Each start has its own."""
+    """The files of a core's ranks in its private folder. Each start has its own; with `has_locks`, all share locks."""
 
-    def __init__(self, config: CoreConfig) -> None:
+    def __init__(self, config: CoreConfig, has_locks: bool) -> None:
         self._config = config
+        self._has_locks = has_locks
         self._starts = itertools.count()
 
     def prepare(self) -> list[PreparedRank]:
@@ -36,7 +37,7 @@ class _RankFiles:
                     rank=rank,
                     address=f"ipc://{folder}/worker-{config.index}-{rank}-{number}",
                     rendezvous=f"file://{folder}/ranks-{config.index}-{number}",
-                    lock=f"{folder}/lock-{config.index}-{rank}",
+                    lock=f"{folder}/lock-{config.index}-{rank}" if self._has_locks else "",
                     core_index=config.index,
                 )
             )
@@ -63,13 +64,13 @@ class SpawnedWorkers:
         host_memories: Sequence[int] = (),
         spawn: Callable[..., ChildProcess] = child_process.spawn,
     ) -> None:
-        self._files = _RankFiles(config)
+        self._files = _RankFiles(config, has_locks=True)
         self._keeps_spares = config.engine.recovery.warm_spares
         self._spawns = [
             partial(spawn, f"worker {rank} of core {config.index}", "worker", *host_memories[rank : rank + 1])
             for rank in range(num_ranks(config.engine.parallel))
         ]
-        self._spares = [Spare(partial(_watched, spawn)) for spawn in self._spawns]
+        self._spares = [Spare(spawn) for spawn in self._spawns]
         self._early: dict[int, ChildProcess] = {}
 
     def begin(self) -> None:
@@ -82,14 +83,17 @@ class SpawnedWorkers:
         return self._files.prepare()
 
     async def start(self, worker: WorkerConfig) -> ChildProcess:
-        spare, early = self._spares[worker.rank], self._early.pop(worker.rank, None)
-        try:
-            process = spare.take() if early is None else _watched(lambda: early)
-        except OSError as error:
-            raise StartError(
-                f"worker {worker.rank} of core {worker.core_index} cannot be started: {error}; "
-                "raise the limits of processes, open files and memory"
-            ) from None
+        spare, process = self._spares[worker.rank], self._early.pop(worker.rank, None)
+        if process is not None:
+            process.watch()
+        else:
+            try:
+                process = spare.take()
+            except OSError as error:
+                raise StartError(
+                    f"worker {worker.rank} of core {worker.core_index} cannot be started: {error}; "
+                    "raise the limits of processes, open files and memory"
+                ) from None
         if self._keeps_spares:
             process.started.add_done_callback(lambda _: spare.fill())
         return process
@@ -109,7 +113,7 @@ class ForkedWorkers:
     """
 
     def __init__(self, config: CoreConfig, host_memories: Sequence[int] = ()) -> None:
-        self._files = _RankFiles(config)
+        self._files = _RankFiles(config, has_locks=False)  # The fork server waits for the workers before.
         self._ready_timeout = config.ready_timeout
         self._host_memories = host_memories
         self._fork_server = ForkServerClient(config.fork_server, config.index)
@@ -127,9 +131,3 @@ class ForkedWorkers:
 
     async def close(self) -> None:
         self._fork_server.close()
-
-
-def _watched(spawn: Callable[[], ChildProcess]) -> ChildProcess:
-    process = spawn()
-    process.watch()
-    return process
