@@ -6,6 +6,7 @@ from importlib import resources
 from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
@@ -61,8 +62,9 @@ class Browser:
         return answer[0]
 
     def until(self, holds: Callable[[], Any], what: str) -> Any:
-        """Ask again until it holds; gives what it gave."""
-        return WebDriverWait(self.driver, PATIENCE, 0.05).until(lambda _: holds(), f"waited for {what}")
+        """Ask again until it holds; gives what it gave. It does not hold while the page exchanges what it looks at."""
+        wait = WebDriverWait(self.driver, PATIENCE, 0.05, ignored_exceptions=[StaleElementReferenceException])
+        return wait.until(lambda _: holds(), f"waited for {what}")
 
     def problems(self) -> list[str]:
         """What the browser has complained of since the last time: errors, and what the page's policy forbade."""
