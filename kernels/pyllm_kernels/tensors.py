@@ -22,8 +22,6 @@ _DTYPES = {
     }.items()
 }
 
-_FLOATS = {"float32", "bfloat16"}
-
 Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -59,14 +57,6 @@ def view_as(tensor: Tensor, dtype: str) -> Tensor:
     """The bytes of a tensor as elements of another dtype."""
     kind = numpy_dtype(dtype) if is_array(tensor) else dtype_like(tensor, dtype)
     return tensor.view(kind)
-
-
-def is_float(*tensors: Tensor) -> bool:
-    """Whether Rust's kernels compute with all of the tensors: with float32 and bfloat16."""
-    for tensor in tensors:  # noqa: SIM110 - a generator would take longer than Rust's part of a small op
-        if dtype_name(tensor.dtype) not in _FLOATS:
-            return False
-    return True
 
 
 def widened(array: Array) -> Floats:

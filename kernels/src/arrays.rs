@@ -95,11 +95,9 @@ impl Array {
 
     /// The type of its elements, if kernels compute with it.
     pub(crate) fn dtype(&self, name: &str) -> PyResult<DType> {
-        match self.dtype.as_str() {
-            "float32" => Ok(DType::Float32),
-            "bfloat16" => Ok(DType::Bfloat16),
-            other => Err(PyValueError::new_err(format!("{name} is {other}: give float32 or bfloat16"))),
-        }
+        DType::named(&self.dtype).ok_or_else(|| {
+            PyValueError::new_err(format!("{name} is {}: give float32, bfloat16 or float16", self.dtype))
+        })
     }
 
     /// Its shape as a number of dimensions that the op expects.

@@ -5,21 +5,29 @@
 pub(crate) enum DType {
     Float32,
     Bfloat16,
+    Float16,
 }
 
 impl DType {
-    /// The name in torch.
+    pub(crate) const ALL: [Self; 3] = [Self::Float32, Self::Bfloat16, Self::Float16];
+
+    /// The name in numpy and torch.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Float32 => "float32",
             Self::Bfloat16 => "bfloat16",
+            Self::Float16 => "float16",
         }
+    }
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::Float32 => 4,
-            Self::Bfloat16 => 2,
+            Self::Bfloat16 | Self::Float16 => 2,
         }
     }
 }
@@ -32,12 +40,55 @@ pub(crate) fn round_to_bfloat16(value: f32) -> u16 {
     if value.is_nan() { (bits >> 16 | 0x40) as u16 } else { rounded as u16 }
 }
 
+/// Round to nearest, ties to even; what exceeds the range becomes infinite, and NaN stays NaN.
+#[inline]
+pub(crate) fn round_to_float16(value: f32) -> u16 {
+    const REBIAS: u32 = (127 - 15) << 23;
+    /// 65,520: from here on, numbers round to infinity.
+    const OVERFLOW: u32 = 0x477f_f000;
+    /// 2⁻¹⁴, the least normal number.
+    const NORMAL: u32 = REBIAS + (1 << 23);
+    let sign = value.to_bits() >> 16 & 0x8000;
+    let magnitude = value.to_bits() & 0x7fff_ffff;
+    let rounded = if value.is_nan() {
+        0x7e00 | magnitude >> 13 & 0x3ff
+    } else if magnitude >= OVERFLOW {
+        0x7c00
+    } else if magnitude >= NORMAL {
+        (magnitude - REBIAS + 0xfff + (magnitude >> 13 & 1)) >> 13
+    } else {
+        // The last bit of numbers from a half to 1 is 2⁻²⁴, as that of subnormal numbers is.
+        (f32::from_bits(magnitude) + 0.5).to_bits() - 0.5_f32.to_bits()
+    };
+    (sign | rounded) as u16
+}
+
 /// Write a number in a dtype.
 #[inline]
 pub(crate) fn write(dtype: DType, value: f32, out: &mut [u8]) {
     match dtype {
         DType::Float32 => out.copy_from_slice(&value.to_ne_bytes()),
         DType::Bfloat16 => out.copy_from_slice(&round_to_bfloat16(value).to_ne_bytes()),
+        DType::Float16 => out.copy_from_slice(&round_to_float16(value).to_ne_bytes()),
+    }
+}
+
+/// The bytes of numbers in a dtype.
+#[cfg(test)]
+pub(crate) fn elements(dtype: DType, numbers: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0; numbers.len() * dtype.bytes()];
+    numbers.iter().zip(bytes.chunks_exact_mut(dtype.bytes())).for_each(|(&number, out)| write(dtype, number, out));
+    bytes
+}
+
+/// The reverse of `elements`.
+#[cfg(test)]
+pub(crate) fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let words = bytes.chunks_exact(dtype.bytes());
+    match dtype {
+        DType::Float32 => words.map(bytemuck::pod_read_unaligned).collect(),
+        DType::Bfloat16 => words.map(bytemuck::pod_read_unaligned).map(from_bfloat16).collect(),
+        DType::Float16 => words.map(bytemuck::pod_read_unaligned).map(from_float16).collect(),
     }
 }
 
@@ -118,6 +169,30 @@ mod tests {
             assert_eq!(from_float16(bits).to_bits(), f32::to_bits(expected), "{bits:#x}");
         }
         assert!(from_float16(0x7e00).is_nan());
+    }
+
+    #[test]
+    fn rounding_to_float16_is_the_reverse_of_widening() {
+        for bits in 0..=u16::MAX {
+            let number = from_float16(bits);
+            let expected = if number.is_nan() { bits | 0x200 } else { bits };
+            assert_eq!(round_to_float16(number), expected, "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn rounding_to_float16_goes_to_the_nearest_even() {
+        for bits in 0..0x7bff {
+            let (below, above) = (from_float16(bits), from_float16(bits + 1));
+            let middle = f32::midpoint(below, above);
+            assert_eq!(round_to_float16(middle), bits + (bits & 1), "{middle}");
+            assert_eq!(round_to_float16(middle.next_down()), bits, "{middle}");
+            assert_eq!(round_to_float16(-middle.next_up()), 0x8000 | (bits + 1), "{middle}");
+        }
+        let cases = [(65519.0, 0x7bff), (65520.0, 0x7c00), (-1e30, 0xfc00), (f32::INFINITY, 0x7c00), (-1e-30, 0x8000)];
+        for (value, expected) in cases {
+            assert_eq!(round_to_float16(value), expected, "{value}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::linear::{GROUP_ROWS, Linear, Product};
 use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
 use crate::rows::activation::{Activate, Activation, Kind};
 use crate::threads::Pool;
-use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
+use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
 pub(crate) use routing::Router;
 use routing::Routes;
@@ -151,12 +151,7 @@ impl Op for Experts {
 
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
-        unsafe {
-            match self.x.dtype {
-                DType::Float32 => self.run_as::<f32>(extent.tokens, isa, pool),
-                DType::Bfloat16 => self.run_as::<Bfloat16>(extent.tokens, isa, pool),
-            }
-        }
+        unsafe { for_dtype!(self.x.dtype, X => self.run_as::<X>(extent.tokens, isa, pool)) }
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range, run_rows};
 use crate::threads::Pool;
-use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
+use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
 /// Works in place. The halves of a head's first dimensions form its pairs, as many as the table has; the rest stays.
 #[derive(Clone, Copy, Debug)]
@@ -129,14 +129,9 @@ impl Op for RopeAndKvWrite {
         check_range("entry of the slot mapping", cells, i64::from(i32::MIN)..self.cache.num_cells() as i64)?;
         // SAFETY: as the caller promises; positions and cells were checked.
         unsafe {
-            match (self.query.dtype, self.cache.dtype) {
-                (DType::Float32, DType::Float32) => self.run_as::<f32, f32>(positions, cells, isa, pool),
-                (DType::Float32, DType::Bfloat16) => self.run_as::<f32, Bfloat16>(positions, cells, isa, pool),
-                (DType::Bfloat16, DType::Float32) => self.run_as::<Bfloat16, f32>(positions, cells, isa, pool),
-                (DType::Bfloat16, DType::Bfloat16) => {
-                    self.run_as::<Bfloat16, Bfloat16>(positions, cells, isa, pool);
-                }
-            }
+            for_dtype!(self.query.dtype, X => {
+                for_dtype!(self.cache.dtype, C => self.run_as::<X, C>(positions, cells, isa, pool));
+            });
         }
         Ok(())
     }
@@ -205,12 +200,7 @@ impl<X: Storage> Heads<X> {
     #[inline(always)]
     unsafe fn normalise_by<V: Vector>(&self, weight: Matrix, epsilon: f32) {
         // SAFETY: as the caller promises.
-        unsafe {
-            match weight.dtype {
-                DType::Float32 => self.normalise::<V, f32>(weight.row(0), epsilon),
-                DType::Bfloat16 => self.normalise::<V, Bfloat16>(weight.row(0), epsilon),
-            }
-        }
+        unsafe { for_dtype!(weight.dtype, W => self.normalise::<V, W>(weight.row(0), epsilon)) }
     }
 
     /// # Safety

@@ -9,7 +9,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::dtype::from_bfloat16;
+use crate::dtype::{from_bfloat16, from_float16};
 use crate::isa::Isa;
 use portable::Portable;
 #[cfg(target_arch = "x86_64")]
@@ -36,6 +36,10 @@ pub(crate) trait Vector: Copy {
     ///
     /// See `splat`; `from` points to sixteen numbers.
     unsafe fn load_bfloat16(from: *const u16) -> Self;
+    /// # Safety
+    ///
+    /// See `splat`; `from` points to sixteen numbers.
+    unsafe fn load_float16(from: *const u16) -> Self;
     /// Lane `i` of vector `j` is word `j` behind pointer `i`: sixteen words are read behind each.
     ///
     /// # Safety
@@ -52,6 +56,12 @@ pub(crate) trait Vector: Copy {
     ///
     /// There is room for sixteen numbers.
     unsafe fn store_bfloat16(self, to: *mut u16);
+    /// Round each to nearest, ties to even.
+    ///
+    /// # Safety
+    ///
+    /// There is room for sixteen numbers.
+    unsafe fn store_float16(self, to: *mut u16);
 
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
@@ -77,6 +87,8 @@ pub(crate) trait Vector: Copy {
     fn select(self, lanes: u32, other: Self) -> Self;
     /// The lower bfloat16 of each word, and the upper one.
     fn bfloat16_pairs(self) -> [Self; 2];
+    /// The lower float16 of each word, and the upper one.
+    fn float16_pairs(self) -> [Self; 2];
     /// Add lanes `i` and `i + 8`, then lanes `i` and `i + 4` of the result, and so on.
     fn sum(self) -> f32;
     /// The greatest lane.
@@ -143,6 +155,9 @@ pub(crate) trait Storage: Copy + Default + Sync {
     /// See `Vector::store`.
     unsafe fn store<V: Vector>(vector: V, to: *mut Self);
 
+    /// The numbers in each word of a vector that was loaded as words: the first, and the second where there are two.
+    fn in_words<V: Vector>(words: V) -> [V; 2];
+
     /// Load sixteen numbers, or as many as are left, and zeros.
     ///
     /// # Safety
@@ -196,6 +211,11 @@ impl Storage for f32 {
         // SAFETY: as the caller promises.
         unsafe { vector.store(to) }
     }
+
+    #[inline(always)]
+    fn in_words<V: Vector>(words: V) -> [V; 2] {
+        [words; 2]
+    }
 }
 
 /// The upper half of a float32.
@@ -219,7 +239,61 @@ impl Storage for Bfloat16 {
         // SAFETY: as the caller promises.
         unsafe { vector.store_bfloat16(to.cast()) }
     }
+
+    #[inline(always)]
+    fn in_words<V: Vector>(words: V) -> [V; 2] {
+        words.bfloat16_pairs()
+    }
 }
+
+/// A sign, five bits of an exponent, and ten of a fraction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Float16(pub(crate) u16);
+
+impl Storage for Float16 {
+    fn widen(self) -> f32 {
+        from_float16(self.0)
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const Self) -> V {
+        // SAFETY: as the caller promises.
+        unsafe { V::load_float16(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<V: Vector>(vector: V, to: *mut Self) {
+        // SAFETY: as the caller promises.
+        unsafe { vector.store_float16(to.cast()) }
+    }
+
+    #[inline(always)]
+    fn in_words<V: Vector>(words: V) -> [V; 2] {
+        words.float16_pairs()
+    }
+}
+
+/// An expression in which a name is the storage type of a dtype: `for_dtype!(dtype, X => self.run_as::<X>())`.
+macro_rules! for_dtype {
+    ($dtype:expr, $storage:ident => $result:expr) => {
+        match $dtype {
+            $crate::dtype::DType::Float32 => {
+                type $storage = f32;
+                $result
+            }
+            $crate::dtype::DType::Bfloat16 => {
+                type $storage = $crate::vector::Bfloat16;
+                $result
+            }
+            $crate::dtype::DType::Float16 => {
+                type $storage = $crate::vector::Float16;
+                $result
+            }
+        }
+    };
+}
+pub(crate) use for_dtype;
 
 /// Prefetch memory.
 #[inline(always)]

@@ -3,7 +3,6 @@
 Resolved once in `launch/resolve.py`, then sent to each process. Does not read models or devices.
 """
 
-from collections.abc import Set
 from typing import Annotated, Literal
 
 import msgspec
@@ -366,7 +365,7 @@ class EngineConfig(ConfigPart, frozen=True):
     log: LogConfig = LogConfig()
 
 
-def is_rust(config: DeviceConfig, device: str, dtypes: Set[str]) -> bool:
+def is_rust(config: DeviceConfig, device: str) -> bool:
     """Whether the Rust kernels compute the whole step: a token is then bitwise independent of the rest of the batch."""
     backends = {config.kernel_backend, config.attention_backend}
-    return device == "cpu" and backends <= {"auto", "cpu"} and "float16" not in dtypes
+    return device == "cpu" and backends <= {"auto", "cpu"}

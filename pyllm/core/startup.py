@@ -164,7 +164,6 @@ def _model_info(
 ) -> ModelInfo:
     """The properties of the model that clients need."""
     engine, spec, embedding = config.engine, config.checkpoint.spec, config.checkpoint.embedding
-    dtypes = {engine.model.dtype, engine.cache.kv_cache_dtype}
     transfer = engine.kv_transfer.kv_transfer_config
     return ModelInfo(
         name=engine.model.served_model_name[0],
@@ -194,7 +193,7 @@ def _model_info(
         prefix_hash_seed=engine.cache.prefix_hash_seed,
         cache_namespace=cache_namespace,
         batch_invariant=spec.transformers is None
-        and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
+        and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device)),
         saves_kv_blocks=transfer is not None and transfer.saves,
     )
 

@@ -203,7 +203,7 @@ def _are_mapped(engine: EngineConfig, checkpoint: Checkpoint, weights: int) -> b
     The worker decides by the same rule (`workers/loaders/packed_cache.py`).
     """
     file_bytes = sum(source.num_bytes for source in _sources(checkpoint))
-    is_packed = engine.device.kernel_backend in {"auto", "cpu"} and engine.model.dtype != "float16"
+    is_packed = engine.device.kernel_backend in {"auto", "cpu"}
     are_floats = engine.model.quantization == "none" or any(
         entry.source.type == "F8_E4M3" for entry in checkpoint.tensors
     )

@@ -149,7 +149,7 @@ def resolve_settings(
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
     check_sparse_attention(config, spec, device)
-    _check_batch_invariant(config, spec.dtype, device)
+    _check_batch_invariant(config, device)
     recording = _absolute(config.scheduler.scheduler_recording)
     log_file = _absolute(config.log.log_config_file)
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
@@ -179,7 +179,7 @@ def resolve_settings(
             config.scheduler,
             scheduler_recording=recording,
             **_step_limits(config.scheduler, device, cards),
-            num_speculative_tokens=_speculative_tokens(config, checkpoint, device, {dtype, kv_cache_dtype}),
+            num_speculative_tokens=_speculative_tokens(config, checkpoint, device),
         ),
         device=msgspec.structs.replace(config.device, device=device),
         log=msgspec.structs.replace(config.log, log_config_file=log_file),
@@ -230,11 +230,11 @@ def _step_limits(scheduler: SchedulerConfig, device: str, cards: Sequence[Visibl
     }
 
 
-def _speculative_tokens(config: EngineConfig, checkpoint: Checkpoint, device: str, dtypes: set[str]) -> int:
+def _speculative_tokens(config: EngineConfig, checkpoint: Checkpoint, device: str) -> int:
     """Draft tokens of a step. The default is 0, unless drafts leave results bitwise equal, as with the Rust kernels."""
     if (chosen := config.scheduler.num_speculative_tokens) is not None:
         return chosen
-    is_exact = checkpoint.spec.transformers is None and is_rust(config.device, device, dtypes)
+    is_exact = checkpoint.spec.transformers is None and is_rust(config.device, device)
     return SPECULATIVE_TOKENS if is_exact else 0
 
 
@@ -277,8 +277,8 @@ def _check_stages(config: EngineConfig, checkpoint: Checkpoint) -> None:
         raise ConfigError(f"pipeline_parallel_size {stages} is more than the model's {len(spec.layers)} layers")
 
 
-def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:
-    """With `batch_invariant`, refuse settings for which numpy or torch computes: their sums depend on the batch."""
+def _check_batch_invariant(config: EngineConfig, device: str) -> None:
+    """With `batch_invariant`, refuse other backends, whose summation order may depend on the batch."""
     chosen = config.device
     if not chosen.batch_invariant:
         return
@@ -286,9 +286,6 @@ def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -
     for name, value in (("kernel_backend", chosen.kernel_backend), ("attention_backend", chosen.attention_backend)):
         if value not in {"auto", ours}:
             raise ConfigError(f"batch_invariant on {device} is what {ours} promises, not {name} {value}: leave it auto")
-    dtypes = {config.model.dtype, config.cache.kv_cache_dtype}
-    if device == "cpu" and ("float16" in dtypes or (config.model.dtype == "auto" and file_dtype == "float16")):
-        raise ConfigError("batch_invariant on a CPU is not of float16, which numpy computes: use float32 or bfloat16")
 
 
 def _check_cache(cache: CacheConfig) -> None:
@@ -380,8 +377,6 @@ def resolve_precision(
         raise ConfigError(f"quantization {quantization} is for CPUs, and the device is {device}: use quantization none")
     if quantization == "gguf" and checkpoint.format != "gguf":
         raise ConfigError(f"quantization gguf needs a GGUF file, and the model is in {checkpoint.format}: use int8")
-    if dtype == "float16" and device == "cpu":
-        raise ConfigError(f"quantization {quantization} has no float16 activations: use dtype float32 or bfloat16")
     usual_dtype = "bfloat16" if device == "cpu" else dtype
     return dtype, quantization, usual_dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
 

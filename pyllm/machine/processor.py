@@ -90,7 +90,7 @@ def kernels_of(level: str) -> dict[str, str]:
     return {
         "float32": vectors,
         "bfloat16": bfloat16,
-        "float16": "numpy",
+        "float16": vectors,
         "int8": f"AMX tiles from 4 rows, {integers} below" if tiles else integers,
         "GGUF blocks": f"AMX tiles from 33 rows, {integers} below" if tiles else integers,
         "attention": "AMX tiles where shapes allow" if tiles else vectors,

@@ -286,7 +286,7 @@ class ModelRunner:
             launch_every_kernel(self._forward, self._kernels, self._memory.cache)
             if self._may_capture:
                 self.capture(CudaCapture())
-        elif self._may_capture and self._is_rust_only():
+        elif self._may_capture and self._placement.group.size == 1:  # A graph cannot hold an exchange between ranks.
             self._forward.capture_step()
 
     def register_kv_caches(self, namespace: str, weights: str) -> None:
@@ -402,13 +402,6 @@ class ModelRunner:
         """Compute and sample the step that needs the most memory."""
         forward = self._forward_pass(self._memory.temporary_cache(1))
         run_largest_step(forward, self._placement.device, self._engine.model.max_logprobs)
-
-    def _is_rust_only(self) -> bool:
-        """Whether a graph can hold a step on this CPU: no exchange between ranks and no float16."""
-        return self._placement.group.size == 1 and "float16" not in {
-            self._placement.dtype,
-            self._memory.shape.dtype,
-        }
 
     def _causal_model(self, placement: WeightPlacement, table: TensorTable) -> CausalModel:
         if self._spec.transformers is None:

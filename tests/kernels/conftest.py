@@ -32,7 +32,7 @@ def _is_interpreted(item: pytest.Item) -> bool:
     if not hasattr(item, "callspec") or item.get_closest_marker("gpu") or item.get_closest_marker("full"):
         return False
     return "triton" in item.fixturenames or "triton" in (
-        item.callspec.params.get(name) for name in ("kernels", "backend")
+        item.callspec.params.get(name) for name in ("kernels", "kernels_with_fp8", "backend")
     )
 
 
@@ -51,3 +51,9 @@ def kernels(request: pytest.FixtureRequest, device: torch.device) -> Kernels:
     kernels = select(request.param, device)
     # Tests make tensors; the engine gives Rust arrays.
     return WrappedKernels(kernels, lambda _, version: on_host(version)) if request.param == "cpu" else kernels
+
+
+@pytest.fixture(params=["reference", "triton"])
+def kernels_with_fp8(request: pytest.FixtureRequest, device: torch.device) -> Kernels:
+    """The backends that take caches in fp8."""
+    return select(request.param, device)

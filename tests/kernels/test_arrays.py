@@ -19,7 +19,7 @@ FIELDS = np.ones((4, 8), [("skipped", "<u2"), ("number", "<f4")])["number"]  # n
 MISALIGNED = np.zeros(4 * 8 * 4 + 1, np.uint8)[1:].view(np.float32).reshape(4, 8)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_rows_may_lie_apart_and_no_rows_in_any_way(dtype: str) -> None:
     wide = np.arange(60).reshape(4, 15).astype(numpy_dtype(dtype))
     rows = wide[:, 3:11]

@@ -91,19 +91,21 @@ def test_the_query_may_be_a_view_of_a_wider_projection(kernels: Kernels, device:
     assert torch.equal(output, kernels[paged_attention](batch.query, *arguments))
 
 
-def test_keys_and_values_may_be_fp8(kernels: Kernels, device: torch.device) -> None:
+def test_keys_and_values_may_be_fp8(kernels_with_fp8: Kernels, device: torch.device) -> None:
     batch = paged_batch([(1, 300), (20, 30), (1, 5)], Shape(), device)
     batch = replace(
         batch,
         key_cache=batch.key_cache.to(torch.float8_e4m3fn),
         value_cache=batch.value_cache.to(torch.float8_e4m3fn),
     )
-    output = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    output = kernels_with_fp8[paged_attention](
+        batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer
+    )
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1.0, 3e5, 1e-6])
-def test_bfloat16_queries_of_any_size_meet_fp8(kernels: Kernels, device: torch.device, size: float) -> None:
+def test_bfloat16_queries_of_any_size_meet_fp8(kernels_with_fp8: Kernels, device: torch.device, size: float) -> None:
     """Products are in float16, whose range is smaller."""
     batch = paged_batch([(1, 300), (20, 30), (1, 5)], Shape(heads=6, head_dim=48, dtype=torch.bfloat16), device)
     batch = replace(
@@ -114,7 +116,9 @@ def test_bfloat16_queries_of_any_size_meet_fp8(kernels: Kernels, device: torch.d
         layer=replace(batch.layer, scale=batch.layer.scale / size),
     )
     for asked in (batch, batch.windowed(30, 2.0)):
-        output = kernels[paged_attention](asked.query, asked.key_cache, asked.value_cache, asked.metadata, asked.layer)
+        output = kernels_with_fp8[paged_attention](
+            asked.query, asked.key_cache, asked.value_cache, asked.metadata, asked.layer
+        )
         torch.testing.assert_close(output.double().cpu(), asked.expected(), atol=2e-2, rtol=2e-2)
 
 

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import ml_dtypes
 import pyllm_kernels
 import pytest
 import torch
-from pyllm_kernels import select
+from pyllm_kernels import KVScales, select
 from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 
@@ -22,12 +23,15 @@ def attend(batch: PagedBatch) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("query_dtype", "cache_dtype", "tolerance"),
-    # Sums are float32: what is rounded to bfloat16 is the output, if it is that, to half a unit of 2^-7.
+    # Sums are float32: what is rounded is the output, to half a unit of 2^-7 in bfloat16 and of 2^-10 in float16.
     [
         (torch.float32, torch.float32, 1e-5),
         (torch.float32, torch.bfloat16, 1e-5),
         (torch.bfloat16, torch.float32, 1e-2),
         (torch.bfloat16, torch.bfloat16, 1e-2),
+        (torch.float16, torch.float16, 1e-3),
+        (torch.float16, torch.bfloat16, 1e-3),
+        (torch.float32, torch.float16, 1e-5),
     ],
     ids=str,
 )
@@ -43,7 +47,7 @@ def test_queries_and_caches_of_any_dtype(
     torch.testing.assert_close(output.double(), batch.expected(), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("block_size", "window"), [(1, None), (16, None), (1024, None), (16, 7), (16, 100), (4, SPLIT + 1), (1, SPLIT + 70)]
 )
@@ -74,8 +78,8 @@ def test_rows_are_the_same_alone_and_among_others() -> None:
         assert torch.equal(attend(batch.row(row)), together[batch.tokens_of(row)])
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_what_is_cached_is_rounded_to_the_cache(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     heads, kv_heads, head_dim = 3, 2, 40
     query, key, value = torch.randn(5, heads + 2 * kv_heads, head_dim).to(dtype).split([heads, kv_heads, kv_heads], 1)
@@ -117,3 +121,14 @@ def test_what_a_pointer_cannot_say_is_checked() -> None:
     metadata.sequence_lengths[0] = 1000
     with pytest.raises(IndexError, match="length of the sequence of row 0 is 1000: it must be from 2 to 48"):
         attend(batch)
+
+
+def test_caches_in_fp8_are_refused() -> None:
+    batch = paged_batch([(1, 5)], Shape(), CPU)
+    caches = [cache.numpy().astype(ml_dtypes.float8_e4m3fn) for cache in (batch.key_cache, batch.value_cache)]
+    with pytest.raises(ValueError, match="key_cache is float8_e4m3fn: give float32, bfloat16 or float16"):
+        KERNELS[paged_attention](batch.query, *caches, batch.metadata, batch.layer)
+    heads, ints = batch.query[:, :1], torch.zeros(1, dtype=torch.int32)
+    written = heads, heads, heads, ints, torch.zeros(1, 2), ints, batch.key_cache, batch.value_cache
+    with pytest.raises(ValueError, match=r"KVScales\(key=2.0, value=1.0\) are for caches in fp8"):
+        KERNELS[rope_and_kv_write](*written, None, KVScales(key=2.0))

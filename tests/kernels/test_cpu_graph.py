@@ -32,7 +32,7 @@ from pyllm_kernels.tensors import Array, address, dtype_name, numpy_dtype, split
 KERNELS = select("cpu", "cpu")
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCABULARY, BLOCK_SIZE, BLOCKS = 64, 4, 2, 16, 3, 50, 4, 40
 MAX_TOKENS, MAX_ROWS, MAX_BLOCKS = 24, 5, 8
-DTYPES = ["float32", "bfloat16"]
+DTYPES = ["float32", "bfloat16", "float16"]
 RNG = np.random.default_rng(0)
 
 
@@ -268,14 +268,10 @@ def test_indices_are_checked_at_every_replay() -> None:
 
 def test_what_a_graph_cannot_take_is_refused() -> None:
     graph, x = Graph(), normal(2, 8)
-    half, heads, cache = x.astype(np.float16), x.reshape(2, 1, 8), np.zeros((1, 4, 1, 8), np.float32)
-    ints = np.zeros(2, np.int32)
+    packed = select("reference", "cpu")[pack_linear](normal(3, 8))
     with graph.capture():
-        with pytest.raises(CaptureError, match="activation has no kernel for these dtypes"):
-            KERNELS[activation](half, "silu")
-        arrays = heads, heads, heads, ints, x, ints, cache, cache
-        with pytest.raises(CaptureError, match="rope_and_kv_write has no kernel for these dtypes"):
-            KERNELS[rope_and_kv_write](*arrays, None, KVScales(key=2.0))
+        with pytest.raises(CaptureError, match="packed_linear has no kernel in Rust for this"):
+            KERNELS[packed_linear](x, packed)
         with pytest.raises(RuntimeError, match="this thread is not capturing this graph"):
             _cpu.Graph().end_capture()
         with pytest.raises(MemoryError, match="no memory for an output of"):

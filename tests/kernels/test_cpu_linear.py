@@ -28,7 +28,7 @@ from pyllm_kernels.tensors import dtype_name, numpy_dtype, widened
 Array = npt.NDArray[Any]
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-OURS = ["float32", "bfloat16"]
+OURS = ["float32", "bfloat16", "float16"]
 INT8_OF_BLOCKS = ["int8 of q4_0", "int8 of q4_1"]
 QUANTISED = ["int8", *INT8_OF_BLOCKS, *GGUF_BLOCKS]
 # Where the float16 of a block are.
@@ -381,8 +381,8 @@ def test_the_first_row_that_is_not_finite_is_named(backend: str) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="no linear of float16: use float32 or bfloat16"):
-        _cpu.Linear("float16", "float16", 1, 1)
+    with pytest.raises(ValueError, match="no linear of float64: use float32, bfloat16 or float16"):
+        _cpu.Linear("float64", "float64", 1, 1)
     with pytest.raises(ValueError, match="no float32 weights with bfloat16 inputs: use bfloat16, int8, q8_0"):
         _cpu.Linear("float32", "bfloat16", 1, 1)
     with pytest.raises(ValueError, match="a linear of 0 inputs and 3 outputs"):

@@ -15,11 +15,12 @@ from pyllm_kernels.ops.sample import sample
 from torch import Tensor
 
 KERNELS, REFERENCE = select("cpu", "cpu"), select("reference", "cpu")
-DTYPES = [torch.float32, torch.bfloat16]
-# A sum's order, an exponential's last unit; half a unit of bfloat16.
-TOLERANCE = {torch.float32: {"atol": 1e-6, "rtol": 1e-5}, torch.bfloat16: {"atol": 1e-6, "rtol": 8e-3}}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# A sum's order, an exponential's last unit; half a unit of bfloat16 or float16.
+RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+TOLERANCE = {dtype: {"atol": 1e-6, "rtol": relative} for dtype, relative in RELATIVE.items()}
 # An error function's last units, times x and the gate.
-GATE_TOLERANCE = {torch.float32: {"atol": 5e-5, "rtol": 1e-5}, torch.bfloat16: {"atol": 5e-5, "rtol": 8e-3}}
+GATE_TOLERANCE = {dtype: {"atol": 5e-5, "rtol": relative} for dtype, relative in RELATIVE.items()}
 KINDS = ["silu", "gelu", "gelu_tanh"]
 WIDTHS = [1, 15, 16, 17, 63, 64, 65, 576, 1000]
 

@@ -80,7 +80,7 @@ def test_it_is_the_weighted_sum_of_the_experts_of_each_token(weight_format: str)
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_reference_computes_the_same(dtype: str, normalised: bool) -> None:
     x, logits = inputs(19, dtype)
     kinds = [joined(weight).astype(numpy_dtype(dtype)) for weight in weights()]
@@ -94,7 +94,7 @@ def test_the_reference_computes_the_same(dtype: str, normalised: bool) -> None:
     np.testing.assert_allclose(widened(ours), widened(theirs), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_biases_and_a_clamped_gate_are_those_of_the_definition(dtype: str) -> None:
     x, logits = inputs(29, dtype)
     gate, up, down = (weight.astype(numpy_dtype(dtype)).astype(np.float64) for weight in weights())

@@ -19,7 +19,8 @@ Bytes = npt.NDArray[np.uint8]
 TRANSPORTS = ("in_memory", "over_tcp")
 ROUND = 256 << 10  # bytes of a rank in one round of the transports
 SIZES = st.sampled_from([0, 4, 20, 4096, ROUND - 4, ROUND, ROUND + 4, 2 * ROUND + 12])
-COLLECTIVES = st.sampled_from(["all_gather", "gather", "broadcast", "float32", "bfloat16"])
+SUMMED = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+COLLECTIVES = st.sampled_from(["all_gather", "gather", "broadcast", *SUMMED])
 
 
 def numbers(seed: int, size: int) -> Bytes:
@@ -60,7 +61,7 @@ def expected(rank: int, size: int, calls: Sequence[tuple[str, int]]) -> list[Byt
         elif collective == "broadcast":
             found.append(parts[0])
         else:
-            dtype: npt.DTypeLike = np.float32 if collective == "float32" else ml_dtypes.bfloat16
+            dtype = SUMMED[collective]
             total = parts[0].view(dtype)
             with np.errstate(all="ignore"):
                 for part in parts[1:]:
@@ -73,8 +74,8 @@ def same(collective: str, found: Bytes | None, wanted: Bytes | None) -> bool:
     """Whether all bits are the same. A number that is none has many forms."""
     if found is None or wanted is None:
         return found is wanted
-    if collective in ("float32", "bfloat16"):
-        dtype: npt.DTypeLike = np.float32 if collective == "float32" else ml_dtypes.bfloat16
+    if collective in SUMMED:
+        dtype = SUMMED[collective]
         integers = np.uint32 if collective == "float32" else np.uint16
         with np.errstate(invalid="ignore"):
             neither = np.isnan(found.view(dtype)) & np.isnan(wanted.view(dtype))
@@ -230,7 +231,7 @@ def test_wrong_arguments_are_refused_before_anything_is_exchanged() -> None:
             second.gather(bytearray(4), 4, bytearray(8))
         with pytest.raises(ValueError, match="4 bytes in rows of 3"):
             second.gather(bytearray(4), 3, None)
-        with pytest.raises(ValueError, match="no sum of int8: use float32 or bfloat16"):
+        with pytest.raises(ValueError, match="no sum of int8: use float32, bfloat16 or float16"):
             first.sum("int8", bytearray(4))
         with pytest.raises(ValueError, match="3 bytes that are no numbers of bfloat16"):
             first.sum("bfloat16", bytearray(3))

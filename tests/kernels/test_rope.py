@@ -162,7 +162,7 @@ def test_a_norm_of_each_head_comes_before_the_rotation(
     assert (key_cache.flatten(0, 1)[0] == SENTINEL).all()
 
 
-def test_an_fp8_cache_keeps_scaled_numbers_and_saturates(kernels: Kernels, device: torch.device) -> None:
+def test_an_fp8_cache_keeps_scaled_numbers_and_saturates(kernels_with_fp8: Kernels, device: torch.device) -> None:
     # Numbers that fp8 holds as they are: Triton's interpreter does not round others as hardware does.
     exact = torch.randn(2, 3, 2, 64).to(torch.float8_e4m3fn).float().to(device)
     key, value = exact[0] * 0.5, exact[1] * 2
@@ -176,7 +176,7 @@ def test_an_fp8_cache_keeps_scaled_numbers_and_saturates(kernels: Kernels, devic
     exact[1, 2, 0, 0], exact[1, 2, 1, 5] = 448.0, -448.0
 
     table = cos_sin_table(64).to(device)
-    kernels[rope_and_kv_write](query, key, value, zeros, table, cells, key_cache, value_cache, None, scales)
+    kernels_with_fp8[rope_and_kv_write](query, key, value, zeros, table, cells, key_cache, value_cache, None, scales)
 
     for row, cell in ((0, 17), (2, 3)):
         assert torch.equal(key_cache.flatten(0, 1)[cell].float(), exact[0, row])

@@ -120,7 +120,8 @@ def test_a_quantised_folder_is_computed_by_its_own_method(quantised: dict[str, s
         return resolve_precision(engine_config(options), checkpoint, device)
 
     assert precision("cpu") == ("bfloat16", method, "bfloat16")
-    assert precision("cpu", quantization=method, dtype="float32") == ("float32", method, "bfloat16")
+    for dtype in ("float32", "float16"):
+        assert precision("cpu", quantization=method, dtype=dtype) == (dtype, method, "bfloat16")
     assert precision("cpu", dtype="float32") == ("float32", "none", "float32")
     assert precision("cpu", quantization="int8") == ("bfloat16", "int8", "bfloat16")
     assert precision("cpu", quantization="none") == ("float32", "none", "float32")

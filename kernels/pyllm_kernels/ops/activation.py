@@ -7,7 +7,7 @@ import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Floats, Tensor, is_float, rounded, widened
+from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, widened
 
 _error_function = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -53,8 +53,6 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     The kind is "silu", "gelu" (by the error function) or "gelu_tanh" (arXiv 1606.08415). Not gated: `act(x)`,
     [tokens, n] -> [tokens, n].
     """
-    if not is_float(x):
-        return graph.not_captured(activation)(x, kind, gated)
     tokens, width = x.shape
     out = graph.empty((tokens, width // 2 if gated else width), x)
     _cpu.ops.activation(x, kind, gated, out)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.metadata import AttentionMetadata
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Floats, Tensor, is_float, softmax, widened
+from pyllm_kernels.tensors import Array, Floats, Tensor, softmax, widened
 
 # The number of vectors [head_dim] for each KV head of a block. "mean": the mean of its keys. "bounds": the maximum and
 # the minimum of each dimension (Quest, arXiv 2406.10774).
@@ -100,8 +100,6 @@ def score_blocks(query: Tensor, key_cache: Tensor, rows: SparseRows, scale: floa
 
     Computes missing summaries. A row's shares do not depend on other rows.
     """
-    if not is_float(query, key_cache):
-        return graph.not_captured(score_blocks)(query, key_cache, rows, scale, summaries)
     shares = graph.empty((len(rows.metadata.slots), rows.metadata.block_tables.shape[1]), query, "float32")
     _cpu.ops.score_blocks(query, key_cache, rows, scale, summaries, shares)
     return shares
@@ -131,8 +129,6 @@ def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> Attent
     A row's length becomes that of its kept blocks. Attention stays correct, as the keys in the cache are already
     rotated. Only the shape of the cache is used. The result has no `tasks`; the layer must have no window.
     """
-    if not is_float(key_cache):
-        return graph.not_captured(select_blocks)(shares, key_cache, rows)
     metadata = rows.metadata
     num_rows, max_blocks = len(metadata.slots), metadata.block_tables.shape[1]
     tables = graph.empty((num_rows, max_blocks), shares, "int32")

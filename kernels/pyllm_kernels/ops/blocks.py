@@ -4,7 +4,7 @@ import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Tensor, is_array, is_float
+from pyllm_kernels.tensors import Array, Tensor, is_array
 
 
 def _copy_blocks(key_cache: Array, value_cache: Array, copies: Array) -> None:
@@ -16,7 +16,7 @@ def _copy_blocks(key_cache: Array, value_cache: Array, copies: Array) -> None:
 @op(reference=_copy_blocks, triton="pyllm_kernels.gpu.blocks")
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     """Copy whole blocks within both caches, one after the other; copies int32 [n, 2] of (source, destination)."""
-    if is_float(key_cache) and key_cache.ndim == 4:
+    if key_cache.ndim == 4:
         _cpu.ops.copy_blocks(key_cache, value_cache, copies)
     else:
         graph.not_captured(copy_blocks)(key_cache, value_cache, copies)

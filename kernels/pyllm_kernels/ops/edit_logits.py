@@ -8,7 +8,7 @@ import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Tensor, is_float, widened
+from pyllm_kernels.tensors import Array, Tensor, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,6 @@ def edit_logits(
 
     A GPU does not wait for the host. On a CPU, indices out of range raise an `IndexError`.
     """
-    if not is_float(logits):
-        return graph.not_captured(edit_logits)(logits, rows, edits, mask_rows, masks, out)
     if out is None:
         out = graph.empty((len(rows), logits.shape[1]), logits, "float32")
     _cpu.ops.edit_logits(logits, rows, edits, mask_rows, masks, out)

@@ -4,7 +4,7 @@ import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Tensor, is_float, rounded, widened
+from pyllm_kernels.tensors import Array, Tensor, rounded, widened
 
 
 def _add(x: Array, residual: Array, factor: float = 1.0) -> Array:
@@ -14,8 +14,6 @@ def _add(x: Array, residual: Array, factor: float = 1.0) -> Array:
 @op(reference=_add, triton="pyllm_kernels.gpu.norm")
 def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
     """`x * factor + residual` in float32, rounded once to x's dtype; both [tokens, hidden] of one dtype."""
-    if not is_float(x):
-        return graph.not_captured(add)(x, residual, factor)
     out = graph.empty(x.shape, x)
     _cpu.ops.add(x, residual, factor, out)
     return out
@@ -29,8 +27,6 @@ def _add_bias(x: Array, bias: Array) -> Array:
 @op(reference=_add_bias, triton="pyllm_kernels.gpu.elementwise")
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     """Add `bias` [n], of x's dtype or float32, to each row of x [tokens, n] in place; return x."""
-    if not is_float(x, bias):
-        return graph.not_captured(add_bias)(x, bias)
     _cpu.ops.add_bias(x, bias)
     return x
 
@@ -47,7 +43,5 @@ def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
 
     Computes in float32 and rounds once. For logits and embeddings (Gemma 2, arXiv 2408.00118).
     """
-    if not is_float(x):
-        return graph.not_captured(scale_and_cap)(x, factor, cap)
     _cpu.ops.scale_and_cap(x, factor, cap)
     return x

@@ -4,7 +4,7 @@ import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Floats, Tensor, is_float, widened
+from pyllm_kernels.tensors import Array, Floats, Tensor, widened
 
 EXPONENTIAL_UNIT = 2.0**-42
 """Exponentials up to 1 are summed as integers in this unit: exactly, so in any order, for up to 2^20 of them."""
@@ -33,8 +33,6 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tupl
     as great as the token's. A row's result does not depend on other rows, also on a GPU; a NaN counts as minus
     infinity.
     """
-    if not is_float(logits):
-        return graph.not_captured(logprobs)(logits, rows, chosen, num_top)
     shape = len(rows), 1 + num_top
     ids, values = graph.empty(shape, logits, "int32"), graph.empty(shape, logits, "float32")
     ranks = graph.empty(shape[:1], logits, "int32")

@@ -5,7 +5,7 @@ import numpy as np
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
 from pyllm_kernels.ops.elementwise import add
-from pyllm_kernels.tensors import Array, Floats, Tensor, is_float, rounded, widened
+from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, widened
 
 
 def _rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
@@ -68,8 +68,6 @@ def add_layer_norm(
 
 
 def _norm(x: Tensor, weight: Tensor, epsilon: float, *, centred: bool) -> Tensor:
-    if not is_float(x, weight):
-        return graph.not_captured(layer_norm if centred else rms_norm)(x, weight, epsilon)
     out = graph.empty(x.shape, x)
     _cpu.ops.norm(x, weight, epsilon, centred, out)
     return out
@@ -78,9 +76,6 @@ def _norm(x: Tensor, weight: Tensor, epsilon: float, *, centred: bool) -> Tensor
 def _add_norm(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, *, centred: bool
 ) -> tuple[Tensor, Tensor]:
-    if not is_float(x, weight):
-        version = graph.not_captured(add_layer_norm if centred else add_rms_norm)
-        return version(x, residual, weight, epsilon, factor)
     out, total = graph.empty(x.shape, x), graph.empty(x.shape, x)
     _cpu.ops.add_norm(x, residual, factor, weight, epsilon, centred, out, total)
     return out, total

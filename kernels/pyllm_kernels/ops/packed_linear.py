@@ -1,7 +1,6 @@
 """Products with packed matrices, and their rows.
 
-On a CPU a row's result does not depend on other rows. This does not hold for float16, which no model needs on a CPU,
-and which numpy multiplies.
+On a CPU a row's result does not depend on other rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -152,7 +151,7 @@ def _packed_linear(x: Array, packed: PackedLinear, out: Array | None = None) -> 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T`; x [tokens, in_features], contiguous, of the packed dtype -> [tokens, out_features].
 
-    Sums are float32 and rounded once. On a CPU, except for float16, a row's result does not depend on other rows.
+    Sums are float32 and rounded once. On a CPU a row's result does not depend on other rows.
     `out`, if given, gets the result and is returned; it may be some columns of a wider tensor.
     """
     layout = packed.layout
@@ -198,8 +197,6 @@ def kept_format(rows: MatrixRows) -> str:
 
 
 def _pack(parts: Sequence[MatrixRows], weight_format: str, dtype: str, room: Callable[[int], Tensor]) -> PackedLinear:
-    if dtype == weight_format == "float16":
-        return pack_rows.reference(parts, weight_format, dtype)
     in_features, num_rows = check_alike(parts), sum(map(len, parts))
     kinds = {part.format for part in parts}
     blocks = kinds.pop() if weight_format == "int8" and len(kinds) == 1 and kinds <= set(INT8_BLOCKS) else None

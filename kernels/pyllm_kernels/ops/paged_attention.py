@@ -5,7 +5,7 @@ import numpy as np
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Floats, Tensor, is_float, softmax, widened
+from pyllm_kernels.tensors import Array, Floats, Tensor, softmax, widened
 
 
 def _plan_attention(
@@ -51,8 +51,8 @@ def paged_attention(
     """Causal attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
 
     query [tokens, heads, head_dim] (tokens any stride); key_cache, value_cache
-    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, or fp8 (e4m3); on a CPU float32 and bfloat16 can be
-    mixed -> [tokens, heads, head_dim].
+    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, or fp8 (e4m3); on a CPU of any dtype but fp8
+    -> [tokens, heads, head_dim].
 
     Token j of a row of Q queries and L cached tokens is at position L - Q + j, attends to the positions up to its own,
     and its keys are in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. `layer` has the scale,
@@ -60,8 +60,6 @@ def paged_attention(
     are not read. A row's result does not depend on other rows; only on a GPU without `batch_invariant` in the metadata,
     the grouping of its positions in the sums does.
     """
-    if not is_float(query, key_cache):
-        return graph.not_captured(paged_attention)(query, key_cache, value_cache, metadata, layer)
     out = graph.empty(query.shape, query)
     _cpu.ops.paged_attention(query, key_cache, value_cache, metadata, layer, out)
     return out

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from pyllm_kernels import _cpu, graph
+from pyllm_kernels import _cpu
 from pyllm_kernels.metadata import UNSCALED, KVScales, QKNorm
 from pyllm_kernels.op import op
 from pyllm_kernels.ops.norm import rms_norm
-from pyllm_kernels.tensors import Array, Floats, Tensor, dtype_name, is_float, widened
+from pyllm_kernels.tensors import Array, Floats, Tensor, dtype_name, widened
 
 _LARGEST_FP8 = np.float32(448)  # of e4m3
 
@@ -60,17 +60,15 @@ def rope_and_kv_write(
       an even rotary_size up to head_dim, 0 for a layer without positions.
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
     - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; key and value are rounded to
-      their dtype, and clamped to the range of fp8 (e4m3). On a CPU float32 and bfloat16 can be mixed.
+      their dtype, and clamped to the range of fp8 (e4m3), which a CPU refuses.
     - norm: `rms_norm` of each head of query and key, in place, before the rotation.
     - scales: key and value are divided by them when they are written to an fp8 cache.
     - query_scales float32 [max_position]: the rotated query is multiplied by the entry for its position.
     """
-    weights = () if norm is None else (norm.query_weight, norm.key_weight)
+    if scales != UNSCALED:
+        raise ValueError(f"{scales} are for caches in fp8, which a CPU does not have")
     tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
-    if scales != UNSCALED or not is_float(query, key_cache, *weights):
-        graph.not_captured(rope_and_kv_write)(*tensors, norm, scales, query_scales)
-    else:
-        _cpu.ops.rope_and_kv_write(*tensors, norm, query_scales)
+    _cpu.ops.rope_and_kv_write(*tensors, norm, query_scales)
 
 
 def _rotate(heads: Array, cos: Floats, sin: Floats, factors: Floats | None) -> None:

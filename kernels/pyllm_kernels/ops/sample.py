@@ -9,7 +9,7 @@ import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Floats, Tensor, is_float, widened
+from pyllm_kernels.tensors import Array, Floats, Tensor, widened
 
 
 def _sample(
@@ -49,8 +49,6 @@ def sample(
     If top-k or top-p cut through equal logits, they keep lower ids. A token of probability zero is never chosen. Among
     infinite logits the first is chosen, at any temperature. NaNs are ignored.
     """
-    if not is_float(logits):
-        return graph.not_captured(sample)(logits, temperature, top_k, top_p, min_p, uniforms, rows)
     out = graph.empty((len(uniforms),), logits, "int32")
     parameters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "uniforms": uniforms}
     _cpu.ops.sample(logits, rows, parameters if temperature.any() else None, out)

@@ -14,13 +14,12 @@ use pyo3::pybacked::PyBackedStr;
 
 use super::{Batch, BatchArrays, NO_WINDOW, Sequences, check_heads};
 use crate::arrays::Array;
-use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
 use crate::threads::Pool;
-use crate::vector::{self, Bfloat16, LANES};
+use crate::vector::{self, LANES, for_dtype};
 use key_summaries::Summarise;
 pub(super) use key_summaries::{KeySummaries, SummaryKind};
 use scores::{Scores, Shares};
@@ -202,12 +201,7 @@ impl Op for ScoreBlocks {
         let selecting: Vec<_> =
             (0..is_sparse.len()).filter_map(|row| self.rows.selecting_row(&sequences, is_sparse, row)).collect();
         // SAFETY: as the caller promises; the blocks are in the cache.
-        unsafe {
-            match self.rows.cache.dtype {
-                DType::Float32 => self.score::<f32>(&selecting, isa, pool),
-                DType::Bfloat16 => self.score::<Bfloat16>(&selecting, isa, pool),
-            }
-        }
+        unsafe { for_dtype!(self.rows.cache.dtype, C => self.score::<C>(&selecting, isa, pool)) }
         Ok(())
     }
 }

@@ -9,9 +9,8 @@ use super::cells::Ahead;
 use super::plan::Work;
 use super::tile_backend::{Call, Step, TileBackend};
 use super::{PagedAttention, SPLIT, TILE};
-use crate::dtype::DType;
 use crate::kv_layer::KvLayer;
-use crate::vector::{self, Bfloat16, Storage};
+use crate::vector::{self, Storage, for_dtype};
 use tile::{Finish, LoadKeys, LoadQueries, LoadValues, MAX_ROWS, Merge, State, Tile, padded};
 
 /// The computation of one work.
@@ -58,16 +57,10 @@ impl<'a> TileBackend<'a> for Floats<'a> {
             // SAFETY: as the caller promises.
             unsafe {
                 let (head_dim, to) = (cache.head_dim, self.memory.queries.add(pair * padded(cache.head_dim)));
-                match query.dtype {
-                    DType::Float32 => {
-                        let from = query.row::<f32>(token).add(head * head_dim);
-                        vector::run(self.call.isa, &LoadQueries { from, to, head_dim, scale: *scale }, 0);
-                    }
-                    DType::Bfloat16 => {
-                        let from = query.row::<Bfloat16>(token).add(head * head_dim);
-                        vector::run(self.call.isa, &LoadQueries { from, to, head_dim, scale: *scale }, 0);
-                    }
-                }
+                for_dtype!(query.dtype, Q => {
+                    let from = query.row::<Q>(token).add(head * head_dim);
+                    vector::run(self.call.isa, &LoadQueries { from, to, head_dim, scale: *scale }, 0);
+                });
             }
         }
     }
@@ -135,16 +128,10 @@ impl<'a> TileBackend<'a> for Floats<'a> {
             // SAFETY: as the caller promises.
             unsafe {
                 let sink = self.call.op.sink(head);
-                match out.dtype {
-                    DType::Float32 => {
-                        let to = out.row::<f32>(token).add(head * head_dim);
-                        vector::run(self.call.isa, &Finish { state, sink, to, head_dim }, pair);
-                    }
-                    DType::Bfloat16 => {
-                        let to = out.row::<Bfloat16>(token).add(head * head_dim);
-                        vector::run(self.call.isa, &Finish { state, sink, to, head_dim }, pair);
-                    }
-                }
+                for_dtype!(out.dtype, Q => {
+                    let to = out.row::<Q>(token).add(head * head_dim);
+                    vector::run(self.call.isa, &Finish { state, sink, to, head_dim }, pair);
+                });
             }
         }
     }
@@ -164,12 +151,7 @@ impl Floats<'_> {
     /// See `Kernel::run`.
     unsafe fn load_tile(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
         // SAFETY: as the caller promises.
-        unsafe {
-            match self.call.op.cache.dtype {
-                DType::Float32 => self.load_tile_of::<f32>(cells, kv_head, ahead),
-                DType::Bfloat16 => self.load_tile_of::<Bfloat16>(cells, kv_head, ahead),
-            }
-        }
+        unsafe { for_dtype!(self.call.op.cache.dtype, C => self.load_tile_of::<C>(cells, kv_head, ahead)) }
     }
 
     /// # Safety

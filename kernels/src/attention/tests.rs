@@ -3,7 +3,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::*;
-use crate::dtype::DType;
+use crate::dtype::{self, DType};
 
 /// Sequences in a cache, and the query of each of their positions.
 #[derive(Clone, Debug)]
@@ -29,29 +29,15 @@ struct Elements {
 
 const FLOAT32: Elements = Elements { cache: DType::Float32, query: DType::Float32 };
 const BFLOAT16: Elements = Elements { cache: DType::Bfloat16, query: DType::Bfloat16 };
+const FLOAT16: Elements = Elements { cache: DType::Float16, query: DType::Float16 };
 
 impl Elements {
-    /// Maximum distance from the result in float64: with bfloat16 only, weights and results are rounded to it.
+    /// Maximum distance from the result in float64: results are rounded, and weights too, with bfloat16 only.
     fn tolerance(self) -> f64 {
-        if self.query == DType::Bfloat16 { 2.0_f64.powi(-7) } else { 1e-5 }
-    }
-}
-
-fn stored(dtype: DType, numbers: &[f32]) -> Vec<u8> {
-    match dtype {
-        DType::Float32 => bytemuck::cast_slice(numbers).to_vec(),
-        DType::Bfloat16 => {
-            numbers.iter().flat_map(|&number| crate::dtype::round_to_bfloat16(number).to_ne_bytes()).collect()
-        }
-    }
-}
-
-fn loaded(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    match dtype {
-        DType::Float32 => bytes.chunks_exact(4).map(|word| f32::from_ne_bytes(word.try_into().unwrap())).collect(),
-        DType::Bfloat16 => {
-            let word = |half: &[u8]| u32::from(u16::from_ne_bytes(half.try_into().unwrap())) << 16;
-            bytes.chunks_exact(2).map(|half| f32::from_bits(word(half))).collect()
+        match self.query {
+            DType::Float32 => 1e-5,
+            DType::Bfloat16 => 2.0_f64.powi(-7),
+            DType::Float16 => 2.0_f64.powi(-10),
         }
     }
 }
@@ -98,7 +84,7 @@ impl Case {
                     }
                 }
             }
-            stored(self.elements.cache, &numbers)
+            dtype::elements(self.elements.cache, &numbers)
         });
         Memory { query, cache, tables, max_blocks }
     }
@@ -118,7 +104,7 @@ impl Case {
         let slots: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
         let lengths: Vec<i32> = rows.iter().map(|&row| ranges[row].end as i32).collect();
         let tokens = query.len() / width;
-        let query = stored(self.elements.query, &query);
+        let query = dtype::elements(self.elements.query, &query);
         let mut out = vec![0xff; query.len()];
         let sinks = self.sinks();
         let rows_at = |address| Matrix { dtype: self.elements.query, address, stride: width };
@@ -152,15 +138,17 @@ impl Case {
         };
         // SAFETY: every address is of a vector above, as long as the sizes say; the tests ask for what the machine has.
         unsafe { op.run(op.capacity(), isa, &mut Pool::new(num_threads)) }.expect("the indices are right");
-        loaded(self.elements.query, &out)
+        dtype::numbers(self.elements.query, &out)
     }
 
     /// The result in float64, by the definition, over cells numbered by position.
     fn expected(&self) -> Vec<f64> {
         let (kv_heads, group, head_dim) = self.heads;
-        let rounded = |value: f32| f64::from(loaded(self.elements.cache, &stored(self.elements.cache, &[value]))[0]);
+        let rounded = |value: f32| {
+            f64::from(dtype::numbers(self.elements.cache, &dtype::elements(self.elements.cache, &[value]))[0])
+        };
         let query = self.memory(false).query;
-        let query = loaded(self.elements.query, &stored(self.elements.query, &query));
+        let query = dtype::numbers(self.elements.query, &dtype::elements(self.elements.query, &query));
         let mut out = Vec::new();
         let mut before = 0;
         for &length in &self.lengths {
@@ -213,7 +201,7 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
     let heads = (1..4_usize, 1..10_usize, prop::sample::select(vec![2, 16, 24, 32, 33, 64, 80, 96, 128]));
     let lengths = prop::collection::vec(1..longest, 1..4);
     let mixed = Elements { cache: DType::Bfloat16, query: DType::Float32 };
-    let elements = prop::sample::select(vec![FLOAT32, mixed, BFLOAT16, BFLOAT16]);
+    let elements = prop::sample::select(vec![FLOAT32, mixed, BFLOAT16, BFLOAT16, FLOAT16]);
     let block_sizes = prop::sample::select(vec![1, 3, 16, 128, 1024]);
     let windows = prop::sample::select(vec![None, None, Some(1), Some(7), Some(64), Some(100)]);
     let layers = (windows, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>());
@@ -299,7 +287,7 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
 fn what_lies_before_every_window_is_not_looked_at() {
     let (length, window, hidden) = (SPLIT + 200, 100, SPLIT + 37);
     for (elements, poison) in
-        [FLOAT32, BFLOAT16].into_iter().flat_map(|elements| [(elements, f32::NAN), (elements, f32::INFINITY)])
+        [FLOAT32, BFLOAT16, FLOAT16].into_iter().flat_map(|elements| [(elements, f32::NAN), (elements, f32::INFINITY)])
     {
         let heads = (2, 3, 32);
         let case = Case {
@@ -316,7 +304,7 @@ fn what_lies_before_every_window_is_not_looked_at() {
         let mut poisoned = case.memory(false);
         for bytes in &mut poisoned.cache {
             let numbers = vec![poison; hidden * heads.0 * heads.2];
-            let stored = stored(elements.cache, &numbers);
+            let stored = dtype::elements(elements.cache, &numbers);
             bytes[..stored.len()].copy_from_slice(&stored);
         }
         let range = std::slice::from_ref(&(hidden + window - 1..length)).to_vec();
@@ -333,7 +321,7 @@ fn what_lies_before_every_window_is_not_looked_at() {
 fn what_a_later_position_holds_is_not_looked_at() {
     let poisons = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
     for (elements, poison) in
-        [FLOAT32, BFLOAT16].into_iter().flat_map(|elements| poisons.map(|poison| (elements, poison)))
+        [FLOAT32, BFLOAT16, FLOAT16].into_iter().flat_map(|elements| poisons.map(|poison| (elements, poison)))
     {
         for (heads, seen) in [((2, 3, 32), 66), ((1, 1, 64), 3), ((1, 9, 64), 0), ((3, 3, 32), 69)] {
             let case = Case {
@@ -351,7 +339,7 @@ fn what_a_later_position_holds_is_not_looked_at() {
             for bytes in &mut poisoned.cache {
                 let start = (seen * heads.0 * heads.2) * elements.cache.bytes();
                 let numbers = vec![poison; (bytes.len() - start) / elements.cache.bytes()];
-                bytes[start..].copy_from_slice(&stored(elements.cache, &numbers));
+                bytes[start..].copy_from_slice(&dtype::elements(elements.cache, &numbers));
             }
             for isa in Isa::available() {
                 let expected = case.attend(&memory, std::slice::from_ref(&(0..70)), isa, 1);

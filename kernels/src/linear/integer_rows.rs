@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::output::{Output, SIDE};
 use super::{Linear, Part, equal_parts};
-use crate::dtype::{DType, from_bfloat16};
+use crate::dtype::{DType, from_bfloat16, from_float16};
 use crate::isa::Isa;
 use crate::memory::scratch::Scratch;
 
@@ -302,6 +302,9 @@ unsafe fn quantise_portable<F: IntegerFormat>(
             DType::Float32 => format.quantise(x.as_chunks().0, f32::from_ne_bytes, integers, factors),
             DType::Bfloat16 => {
                 format.quantise(x.as_chunks().0, |bits| from_bfloat16(u16::from_ne_bytes(bits)), integers, factors);
+            }
+            DType::Float16 => {
+                format.quantise(x.as_chunks().0, |bits| from_float16(u16::from_ne_bytes(bits)), integers, factors);
             }
         }
     }

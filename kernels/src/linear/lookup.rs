@@ -59,7 +59,7 @@ impl Lookup {
             (panel, index % PANEL, std::slice::from_raw_parts_mut(self.out.add(row * row_bytes), row_bytes))
         };
         match self.linear.format {
-            Format::Float => floats::unpack_column(panel, column, out),
+            Format::Float => floats::unpack_column(self.linear.dtype, panel, column, out),
             Format::Int8(source) => int8::unpack_column(&self.linear, source, panel, column, out),
             Format::Ggml(format) => ggml::unpack_column(&self.linear, format, panel, column, out),
         }

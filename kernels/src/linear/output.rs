@@ -2,12 +2,12 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m512, _CMP_UNORD_Q, _mm256_mask_storeu_epi16, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
-    _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_mask_mov_epi32, _mm512_mask_storeu_ps, _mm512_or_si512,
-    _mm512_set1_epi32, _mm512_srli_epi32,
+    __m512, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_mask_storeu_epi16, _mm512_add_epi32, _mm512_and_si512,
+    _mm512_castps_si512, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtps_ph, _mm512_mask_mov_epi32,
+    _mm512_mask_storeu_ps, _mm512_or_si512, _mm512_set1_epi32, _mm512_srli_epi32,
 };
 
-use crate::dtype::{DType, round_to_bfloat16};
+use crate::dtype::{DType, round_to_bfloat16, round_to_float16};
 
 /// Outputs in a panel: two vectors of AVX-512.
 pub(crate) const PANEL: usize = 32;
@@ -52,6 +52,10 @@ impl Output {
                     let rounded = sums.map(round_to_bfloat16);
                     std::ptr::copy_nonoverlapping(rounded.as_ptr().cast(), out, self.columns * 2);
                 }
+                DType::Float16 => {
+                    let rounded = sums.map(round_to_float16);
+                    std::ptr::copy_nonoverlapping(rounded.as_ptr().cast(), out, self.columns * 2);
+                }
             }
         }
     }
@@ -81,6 +85,10 @@ impl Output {
                     let not_numbers = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sums, sums);
                     let rounded = _mm512_mask_mov_epi32(rounded, not_numbers, quiet);
                     let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
+                    _mm256_mask_storeu_epi16(out.cast(), mask, halves);
+                }
+                DType::Float16 => {
+                    let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums);
                     _mm256_mask_storeu_epi16(out.cast(), mask, halves);
                 }
             }

@@ -23,13 +23,8 @@ impl Linear {
     #[new]
     #[pyo3(signature = (format, dtype, in_features, out_features, blocks=None))]
     fn new(format: &str, dtype: &str, in_features: usize, out_features: usize, blocks: Option<&str>) -> PyResult<Self> {
-        let element_type = match dtype {
-            "float32" => DType::Float32,
-            "bfloat16" => DType::Bfloat16,
-            _ => {
-                return Err(PyValueError::new_err(format!("no linear of {dtype}: use float32 or bfloat16")));
-            }
-        };
+        let element_type = DType::named(dtype)
+            .ok_or_else(|| PyValueError::new_err(format!("no linear of {dtype}: use float32, bfloat16 or float16")))?;
         let format = match (format, blocks) {
             _ if format == dtype => Format::Float,
             ("int8", None) => Format::Int8(Int8Source::Elements),

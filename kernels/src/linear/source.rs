@@ -12,7 +12,6 @@ use crate::threads::Pool;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Elements(DType),
-    Float16,
     /// Integers, to be multiplied with the row's scales.
     Int8,
     /// E4M3 without infinities, to be multiplied with the row's scales.
@@ -24,19 +23,15 @@ impl Source {
     /// The source with this name: that of a dtype, or of a format of gguf in lower case.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
-            "float32" => Some(Self::Elements(DType::Float32)),
-            "bfloat16" => Some(Self::Elements(DType::Bfloat16)),
-            "float16" => Some(Self::Float16),
             "int8" => Some(Self::Int8),
             "float8_e4m3fn" => Some(Self::Float8),
-            _ => GgmlType::named(name).map(Self::Ggml),
+            _ => DType::named(name).map(Self::Elements).or_else(|| GgmlType::named(name).map(Self::Ggml)),
         }
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Elements(dtype) => dtype.name(),
-            Self::Float16 => "float16",
             Self::Int8 => "int8",
             Self::Float8 => "float8_e4m3fn",
             Self::Ggml(format) => format.name(),
@@ -47,7 +42,6 @@ impl Source {
     pub(crate) fn row_bytes(self, in_features: usize) -> usize {
         match self {
             Self::Elements(dtype) => in_features * dtype.bytes(),
-            Self::Float16 => in_features * 2,
             Self::Int8 | Self::Float8 => in_features,
             Self::Ggml(format) => in_features / format.block_features() * format.block_bytes(),
         }
@@ -119,7 +113,7 @@ impl Content<'_> {
         match source {
             Source::Elements(DType::Float32) => fill(out, bytes, f32::from_ne_bytes),
             Source::Elements(DType::Bfloat16) => fill(out, bytes, |bits| from_bfloat16(u16::from_ne_bytes(bits))),
-            Source::Float16 => fill(out, bytes, |bits| from_float16(u16::from_ne_bytes(bits))),
+            Source::Elements(DType::Float16) => fill(out, bytes, |bits| from_float16(u16::from_ne_bytes(bits))),
             Source::Int8 => self.fill_scaled(first, out, bytes, |byte| f32::from(byte.cast_signed())),
             Source::Float8 => self.fill_scaled(first, out, bytes, from_float8),
             Source::Ggml(format) => {

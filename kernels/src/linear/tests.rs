@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::format::GROUP;
 use super::*;
-use crate::dtype::{from_bfloat16, from_float16, round_to_bfloat16};
+use crate::dtype::{elements, from_float16, numbers};
 use crate::isa::Isa;
 use crate::op::{Matrix, RowWriter};
 
@@ -23,20 +23,6 @@ fn source_of(linear: &Linear) -> Source {
 
 fn row_bytes(linear: &Linear) -> usize {
     source_of(linear).row_bytes(linear.in_features)
-}
-
-fn elements(dtype: DType, numbers: &[f32]) -> Vec<u8> {
-    match dtype {
-        DType::Float32 => bytemuck::cast_slice(numbers).to_vec(),
-        DType::Bfloat16 => numbers.iter().flat_map(|&number| round_to_bfloat16(number).to_ne_bytes()).collect(),
-    }
-}
-
-fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    match dtype {
-        DType::Float32 => bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
-        DType::Bfloat16 => bytes.chunks_exact(2).map(bytemuck::pod_read_unaligned).map(from_bfloat16).collect(),
-    }
 }
 
 fn packed(linear: &Linear, weight: &[u8]) -> Vec<u8> {
@@ -339,7 +325,7 @@ fn with_tame_scales(format: GgmlType, mut weight: Vec<u8>) -> Vec<u8> {
 
 prop_compose! {
     fn products()(
-        bfloat16 in any::<bool>(),
+        dtype in prop::sample::select(DType::ALL.to_vec()),
         format in prop::sample::select(formats()),
         in_features in prop_oneof![1..140_usize, (1..5_usize).prop_map(|groups| groups * GROUP)],
         (rows, out_features) in (1..70_usize, 1..100_usize),
@@ -347,10 +333,9 @@ prop_compose! {
         numbers in prop::collection::vec(-2.0..2.0_f32, in_features * out_features),
         bytes in prop::collection::vec(any::<u8>(), in_features.div_ceil(256) * 8 * 34 * out_features),
         x in prop::collection::vec(-2.0..2.0_f32, rows * in_features.next_multiple_of(256)),
-        bfloat16 in Just(bfloat16), format in Just(format), rows in Just(rows), in_features in Just(in_features),
+        dtype in Just(dtype), format in Just(format), rows in Just(rows), in_features in Just(in_features),
         out_features in Just(out_features),
     ) -> (Linear, Vec<u8>, Vec<u8>) {
-        let dtype = if bfloat16 { DType::Bfloat16 } else { DType::Float32 };
         let mut linear = Linear { format, dtype, in_features, out_features };
         linear.in_features = in_features.next_multiple_of(format.block_features());
         let weight = match source_of(&linear) {
@@ -457,12 +442,11 @@ proptest! {
 
     #[test]
     fn products_with_four_bits_are_those_with_eight(
-        bfloat16 in any::<bool>(),
+        dtype in prop::sample::select(DType::ALL.to_vec()),
         (groups, rows, out_features) in (1..6_usize, 1..40_usize, 1..70_usize),
         bytes in prop::collection::vec(any::<u8>(), 18 * 6 * 70),
         x in prop::collection::vec(-2.0..2.0_f32, 40 * 6 * GROUP),
     ) {
-        let dtype = if bfloat16 { DType::Bfloat16 } else { DType::Float32 };
         let four = Linear { format: Format::Int8(Int8Source::Q4_0), dtype, in_features: groups * GROUP, out_features };
         let eight = Linear { format: Format::Int8(Int8Source::Elements), ..four };
         let mut weight = bytes[..row_bytes(&four) * out_features].to_vec();
@@ -488,7 +472,12 @@ proptest! {
 fn close_to_the_product(linear: &Linear, weight: &[u8], x: &[u8], packed: &[u8]) -> Result<(), TestCaseError> {
     let (w, rows) = (numbers(linear.dtype, weight), numbers(linear.dtype, x));
     let of_a_sum = f64::from(u32::try_from(linear.in_features + 1).expect("few features")) * 2.0_f64.powi(-24);
-    let of_an_output = if linear.dtype == DType::Float32 { 0.0 } else { 2.0_f64.powi(-8) };
+    let of_an_output = match linear.dtype {
+        DType::Float32 => 0.0,
+        DType::Bfloat16 => 2.0_f64.powi(-8),
+        DType::Float16 => 2.0_f64.powi(-11),
+    };
+    let of_a_tiny_output = if linear.dtype == DType::Float16 { 2.0_f64.powi(-25) } else { 0.0 };
     for isa in Isa::available() {
         let out = numbers(linear.dtype, &run(linear, isa, 1, x, packed));
         let columns = |row| w.chunks_exact(linear.in_features).map(move |column| (row, column));
@@ -496,7 +485,8 @@ fn close_to_the_product(linear: &Linear, weight: &[u8], x: &[u8], packed: &[u8])
             let products = row.iter().zip(column).map(|(&a, &b): (&f32, &f32)| f64::from(a) * f64::from(b));
             let (sum, magnitudes) =
                 products.fold((0.0, 0.0), |(sum, all), product| (sum + product, all + product.abs()));
-            let tolerance = of_a_sum * magnitudes * (1.0 + of_an_output) + of_an_output * f64::abs(sum);
+            let tolerance =
+                of_a_sum * magnitudes * (1.0 + of_an_output) + of_an_output * f64::abs(sum) + of_a_tiny_output;
             prop_assert!((f64::from(out) - sum).abs() <= tolerance, "{isa:?}: {out} and not {sum}");
         }
     }
@@ -685,7 +675,7 @@ fn floats_are_packed_from_any_source() {
         assert_eq!(look_up(&linear, &packed, &[0, 1]), expected, "{blocks:?}");
     }
     let linear = Linear { format: Format::Float, dtype: DType::Bfloat16, in_features: 2, out_features: 1 };
-    let (packed, _) = packed_from(&linear, Source::Float16, &[0x00, 0x3c, 0x00, 0xc5]);
+    let (packed, _) = packed_from(&linear, Source::Elements(DType::Float16), &[0x00, 0x3c, 0x00, 0xc5]);
     assert_eq!(look_up(&linear, &packed, &[0]), Ok(elements(DType::Bfloat16, &[1.0, -5.0])));
 }
 

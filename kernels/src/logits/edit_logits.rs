@@ -8,12 +8,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
-use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
 use crate::threads::Pool;
-use crate::vector::{self, Bfloat16, Kernel, LANES, Storage, Vector};
+use crate::vector::{self, Kernel, LANES, Storage, Vector, for_dtype};
 
 /// Tokens per word of a mask.
 const WORD_BITS: usize = 32;
@@ -164,10 +163,7 @@ impl Op for EditLogits {
             // SAFETY: as the caller promises; all numbers were checked, and the sample's row of the output is its own.
             unsafe {
                 let out = with_exposed_provenance_mut::<f32>(self.out).add(sample * self.vocabulary);
-                match self.logits.dtype {
-                    DType::Float32 => self.copy::<f32>(row, mask, out, isa),
-                    DType::Bfloat16 => self.copy::<Bfloat16>(row, mask, out, isa),
-                }
+                for_dtype!(self.logits.dtype, L => self.copy::<L>(row, mask, out, isa));
                 self.edits.apply(edits, ids, out);
             }
         });

@@ -11,13 +11,12 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
-use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
-use crate::logits::row::{Logit, Row, greatest, least_of_greatest};
+use crate::logits::row::{Row, greatest, least_of_greatest};
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
 use crate::threads::Pool;
-use crate::vector::{self, Bfloat16, Kernel, LANES, Vector};
+use crate::vector::{self, Kernel, LANES, Storage, Vector, for_dtype};
 
 /// For each sample, the log-probability and rank of its token, and the likeliest tokens with theirs.
 #[derive(Clone, Copy, Debug)]
@@ -112,12 +111,7 @@ impl Op for Logprobs {
             let (row, token) = (rows[sample] as usize, chosen[sample] as usize);
             SCRATCH.with_borrow_mut(|scratch| {
                 // SAFETY: as the caller promises; row and token were checked, and the sample's places are its own.
-                unsafe {
-                    match self.logits.dtype {
-                        DType::Float32 => self.tell::<f32>(sample, row, token, isa, scratch),
-                        DType::Bfloat16 => self.tell::<Bfloat16>(sample, row, token, isa, scratch),
-                    }
-                }
+                unsafe { for_dtype!(self.logits.dtype, L => self.tell::<L>(sample, row, token, isa, scratch)) }
             });
         });
         Ok(())
@@ -128,7 +122,7 @@ impl Logprobs {
     /// # Safety
     ///
     /// See `Op::run`; the logits are made of L, and the row, the token and the sample are valid.
-    unsafe fn tell<L: Logit>(&self, sample: usize, row: usize, token: usize, isa: Isa, scratch: &mut Scratch) {
+    unsafe fn tell<L: Storage>(&self, sample: usize, row: usize, token: usize, isa: Isa, scratch: &mut Scratch) {
         let row = Row { logits: self.logits.row::<L>(row).cast_const(), vocabulary: self.vocabulary };
         // SAFETY: as the caller promises.
         unsafe {
@@ -155,7 +149,7 @@ impl Logprobs {
     /// # Safety
     ///
     /// The row is valid, and the maxima are its blocks'.
-    unsafe fn likeliest<L: Logit>(&self, row: Row<L>, scratch: &mut Scratch) {
+    unsafe fn likeliest<L: Storage>(&self, row: Row<L>, scratch: &mut Scratch) {
         let Scratch { maxima, sorted, candidates } = scratch;
         candidates.clear();
         let Some(worst) = self.num_top.checked_sub(1) else {
@@ -211,7 +205,7 @@ struct Measure<L> {
 // SAFETY: a thread makes these for itself.
 unsafe impl<L> Sync for Measure<L> {}
 
-impl<L: Logit> Kernel for Measure<L> {
+impl<L: Storage> Kernel for Measure<L> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, _: usize) {
         // SAFETY: as the caller promises.

@@ -2,7 +2,7 @@
 //! each block, since none of the n greatest logits is below the n-th greatest of those.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
-use crate::vector::{Bfloat16, LANES, Storage, Vector};
+use crate::vector::{LANES, Storage, Vector};
 
 /// Logits of a block.
 pub(crate) const BLOCK: usize = 4 * LANES;
@@ -17,24 +17,7 @@ pub(crate) struct Row<L> {
 // SAFETY: a thread makes these for itself.
 unsafe impl<L> Sync for Row<L> {}
 
-/// The storage type of logits.
-pub(crate) trait Logit: Storage {
-    fn number(self) -> f32;
-}
-
-impl Logit for f32 {
-    fn number(self) -> f32 {
-        self
-    }
-}
-
-impl Logit for Bfloat16 {
-    fn number(self) -> f32 {
-        f32::from_bits(u32::from(self.0) << 16)
-    }
-}
-
-impl<L: Logit> Row<L> {
+impl<L: Storage> Row<L> {
     pub(crate) fn num_blocks(&self) -> usize {
         self.vocabulary.div_ceil(BLOCK)
     }
@@ -70,7 +53,7 @@ impl<L: Logit> Row<L> {
     /// The logit is valid.
     pub(crate) unsafe fn logit(&self, id: usize) -> f32 {
         // SAFETY: as the caller promises.
-        let logit = unsafe { self.logits.add(id).read() }.number();
+        let logit = unsafe { self.logits.add(id).read() }.widen();
         if logit.is_nan() { f32::NEG_INFINITY } else { logit }
     }
 

@@ -14,13 +14,12 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
-use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
-use crate::logits::row::{BLOCK, Logit, Row, least_of_greatest};
+use crate::logits::row::{BLOCK, Row, least_of_greatest};
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
 use crate::threads::Pool;
-use crate::vector::{self, Bfloat16};
+use crate::vector::{self, Storage, for_dtype};
 use distribution::{Candidate, Limits, choose, first_beyond, limit};
 use weights::{LEAST_WEIGHT, Maxima, Scale, Sums, Weights};
 
@@ -154,10 +153,9 @@ impl Op for Sampling {
             let row = rows.map_or(sample, |rows| rows[sample] as usize);
             // SAFETY: as the caller promises; the row was checked, and the sample's place is its own.
             unsafe {
-                let token = SCRATCH.with_borrow_mut(|scratch| match self.logits.dtype {
-                    DType::Float32 => self.token::<f32>(sample, row, isa, scratch),
-                    DType::Bfloat16 => self.token::<Bfloat16>(sample, row, isa, scratch),
-                });
+                let token = SCRATCH.with_borrow_mut(
+                    |scratch| for_dtype!(self.logits.dtype, L => self.token::<L>(sample, row, isa, scratch)),
+                );
                 let token = token.map_or(NOTHING_LEFT, |token| token as i32);
                 with_exposed_provenance_mut::<i32>(self.out).add(sample).write(token);
             }
@@ -172,7 +170,7 @@ impl Sampling {
     /// # Safety
     ///
     /// See `Op::run`; the logits are made of L, and the row and the sample are valid.
-    unsafe fn token<L: Logit>(&self, sample: usize, row: usize, isa: Isa, scratch: &mut Scratch) -> Option<usize> {
+    unsafe fn token<L: Storage>(&self, sample: usize, row: usize, isa: Isa, scratch: &mut Scratch) -> Option<usize> {
         let row = Row { logits: self.logits.row::<L>(row).cast_const(), vocabulary: self.vocabulary };
         // SAFETY: as the caller promises.
         unsafe {
@@ -206,7 +204,7 @@ struct Draw<L> {
     isa: Isa,
 }
 
-impl<L: Logit> Draw<L> {
+impl<L: Storage> Draw<L> {
     /// # Safety
     ///
     /// The row is valid, the machine has the instructions, and the scratch has the maxima of the row's blocks.

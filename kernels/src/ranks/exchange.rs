@@ -86,11 +86,8 @@ impl RankExchange {
     }
 
     fn sum(&self, py: Python<'_>, dtype: &str, part: PyBuffer<u8>) -> PyResult<()> {
-        let dtype = match dtype {
-            "float32" => DType::Float32,
-            "bfloat16" => DType::Bfloat16,
-            _ => return Err(PyValueError::new_err(format!("no sum of {dtype}: use float32 or bfloat16"))),
-        };
+        let dtype = DType::named(dtype)
+            .ok_or_else(|| PyValueError::new_err(format!("no sum of {dtype}: use float32, bfloat16 or float16")))?;
         // SAFETY: as above.
         let part = unsafe { bytes_mut(py, &part)? };
         if part.len() % dtype.bytes() != 0 || part.as_ptr().addr() % dtype.bytes() != 0 {

@@ -6,7 +6,7 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use crate::dtype::DType;
 use crate::isa::Isa;
-use crate::vector::{self, Bfloat16, Kernel, LANES, Storage, Vector};
+use crate::vector::{self, Kernel, LANES, Storage, Vector, for_dtype};
 
 /// Write the sum of all parts to `own`, which is the part of rank `index`; `parts` has those of the others, as many bytes
 /// each, at addresses that are aligned for the dtype.
@@ -19,12 +19,9 @@ pub(super) fn add_up(dtype: DType, parts: &[&[u8]], index: usize, own: &mut [u8]
     let count = num_bytes / dtype.bytes();
     // SAFETY: the parts have as many numbers as `own`; `isa` is one of this machine.
     unsafe {
-        match dtype {
-            DType::Float32 => vector::run(isa, &Sum::<f32> { addresses: &addresses, out, numbers: PhantomData }, count),
-            DType::Bfloat16 => {
-                vector::run(isa, &Sum::<Bfloat16> { addresses: &addresses, out, numbers: PhantomData }, count);
-            }
-        }
+        for_dtype!(dtype, X => {
+            vector::run(isa, &Sum::<X> { addresses: &addresses, out, numbers: PhantomData }, count);
+        });
     }
 }
 

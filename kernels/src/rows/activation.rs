@@ -9,12 +9,11 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
 use crate::arrays::Array;
-use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
 use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
 use crate::threads::Pool;
-use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
+use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
 /// The function of a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -109,12 +108,7 @@ impl RowWriter for Activation {
 
     unsafe fn write(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
         // SAFETY: as the caller promises.
-        unsafe {
-            match self.x.dtype {
-                DType::Float32 => self.run_as::<f32>(num_tokens, isa, pool, then),
-                DType::Bfloat16 => self.run_as::<Bfloat16>(num_tokens, isa, pool, then),
-            }
-        }
+        unsafe { for_dtype!(self.x.dtype, X => self.run_as::<X>(num_tokens, isa, pool, then)) }
     }
 }
 
@@ -229,6 +223,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::dtype::DType;
 
     /// The activation of a gate, times up.
     fn expected(kind: Kind, x: f64, up: f64) -> f64 {

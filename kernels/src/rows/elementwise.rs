@@ -6,12 +6,11 @@ use std::marker::PhantomData;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
-use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
 use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
 use crate::threads::Pool;
-use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
+use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
 /// The new value of x.
 #[derive(Clone, Copy, Debug)]
@@ -78,12 +77,7 @@ impl Op for Elementwise {
 
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
-        unsafe {
-            match self.x.dtype {
-                DType::Float32 => self.run_as::<f32>(extent.tokens, isa, pool),
-                DType::Bfloat16 => self.run_as::<Bfloat16>(extent.tokens, isa, pool),
-            }
-        }
+        unsafe { for_dtype!(self.x.dtype, X => self.run_as::<X>(extent.tokens, isa, pool)) }
         Ok(())
     }
 }
@@ -110,10 +104,7 @@ impl<X: Storage> Kernel for Row<'_, X> {
         // SAFETY: as the caller promises; a bias is made of what its dtype says.
         unsafe {
             match self.op.change {
-                Change::Bias(bias) => match bias.dtype {
-                    DType::Float32 => self.add_bias::<V, f32>(row, bias.row(0)),
-                    DType::Bfloat16 => self.add_bias::<V, Bfloat16>(row, bias.row(0)),
-                },
+                Change::Bias(bias) => for_dtype!(bias.dtype, B => self.add_bias::<V, B>(row, bias.row(0))),
                 Change::Scale { factor, cap: None } => {
                     let factor = V::splat(factor);
                     self.change::<V>(row, |x, _, _| x.mul(factor));
@@ -165,6 +156,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::dtype::DType;
 
     proptest! {
         #[test]

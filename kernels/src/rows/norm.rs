@@ -7,12 +7,11 @@ use std::marker::PhantomData;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
-use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
 use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
 use crate::threads::Pool;
-use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
+use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
 /// Independent partial sums, so that additions need not wait for each other.
 const SUMS: usize = 4;
@@ -105,14 +104,9 @@ impl RowWriter for Norm {
     unsafe fn write(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
         // SAFETY: as the caller promises.
         unsafe {
-            match (self.x.dtype, self.weight.dtype) {
-                (DType::Float32, DType::Float32) => self.run_as::<f32, f32>(num_tokens, isa, pool, then),
-                (DType::Float32, DType::Bfloat16) => self.run_as::<f32, Bfloat16>(num_tokens, isa, pool, then),
-                (DType::Bfloat16, DType::Float32) => self.run_as::<Bfloat16, f32>(num_tokens, isa, pool, then),
-                (DType::Bfloat16, DType::Bfloat16) => {
-                    self.run_as::<Bfloat16, Bfloat16>(num_tokens, isa, pool, then);
-                }
-            }
+            for_dtype!(self.x.dtype, X => {
+                for_dtype!(self.weight.dtype, W => self.run_as::<X, W>(num_tokens, isa, pool, then));
+            });
         }
     }
 }
@@ -211,6 +205,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::dtype::DType;
 
     fn rows(numbers: &mut [f32]) -> Matrix {
         Matrix { dtype: DType::Float32, address: numbers.as_mut_ptr().expose_provenance(), stride: numbers.len() }

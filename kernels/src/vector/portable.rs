@@ -2,7 +2,7 @@
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use super::{LANES, Vector};
-use crate::dtype::round_to_bfloat16;
+use crate::dtype::{from_float16, round_to_bfloat16, round_to_float16};
 
 #[derive(Clone, Copy)]
 pub(super) struct Portable([f32; LANES]);
@@ -39,6 +39,12 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_float16(from: *const u16) -> Self {
+        // SAFETY: as the caller promises.
+        Self(unsafe { from.cast::<[u16; LANES]>().read_unaligned() }.map(from_float16))
+    }
+
+    #[inline(always)]
     unsafe fn load_transposed(from: &[*const f32; LANES]) -> [Self; LANES] {
         let mut vectors = [Self([0.0; LANES]); LANES];
         for (lane, &from) in from.iter().enumerate() {
@@ -59,6 +65,12 @@ impl Vector for Portable {
     unsafe fn store_bfloat16(self, to: *mut u16) {
         // SAFETY: as the caller promises.
         unsafe { to.cast::<[u16; LANES]>().write_unaligned(self.0.map(round_to_bfloat16)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_float16(self, to: *mut u16) {
+        // SAFETY: as the caller promises.
+        unsafe { to.cast::<[u16; LANES]>().write_unaligned(self.0.map(round_to_float16)) }
     }
 
     #[inline(always)]
@@ -139,6 +151,11 @@ impl Vector for Portable {
     fn bfloat16_pairs(self) -> [Self; 2] {
         let bits = self.0.map(f32::to_bits);
         [Self(bits.map(|bits| f32::from_bits(bits << 16))), Self(bits.map(|bits| f32::from_bits(bits & 0xffff_0000)))]
+    }
+
+    #[inline(always)]
+    fn float16_pairs(self) -> [Self; 2] {
+        [0, 16].map(|shift| Self(self.0.map(|word| from_float16((word.to_bits() >> shift) as u16))))
     }
 
     #[inline(always)]

@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 
+use std::marker::PhantomData;
+
 use super::*;
+use crate::dtype::{round_to_bfloat16, round_to_float16};
 
 /// A function of numbers, in vectors of any kind.
 struct Map<'a, F> {
@@ -179,6 +182,37 @@ fn exp_at_its_ends() {
         assert_eq!(out[2].to_bits(), 0);
         assert!(out[3] > 1e38 && out[3].is_finite());
         assert!(out[4].is_nan());
+    }
+}
+
+struct RoundTo<X>(PhantomData<X>);
+
+impl<X: Storage> Operation for RoundTo<X> {
+    #[inline(always)]
+    fn apply<V: Vector>(&self, input: V) -> V {
+        let mut rounded = [X::default(); LANES];
+        // SAFETY: `input` exists, and there is room for sixteen numbers.
+        unsafe {
+            X::store(input, rounded.as_mut_ptr());
+            X::load(rounded.as_ptr())
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn numbers_are_stored_as_one_alone_is(bits in prop::collection::vec(any::<u32>(), 1..40), exponent in 96..144_u32) {
+        // Numbers of all sizes, and of one that float16 has.
+        let near = |bits: u32| f32::from_bits(bits & 0x807f_ffff | exponent << 23);
+        let input: Vec<f32> = bits.iter().flat_map(|&bits| [f32::from_bits(bits), near(bits)]).collect();
+        for isa in Isa::available() {
+            for (&x, found) in input.iter().zip(map(isa, &input, RoundTo::<Bfloat16>(PhantomData))) {
+                prop_assert_eq!(found.to_bits(), from_bfloat16(round_to_bfloat16(x)).to_bits(), "{:?}: {}", isa, x);
+            }
+            for (&x, found) in input.iter().zip(map(isa, &input, RoundTo::<Float16>(PhantomData))) {
+                prop_assert_eq!(found.to_bits(), from_float16(round_to_float16(x)).to_bits(), "{:?}: {}", isa, x);
+            }
+        }
     }
 }
 

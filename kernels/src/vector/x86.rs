@@ -2,20 +2,21 @@
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512i, _CMP_GE_OQ, _CMP_UNORD_Q, _MM_HINT_T1, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32,
-    _mm_max_ps, _mm_max_ss, _mm_movehl_ps, _mm_packus_epi32, _mm_prefetch, _mm_shuffle_ps, _mm_storeu_si128,
-    _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_blendv_epi8, _mm256_blendv_ps,
-    _mm256_castpd_ps, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128,
-    _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_cvtss_f32,
-    _mm256_div_ps, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps,
-    _mm256_min_ps, _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_permute2f128_ps, _mm256_round_ps,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_srli_epi32,
-    _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_epi32, _mm512_add_ps,
-    _mm512_and_epi32, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtps_epi32,
-    _mm512_cvtss_f32, _mm512_div_ps, _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_epi32,
-    _mm512_mask_blend_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_epi32,
-    _mm512_roundscale_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
+    __m128i, __m256, __m256i, __m512, __m512i, _CMP_GE_OQ, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T1,
+    _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_max_ps, _mm_max_ss, _mm_movehl_ps, _mm_packus_epi32,
+    _mm_prefetch, _mm_shuffle_ps, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256,
+    _mm256_blendv_epi8, _mm256_blendv_ps, _mm256_castpd_ps, _mm256_castps_si256, _mm256_castps256_ps128,
+    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_cvtps_ph, _mm256_cvtss_f32, _mm256_div_ps,
+    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps,
+    _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setr_epi32, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps,
+    _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_epi32,
+    _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256, _mm512_castsi512_ps,
+    _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32,
+    _mm512_cvtps_ph, _mm512_cvtss_f32, _mm512_div_ps, _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_mask_blend_epi32, _mm512_mask_blend_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
+    _mm512_or_epi32, _mm512_roundscale_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
     _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
     _mm512_unpacklo_ps,
 };
@@ -26,7 +27,7 @@ use super::{Kernel, LANES, Vector};
 /// # Safety
 ///
 /// See `Kernel::run`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn run_avx512<K: Kernel>(kernel: &K, part: usize) {
     // SAFETY: as the caller promises.
     unsafe { kernel.run::<Avx512>(part) }
@@ -35,7 +36,7 @@ pub(super) unsafe fn run_avx512<K: Kernel>(kernel: &K, part: usize) {
 /// # Safety
 ///
 /// See `Kernel::run`.
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run_avx2<K: Kernel>(kernel: &K, part: usize) {
     // SAFETY: as the caller promises.
     unsafe { kernel.run::<Avx2>(part) }
@@ -119,6 +120,12 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_float16(from: *const u16) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_cvtph_ps(from.cast::<__m256i>().read_unaligned()) })
+    }
+
+    #[inline(always)]
     unsafe fn load_transposed(from: &[*const f32; LANES]) -> [Self; LANES] {
         // SAFETY: see above.
         unsafe {
@@ -175,6 +182,12 @@ impl Vector for Avx512 {
             let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
             to.cast::<__m256i>().write_unaligned(halves);
         }
+    }
+
+    #[inline(always)]
+    unsafe fn store_float16(self, to: *mut u16) {
+        // SAFETY: see above.
+        unsafe { to.cast::<__m256i>().write_unaligned(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
     }
 
     #[inline(always)]
@@ -269,6 +282,16 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    fn float16_pairs(self) -> [Self; 2] {
+        // SAFETY: see above.
+        unsafe {
+            let lower = _mm512_castps_si512(self.0);
+            let both = [lower, _mm512_srli_epi32::<16>(lower)];
+            both.map(|halves| Self(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves))))
+        }
+    }
+
+    #[inline(always)]
     fn sum(self) -> f32 {
         // SAFETY: see above; AVX-512 comes with AVX2.
         unsafe {
@@ -317,6 +340,17 @@ unsafe fn bfloat16s_256(lanes: __m256) -> __m256i {
         let not_a_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(lanes, lanes));
         _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, not_a_number))
     }
+}
+
+/// Words that fit into 16 bits, in as many.
+///
+/// # Safety
+///
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn packed_words_256(words: __m256i) -> __m128i {
+    // SAFETY: as the caller promises.
+    unsafe { _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words)) }
 }
 
 /// The transposition of eight rows of eight.
@@ -374,6 +408,14 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_float16(from: *const u16) -> Self {
+        // SAFETY: see above.
+        Self(unsafe {
+            [_mm256_cvtph_ps(_mm_loadu_si128(from.cast())), _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast()))]
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_transposed(from: &[*const f32; LANES]) -> [Self; LANES] {
         // SAFETY: see above.
         unsafe {
@@ -408,9 +450,17 @@ impl Vector for Avx2 {
         // SAFETY: see above.
         unsafe {
             for (half, lanes) in self.0.into_iter().enumerate() {
-                let words = bfloat16s_256(lanes);
-                let packed = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
-                _mm_storeu_si128(to.add(8 * half).cast(), packed);
+                _mm_storeu_si128(to.add(8 * half).cast(), packed_words_256(bfloat16s_256(lanes)));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_float16(self, to: *mut u16) {
+        // SAFETY: see above.
+        unsafe {
+            for (half, lanes) in self.0.into_iter().enumerate() {
+                _mm_storeu_si128(to.add(8 * half).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(lanes));
             }
         }
     }
@@ -527,6 +577,17 @@ impl Vector for Avx2 {
             let lower = bits.map(|bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)));
             let upper = bits.map(|bits| _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(HIGH_HALF))));
             [Self(lower), Self(upper)]
+        }
+    }
+
+    #[inline(always)]
+    fn float16_pairs(self) -> [Self; 2] {
+        // SAFETY: see above.
+        unsafe {
+            let bits = self.0.map(|lanes| _mm256_castps_si256(lanes));
+            let lower = bits.map(|bits| _mm256_and_si256(bits, _mm256_set1_epi32(0xffff)));
+            let upper = bits.map(|bits| _mm256_srli_epi32::<16>(bits));
+            [lower, upper].map(|halves| Self(halves.map(|words| _mm256_cvtph_ps(packed_words_256(words)))))
         }
     }
 

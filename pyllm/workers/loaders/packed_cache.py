@@ -208,7 +208,7 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
     model, ranks = engine.model, engine.parallel.tensor_parallel_size
     is_packed = engine.device.device == "cpu" and engine.device.kernel_backend in {"auto", "cpu"} and checkpoint.files
     size = sum(entry.source.num_bytes for entry in checkpoint.tensors)
-    if not (is_packed and model.dtype != "float16" and model.packed_cache_size and size >= LEAST_BYTES):
+    if not (is_packed and model.packed_cache_size and size >= LEAST_BYTES):
         return None
     # Weights in fp8 also become floats on a CPU.
     are_floats = model.quantization == "none" or any(entry.source.type == "F8_E4M3" for entry in checkpoint.tensors)

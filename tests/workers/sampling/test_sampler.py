@@ -203,7 +203,7 @@ def test_tensors_of_torch_are_sampled_as_arrays_are() -> None:
     assert tokens.tolist() == by_rust(logits, parameters, uniforms, drawn_from).tolist()
 
 
-def test_logits_of_half_precision_are_sampled_by_the_reference() -> None:
+def test_logits_of_half_precision_are_sampled_as_the_reference_does() -> None:
     logits = (np.random.default_rng(7).standard_normal((3, VOCABULARY)) * 2).astype(np.float16)
     parameters, uniforms = rows((0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.8, 20, 0.9, 0.0)), floats(0.2, 0.4, 0.9)
     expected = by_reference(logits.astype(np.float32), parameters, uniforms)

@@ -6,9 +6,8 @@ use std::marker::PhantomData;
 
 use super::ScoreBlocks;
 use super::key_summaries::SummaryKind;
-use crate::dtype::DType;
 use crate::memory::scratch::Scratch;
-use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
+use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
 /// Query heads that are multiplied with a summary once it is loaded.
 const HEADS_AT_ONCE: usize = 4;
@@ -73,12 +72,7 @@ impl<C: Storage> Scores<'_, C> {
     #[inline(always)]
     unsafe fn load_queries<V: Vector>(&self, head: usize, count: usize, to: *mut f32, width: usize) {
         // SAFETY: as the caller promises.
-        unsafe {
-            match self.op.query.dtype {
-                DType::Float32 => self.load_queries_of::<f32, V>(head, count, to, width),
-                DType::Bfloat16 => self.load_queries_of::<Bfloat16, V>(head, count, to, width),
-            }
-        }
+        unsafe { for_dtype!(self.op.query.dtype, Q => self.load_queries_of::<Q, V>(head, count, to, width)) }
     }
 
     /// Load scaled queries for a summary: with bounds, positive elements for the maxima, negative ones for the minima.

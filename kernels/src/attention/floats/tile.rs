@@ -182,7 +182,7 @@ impl<C: Storage> Kernel for LoadKeys<'_, C> {
                         if numbers_a_word == 1 {
                             column.store(to);
                         } else {
-                            let [even, odd] = column.bfloat16_pairs();
+                            let [even, odd] = C::in_words(column);
                             even.store(to);
                             odd.store(to.add(TILE));
                         }

@@ -6,11 +6,14 @@
 use std::arch::asm;
 use std::arch::x86_64::_mm512_load_ps;
 
-use super::STEP_BYTES;
+use super::step_bytes;
 use super::tile::Tile;
 use crate::amx_tiles::{Configuration, Tiles, add_dots, load, store, zero};
+use crate::dtype::DType;
 use crate::linear::output::SIDE;
 
+/// Bytes of a panel's step.
+const STEP_BYTES: usize = step_bytes(DType::Bfloat16);
 /// Features of a tile.
 const DEPTH: usize = 32;
 /// Steps of a panel in a tile.

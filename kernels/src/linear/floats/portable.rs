@@ -1,23 +1,41 @@
 //! The micro-kernels in plain Rust.
 
 use super::tile::{Multiply, Tile};
+use crate::dtype::from_float16;
 use crate::linear::for_rows;
 use crate::linear::output::PANEL;
 
 pub(super) const FLOAT32: [Multiply; 4] = for_rows!(float32: 1 2 3 4);
 pub(super) const BFLOAT16: [Multiply; 4] = for_rows!(bfloat16: 1 2 3 4);
+pub(super) const FLOAT16: [Multiply; 4] = for_rows!(float16: 1 2 3 4);
 
 /// # Safety
 ///
 /// See `Multiply`.
 unsafe fn float32<const ROWS: usize>(tile: &Tile) {
+    // SAFETY: as the caller promises.
+    unsafe { multiply::<f32, ROWS>(tile, |number| number) };
+}
+
+/// # Safety
+///
+/// See `Multiply`.
+unsafe fn float16<const ROWS: usize>(tile: &Tile) {
+    // SAFETY: as the caller promises.
+    unsafe { multiply::<u16, ROWS>(tile, from_float16) };
+}
+
+/// # Safety
+///
+/// See `Multiply`; rows and steps are made of T, one for each feature.
+unsafe fn multiply<T: Copy, const ROWS: usize>(tile: &Tile, number: impl Fn(T) -> f32) {
     let mut sums = [[0.0; PANEL]; ROWS];
     // SAFETY: as the caller promises.
     unsafe {
         for feature in 0..tile.in_features {
-            let weights = tile.weights.cast::<[f32; PANEL]>().add(feature).read_unaligned();
+            let weights = tile.weights.cast::<[T; PANEL]>().add(feature).read_unaligned().map(&number);
             for (row, sums) in sums.iter_mut().enumerate() {
-                let x = tile.x.add(row * tile.x_stride).cast::<f32>().add(feature).read_unaligned();
+                let x = number(tile.x.add(row * tile.x_stride).cast::<T>().add(feature).read_unaligned());
                 sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += x * weight);
             }
         }

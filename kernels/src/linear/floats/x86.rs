@@ -1,14 +1,15 @@
 //! The micro-kernels in AVX2 and AVX-512: every sum stays in a register from the first feature to the last.
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512bh, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_and_si256, _mm256_castsi256_ps,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_slli_epi32, _mm256_storeu_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
-    _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_slli_epi32, _mm512_storeu_ps,
+    __m256, __m256i, __m512, __m512bh, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_and_si256,
+    _mm256_castsi256_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_and_si512, _mm512_castsi512_ps,
+    _mm512_cvtph_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 use super::tile::{Multiply, Tile};
+use crate::dtype::from_float16;
 use crate::linear::output::PANEL;
 use crate::linear::{for_rows, prefetch_distance};
 
@@ -16,8 +17,10 @@ use crate::linear::{for_rows, prefetch_distance};
 pub(super) const FLOAT32_AVX512: [Multiply; 12] = for_rows!(float32_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(super) const BFLOAT16_AVX512_BF16: [Multiply; 12] = for_rows!(bfloat16_avx512_bf16: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(super) const BFLOAT16_AVX512: [Multiply; 12] = for_rows!(bfloat16_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(super) const FLOAT16_AVX512: [Multiply; 12] = for_rows!(float16_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(super) const FLOAT32_AVX2: [Multiply; 6] = for_rows!(float32_avx2: 1 2 3 4 5 6);
 pub(super) const BFLOAT16_AVX2: [Multiply; 4] = for_rows!(bfloat16_avx2: 1 2 3 4);
+pub(super) const FLOAT16_AVX2: [Multiply; 6] = for_rows!(float16_avx2: 1 2 3 4 5 6);
 
 /// # Safety
 ///
@@ -211,6 +214,102 @@ fn add_pairs_256(sums: &mut [[__m256; 2]], weights: [__m256i; 2], x: impl Fn(usi
             let [x_low, x_high] = halves(x(row));
             sums[column] = _mm256_fmadd_ps(_mm256_set1_ps(x_low), lows, sums[column]);
             sums[column] = _mm256_fmadd_ps(_mm256_set1_ps(x_high), highs, sums[column]);
+        }
+    }
+}
+
+/// Features whose inputs are converted from float16 at once: they stay in the L1 cache.
+const FEATURES_AT_ONCE: usize = 2 * PAIRS_AT_ONCE;
+
+/// # Safety
+///
+/// See `Multiply`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn float16_avx512<const ROWS: usize>(tile: &Tile) {
+    let distance = prefetch_distance(ROWS);
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    let mut inputs = [[0.0; FEATURES_AT_ONCE]; ROWS];
+    for first in (0..tile.in_features).step_by(FEATURES_AT_ONCE) {
+        let count = FEATURES_AT_ONCE.min(tile.in_features - first);
+        // SAFETY: as the caller promises; the inputs have the features that are read.
+        unsafe {
+            for (row, inputs) in inputs.iter_mut().enumerate() {
+                widen_halves(tile, row, first, &mut inputs[..count]);
+            }
+            for feature in 0..count {
+                let weights = tile.weights.add((first + feature) * PANEL * 2);
+                _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(distance).cast());
+                let weights = [0, PANEL].map(|half| _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(half).cast())));
+                for (sums, inputs) in sums.iter_mut().zip(&inputs) {
+                    let x = _mm512_set1_ps(*inputs.get_unchecked(feature));
+                    sums[0] = _mm512_fmadd_ps(x, weights[0], sums[0]);
+                    sums[1] = _mm512_fmadd_ps(x, weights[1], sums[1]);
+                }
+            }
+        }
+    }
+    for (row, sums) in sums.into_iter().enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe { tile.output.store(row, &array_512(sums)) };
+    }
+}
+
+/// # Safety
+///
+/// See `Multiply`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn float16_avx2<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[0.0; PANEL]; ROWS];
+    let mut inputs = [[0.0; FEATURES_AT_ONCE]; ROWS];
+    let mut halves = [[[_mm256_setzero_ps(); 2]; ROWS]; 2];
+    for first in (0..tile.in_features).step_by(FEATURES_AT_ONCE) {
+        let count = FEATURES_AT_ONCE.min(tile.in_features - first);
+        // SAFETY: as the caller promises; the inputs have the features that are read.
+        unsafe {
+            for (row, inputs) in inputs.iter_mut().enumerate() {
+                widen_halves(tile, row, first, &mut inputs[..count]);
+            }
+            for (half, kept) in halves.iter_mut().enumerate() {
+                let mut halves = *kept; // in registers
+                for feature in 0..count {
+                    let weights = tile.weights.cast::<u16>().add((first + feature) * PANEL + 16 * half);
+                    let weights = [0, 8].map(|column| _mm256_cvtph_ps(_mm_loadu_si128(weights.add(column).cast())));
+                    for (halves, inputs) in halves.iter_mut().zip(&inputs) {
+                        let x = _mm256_set1_ps(*inputs.get_unchecked(feature));
+                        halves[0] = _mm256_fmadd_ps(x, weights[0], halves[0]);
+                        halves[1] = _mm256_fmadd_ps(x, weights[1], halves[1]);
+                    }
+                }
+                *kept = halves;
+            }
+        }
+    }
+    for (half, halves) in halves.into_iter().enumerate() {
+        put_256(&mut sums, 16 * half, halves);
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe { tile.output.store(row, sums) };
+    }
+}
+
+/// Convert float16 elements of a row to float32, from the feature `first` on.
+///
+/// # Safety
+///
+/// See `Multiply`; the row has as many features from there on as there are inputs.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn widen_halves(tile: &Tile, row: usize, first: usize, inputs: &mut [f32]) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let x = tile.x.add(row * tile.x_stride).cast::<u16>().add(first);
+        let (eights, rest) = inputs.as_chunks_mut::<8>();
+        for (index, eight) in eights.iter_mut().enumerate() {
+            _mm256_storeu_ps(eight.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(x.add(8 * index).cast())));
+        }
+        for (index, number) in rest.iter_mut().enumerate() {
+            *number = from_float16(x.add(8 * eights.len() + index).read_unaligned());
         }
     }
 }

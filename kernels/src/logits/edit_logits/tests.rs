@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::dtype::{DType, elements};
 
 struct Columns {
     starts: Vec<i32>,
@@ -37,7 +38,7 @@ proptest! {
         seed in any::<u32>(),
         rows in prop::collection::vec((0..3_i32, -1..2_i32, 0..6_usize), 0..6),
         words_each in 0..6_usize,
-        bfloat16 in any::<bool>(),
+        dtype in prop::sample::select(DType::ALL.to_vec()),
         num_threads in 1..3_usize,
     ) {
         let mut state = seed;
@@ -47,7 +48,8 @@ proptest! {
         };
         // Quarters, which bfloat16 has exactly.
         let logits: Vec<f32> = (0..3 * vocabulary).map(|_| f32::from((random() % 40) as u8) / 4.0 - 5.0).collect();
-        let halves: Vec<u16> = logits.iter().map(|logit| (logit.to_bits() >> 16) as u16).collect();
+        let bytes = elements(dtype, &logits);
+        let address = bytes.as_ptr().expose_provenance();
         let masks: Vec<u32> = (0..2 * words_each).map(|_| [0, u32::MAX, random() << 8 | random() & 255][random() as usize % 3]).collect();
         let mut columns = Columns { starts: vec![0], ids: Vec::new(), numbers: Default::default() };
         let mut expected = Vec::new();
@@ -71,11 +73,6 @@ proptest! {
             expected.extend(edited);
         }
         let [samples, mask_rows] = [0, 1].map(|which| rows.iter().map(|row| [row.0, row.1][which]).collect::<Vec<_>>());
-        let (dtype, address) = if bfloat16 {
-            (DType::Bfloat16, halves.as_ptr().expose_provenance())
-        } else {
-            (DType::Float32, logits.as_ptr().expose_provenance())
-        };
         let op = EditLogits {
             samples: rows.len(),
             logits: Matrix { dtype, address, stride: vocabulary },

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::dtype::round_to_bfloat16;
+use crate::dtype::{DType, elements};
 
 type Told = (Vec<i32>, Vec<f32>, Vec<i32>);
 
@@ -40,17 +40,13 @@ proptest! {
         steps in prop::collection::vec(prop_oneof![4 => (-30..30_i8).prop_map(Some), 1 => Just(None)], 1..600),
         chosen in any::<prop::sample::Index>(),
         top in any::<prop::sample::Index>(),
-        bfloat16 in any::<bool>(),
+        dtype in prop::sample::select(DType::ALL.to_vec()),
     ) {
         prop_assume!(steps.iter().any(Option::is_some));
         // Quarters, which bfloat16 has exactly, and of which many are equal.
         let logits: Vec<f32> = steps.iter().map(|step| step.map_or(f32::NEG_INFINITY, |step| f32::from(step) / 4.0)).collect();
-        let halves: Vec<u16> = logits.iter().map(|&logit| round_to_bfloat16(logit)).collect();
-        let (dtype, address) = if bfloat16 {
-            (DType::Bfloat16, halves.as_ptr().expose_provenance())
-        } else {
-            (DType::Float32, logits.as_ptr().expose_provenance())
-        };
+        let bytes = elements(dtype, &logits);
+        let address = bytes.as_ptr().expose_provenance();
         let (chosen, num_top) = (chosen.index(logits.len()), top.index(logits.len() + 1));
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));

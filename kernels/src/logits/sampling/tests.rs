@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::dtype::round_to_bfloat16;
+use crate::dtype::{DType, elements};
 
 fn sampling(logits: usize, dtype: DType, shape: (usize, usize), parameters: Option<Parameters>) -> Sampling {
     let (num_rows, vocabulary) = shape;
@@ -20,15 +20,11 @@ fn run(op: Sampling, isa: Isa, num_threads: usize) -> Vec<i32> {
 proptest! {
     #[test]
     fn the_first_of_the_greatest_logits_is_found(
-        logits in prop::collection::vec(-20..20_i8, 1..3000), bfloat16 in any::<bool>(), num_threads in 1..3_usize,
+        logits in prop::collection::vec(-20..20_i8, 1..3000), dtype in prop::sample::select(DType::ALL.to_vec()), num_threads in 1..3_usize,
     ) {
         let numbers: Vec<f32> = logits.iter().map(|&logit| logit.into()).collect();
-        let halves: Vec<u16> = numbers.iter().map(|&number| round_to_bfloat16(number)).collect();
-        let (dtype, address) = if bfloat16 {
-            (DType::Bfloat16, halves.as_ptr().expose_provenance())
-        } else {
-            (DType::Float32, numbers.as_ptr().expose_provenance())
-        };
+        let bytes = elements(dtype, &numbers);
+        let address = bytes.as_ptr().expose_provenance();
         let greatest = logits.iter().max();
         let first = logits.iter().position(|logit| Some(logit) == greatest).map(|index| index as i32);
         for isa in Isa::available() {

@@ -1,8 +1,8 @@
 //! Weights of a row of logits, block by block: probabilities in units of the greatest, after temperature and min-p.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
-use crate::logits::row::{BLOCK, Logit, Row, greatest};
-use crate::vector::{Kernel, LANES, Vector};
+use crate::logits::row::{BLOCK, Row, greatest};
+use crate::vector::{Kernel, LANES, Storage, Vector};
 
 /// Above the exponentials of all arguments that are too low for it.
 pub(super) const LEAST_WEIGHT: f32 = 2e-38;
@@ -69,7 +69,7 @@ unsafe impl<L> Sync for Sums<L> {}
 // SAFETY: as above.
 unsafe impl<L> Sync for Weights<L> {}
 
-impl<L: Logit> Kernel for Maxima<L> {
+impl<L: Storage> Kernel for Maxima<L> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, _: usize) {
         // SAFETY: as the caller promises.
@@ -85,7 +85,7 @@ impl<L: Logit> Kernel for Maxima<L> {
     }
 }
 
-impl<L: Logit> Kernel for Sums<L> {
+impl<L: Storage> Kernel for Sums<L> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, _: usize) {
         // SAFETY: as the caller promises.
@@ -98,7 +98,7 @@ impl<L: Logit> Kernel for Sums<L> {
     }
 }
 
-impl<L: Logit> Kernel for Weights<L> {
+impl<L: Storage> Kernel for Weights<L> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, block: usize) {
         // SAFETY: as the caller promises.
