@@ -76,7 +76,7 @@ class RankGroup:
         return self._exchange
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of all ranks' tensors, on every rank; it may be written into `part`."""
+        """The sum of all ranks' tensors of floats, on every rank; it may be written into `part`."""
         return part if self.size == 1 else self.exchange.sum(part)
 
     def gather(self, part: Tensor) -> list[Tensor]:
