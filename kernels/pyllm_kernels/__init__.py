@@ -15,6 +15,7 @@ from pyllm_kernels._cpu import (
     num_threads,
     set_num_threads,
     stay_awake,
+    use_instruction_set,
 )
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.graph import CaptureError, Graph
@@ -76,6 +77,7 @@ __all__ = [
     "select",
     "set_num_threads",
     "stay_awake",
+    "use_instruction_set",
     "zero_rows",
 ]
 

@@ -33,6 +33,7 @@ __all__ = [
     "read_rows",
     "set_num_threads",
     "stay_awake",
+    "use_instruction_set",
 ]
 
 ops: Any
@@ -280,4 +281,11 @@ def num_threads() -> int:
     """The number of threads."""
 
 def instruction_set() -> str:
-    """The instruction set of the kernels: "portable", "avx2", "avx512_vnni", "avx512_bf16" or "amx"."""
+    """The instruction set of the kernels: "portable", "avx2", "avx_vnni", "avx512_vnni", "avx512_bf16" or "amx"."""
+
+def use_instruction_set(name: str) -> None:
+    """Compute with another one in this process, before it has computed.
+
+    Raises:
+        ValueError: the processor lacks it, or kernels of another one run already.
+    """

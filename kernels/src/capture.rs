@@ -59,10 +59,10 @@ impl Graph {
             let graph = self.recorder.graph.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: as the caller promises.
             match timed() {
-                None => unsafe { graph.replay(extent, Isa::best(), &mut pool(), &mut Unwatched) },
+                None => unsafe { graph.replay(extent, Isa::used(), &mut pool(), &mut Unwatched) },
                 Some(times) => {
                     let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
-                    unsafe { graph.replay(extent, Isa::best(), &mut pool(), &mut *times) }
+                    unsafe { graph.replay(extent, Isa::used(), &mut pool(), &mut *times) }
                 }
             }
         });

@@ -105,7 +105,7 @@ fn end_watch(is_here: impl Fn(&Watcher) -> bool) -> bool {
 /// See `Op::run`, now and whenever the graph is replayed.
 pub(crate) unsafe fn execute(py: Python<'_>, op: impl Op + 'static, arrays: &[&Array]) -> PyResult<()> {
     // SAFETY: as the caller promises.
-    let run = || unsafe { op.run(op.capacity(), Isa::best(), &mut pool()) };
+    let run = || unsafe { op.run(op.capacity(), Isa::used(), &mut pool()) };
     let done = match WATCHER.with_borrow(Clone::clone) {
         None => py.detach(run),
         Some(Watcher::Time(times)) => {

@@ -1,14 +1,16 @@
 //! The instruction sets of this machine, detected once, at run time. Knows no kernel.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
-/// The instruction set of a kernel; each level includes those before it.
+/// The instruction set of a kernel; each level includes those before it, but for AVX-VNNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Isa {
     /// Plain Rust, for the baseline of the target.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX2 with the dot products of bytes of VNNI.
+    AvxVnni,
     /// AVX-512 F, BW, VL and VNNI.
     Avx512,
     /// AVX-512 with dot products of bfloat16.
@@ -17,19 +19,32 @@ pub(crate) enum Isa {
     Amx,
 }
 
-const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
-static BEST: LazyLock<Isa> =
-    LazyLock::new(|| Isa::available().filter(|isa| isa.is_worthwhile()).last().unwrap_or(Isa::Portable));
+const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+static USED: OnceLock<Isa> = OnceLock::new();
 
 impl Isa {
-    /// The fastest level of this machine.
-    pub(crate) fn best() -> Self {
-        *BEST
+    /// The level of this process: the chosen one, else the fastest of this machine.
+    pub(crate) fn used() -> Self {
+        *USED.get_or_init(|| Self::available().filter(|isa| isa.is_worthwhile()).last().unwrap_or(Self::Portable))
+    }
+
+    /// Use another level in this process.
+    ///
+    /// # Errors
+    ///
+    /// The machine lacks it, or the process has computed with another: answers must not change in between.
+    pub(crate) fn choose(name: &str) -> Result<(), String> {
+        let Some(level) = Self::available().find(|isa| isa.name() == name) else {
+            let available: Vec<_> = Self::available().map(Self::name).collect();
+            return Err(format!("this processor lacks {name}: choose from {}", available.join(", ")));
+        };
+        let used = *USED.get_or_init(|| level);
+        if used == level { Ok(()) } else { Err(format!("kernels in {} run in this process already", used.name())) }
     }
 
     /// Every level of this machine, ascending.
     pub(crate) fn available() -> impl Iterator<Item = Self> {
-        ALL.into_iter().take_while(|isa| isa.is_available())
+        ALL.into_iter().filter(|isa| isa.is_available())
     }
 
     /// The level's name in messages.
@@ -37,6 +52,7 @@ impl Isa {
         match self {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx_vnni",
             Self::Avx512 => "avx512_vnni",
             Self::Avx512Bf16 => "avx512_bf16",
             Self::Amx => "amx",
@@ -50,14 +66,17 @@ impl Isa {
             Self::Avx2 => {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
+            // Tests compute it in AVX-512's encoding: see `linear/dots.rs`.
+            Self::AvxVnni if cfg!(test) => Self::Avx512.is_available(),
+            Self::AvxVnni => Self::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             Self::Avx512 => {
                 is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
-            Self::Avx512Bf16 => is_x86_feature_detected!("avx512bf16"),
-            Self::Amx => amx_is_permitted(),
+            Self::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && Self::Avx512.is_available(),
+            Self::Amx => Self::Avx512Bf16.is_available() && amx_is_permitted(),
         }
     }
 
@@ -119,10 +138,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_level_is_the_last_of_the_available_ones_that_are_worth_their_while() {
+    fn the_used_level_is_the_last_of_the_available_ones_that_are_worth_their_while() {
         let available: Vec<_> = Isa::available().collect();
         assert_eq!(available[0], Isa::Portable);
-        assert_eq!(available.iter().rfind(|isa| isa.is_worthwhile()), Some(&Isa::best()));
+        assert_eq!(available.iter().rfind(|isa| isa.is_worthwhile()), Some(&Isa::used()));
         assert!(available.is_sorted());
     }
 }

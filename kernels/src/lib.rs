@@ -58,7 +58,12 @@ fn num_threads(py: Python<'_>) -> usize {
 
 #[pyfunction]
 fn instruction_set() -> &'static str {
-    Isa::best().name()
+    Isa::used().name()
+}
+
+#[pyfunction]
+fn use_instruction_set(name: &str) -> PyResult<()> {
+    Isa::choose(name).map_err(PyValueError::new_err)
 }
 
 #[pymodule]
@@ -76,7 +81,7 @@ mod _cpu {
     #[pymodule_export]
     use super::ranks::exchange::RankExchange;
     #[pymodule_export]
-    use super::{forget_threads, instruction_set, num_threads, set_num_threads, stay_awake};
+    use super::{forget_threads, instruction_set, num_threads, set_num_threads, stay_awake, use_instruction_set};
 
     #[pymodule]
     mod ops {

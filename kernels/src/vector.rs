@@ -330,7 +330,7 @@ pub(crate) unsafe fn run<K: Kernel>(isa: Isa, kernel: &K, part: usize) {
             #[cfg(target_arch = "x86_64")]
             _ if isa >= Isa::Avx512 => x86::run_avx512(kernel, part),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86::run_avx2(kernel, part),
+            Isa::Avx2 | Isa::AvxVnni => x86::run_avx2(kernel, part),
             _ => kernel.run::<Portable>(part),
         }
     }

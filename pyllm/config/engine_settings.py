@@ -15,6 +15,7 @@ from pyllm.config.option_texts import parse_weights
 
 Device = Literal["auto", "cpu", "cuda"]
 KernelBackend = Literal["auto", "cpu", "reference", "triton"]
+InstructionSet = Literal["auto", "portable", "avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx"]
 ExecutorBackend = Literal["mp", "uni", "ray"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 LogFormat = Literal["text", "json"]
@@ -280,10 +281,14 @@ class DeviceConfig(ConfigPart, frozen=True):
             "or an entry point of the group pyllm.attention_backends"
         ),
     ] = "auto"
+    instruction_set: Annotated[
+        InstructionSet,
+        Meta(description="instructions of the kernels on a CPU; auto: the fastest it has. Others are for comparisons"),
+    ] = "auto"
     num_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="threads that each rank computes with; default: its share of the CPUs that this process may "
+            description="threads that each rank computes with; default: its share of the cores that this process may "
             "use, or of those that its control group gives time for (docker --cpus, Kubernetes)"
         ),
     ] = None

@@ -5,7 +5,7 @@ Imports no torch: it asks the driver for cards, and chooses the precision before
 
 import logging
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
@@ -43,10 +43,11 @@ from pyllm.launch.cpu_threads import threads_of_each_rank
 from pyllm.launch.memory_check import check_memory, default_kv_cache_bytes, memory_needed
 from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
-from pyllm.machine.cpu_features import instructions
+from pyllm.machine.cpu_features import about, instructions
 from pyllm.machine.cuda_driver import VisibleCard, visible_cards
 from pyllm.machine.extras import GPU_PACKAGES, is_installed, missing_extra
 from pyllm.machine.memory import host_memory
+from pyllm.machine.processor import kernel_level, kernel_levels
 from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.wire.curve import client_keys
@@ -149,7 +150,7 @@ def resolve_settings(
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
     check_sparse_attention(config, spec, device)
-    _check_batch_invariant(config, device)
+    _check_kernels(config, device)
     recording = _absolute(config.scheduler.scheduler_recording)
     log_file = _absolute(config.log.log_config_file)
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
@@ -277,8 +278,10 @@ def _check_stages(config: EngineConfig, checkpoint: Checkpoint) -> None:
         raise ConfigError(f"pipeline_parallel_size {stages} is more than the model's {len(spec.layers)} layers")
 
 
-def _check_batch_invariant(config: EngineConfig, device: str) -> None:
-    """With `batch_invariant`, refuse other backends, whose summation order may depend on the batch."""
+def _check_kernels(config: EngineConfig, device: str) -> None:
+    """Refuse instructions that the processor lacks, and backends that `batch_invariant` is not promised for."""
+    if device == "cpu":
+        _instruction_set(config)
     chosen = config.device
     if not chosen.batch_invariant:
         return
@@ -360,7 +363,7 @@ def resolve_precision(
         if model.dtype != "auto" or not _is_quantised_gguf(checkpoint):
             quantization = "none"
         elif device == "cpu":
-            quantization = fastest_quantization(checkpoint, ranks, instructions())
+            quantization = fastest_quantization(checkpoint, ranks, _instruction_set(config))
         else:
             quantization = "none" if _cuts_blocks(checkpoint, ranks) else "gguf"
     dtype = model.dtype
@@ -391,14 +394,24 @@ def cpu_memory_needed(checkpoint: Checkpoint) -> int:
     return memory_needed(EngineConfig(model=ModelConfig(dtype=dtype, quantization=quantization)), checkpoint)
 
 
-def fastest_quantization(checkpoint: Checkpoint, ranks: int, flags: Set[str]) -> Quantization:
+def fastest_quantization(checkpoint: Checkpoint, ranks: int, instruction_set: str) -> Quantization:
     """The fastest quantization of a quantised GGUF file on a CPU with these instructions.
 
     AMX tiles are far faster with one scale per row than per group; vectors are faster with the file's own blocks.
     `docs/performance.md` has the figures. MXFP4 weights are mostly experts, of which a step reads few: they stay 4-bit.
     """
     has_mxfp4 = any(entry.source.type == "MXFP4" for entry in checkpoint.tensors)
-    return "int8" if _cuts_blocks(checkpoint, ranks) or ("amx_int8" in flags and not has_mxfp4) else "gguf"
+    return "int8" if _cuts_blocks(checkpoint, ranks) or (instruction_set == "amx" and not has_mxfp4) else "gguf"
+
+
+def _instruction_set(config: EngineConfig) -> str:
+    """The instructions of the kernels on a CPU."""
+    chosen, flags = config.device.instruction_set, instructions()
+    if chosen == "auto":
+        return kernel_level(flags, about().get("vendor_id", ""))
+    if config.parallel.distributed_executor_backend != "ray" and chosen not in (levels := kernel_levels(flags)):
+        raise ConfigError(f"instruction_set {chosen}: this processor has {', '.join(levels)}")
+    return chosen
 
 
 def _is_quantised_gguf(checkpoint: Checkpoint) -> bool:

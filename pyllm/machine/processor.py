@@ -11,16 +11,16 @@ import msgspec
 from pyllm.machine.control_groups import cpu_quota, read_file
 from pyllm.machine.cpu_features import instructions, parse
 
-# Instructions that each level of the kernels needs, beside those of the levels before it.
-LEVELS: Mapping[str, frozenset[str]] = {
-    "avx2": frozenset({"avx2", "fma", "f16c"}),
-    "avx512_vnni": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}),
-    "avx512_bf16": frozenset({"avx512_bf16"}),
-    "amx": frozenset({"amx_tile", "amx_int8", "amx_bf16"}),
-}
 PORTABLE = "portable"
+# Instructions that each level of the kernels needs, ascending.
+LEVELS: dict[str, frozenset[str]] = {PORTABLE: frozenset()}
+LEVELS["avx2"] = frozenset({"avx2", "fma", "f16c"})
+LEVELS["avx_vnni"] = LEVELS["avx2"] | {"avx_vnni"}
+LEVELS["avx512_vnni"] = LEVELS["avx2"] | {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}
+LEVELS["avx512_bf16"] = LEVELS["avx512_vnni"] | {"avx512_bf16"}
+LEVELS["amx"] = LEVELS["avx512_bf16"] | {"amx_tile", "amx_int8", "amx_bf16"}
 
-_VECTORS = {PORTABLE: "plain Rust", "avx2": "AVX2"}
+_VECTORS = {PORTABLE: "plain Rust", "avx2": "AVX2", "avx_vnni": "AVX2"}
 _AVX512 = "AVX-512"
 _SHOWN = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_int8", "amx_bf16")
 _INTEL = "GenuineIntel"
@@ -70,21 +70,21 @@ def read_processor(root: Path = Path("/")) -> Processor:
     )
 
 
+def kernel_levels(flags: frozenset[str]) -> list[str]:
+    """The levels that run on a processor, ascending."""
+    return [level for level, needed in LEVELS.items() if needed <= flags]
+
+
 def kernel_level(flags: frozenset[str], vendor: str) -> str:
     """The level whose kernels run. Not `avx512_bf16` on Intel, whose bfloat16 of AVX-512 is slower than float32."""
-    best = PORTABLE
-    for level, needed in LEVELS.items():
-        if not needed <= flags:
-            break
-        if level != "avx512_bf16" or vendor != _INTEL:
-            best = level
-    return best
+    is_slow = vendor == _INTEL
+    return [level for level in kernel_levels(flags) if level != "avx512_bf16" or not is_slow][-1]
 
 
 def kernels_of(level: str) -> dict[str, str]:
     """The instructions that multiply each format of weights, and compute attention."""
     vectors = _VECTORS.get(level, _AVX512)
-    integers = f"{_AVX512} VNNI" if vectors == _AVX512 else vectors
+    integers = vectors if level in {PORTABLE, "avx2"} else f"{vectors} VNNI"
     tiles = level == "amx"
     bfloat16 = {"avx512_bf16": f"{_AVX512} BF16", "amx": "AMX tiles"}.get(level, vectors)
     return {

@@ -147,11 +147,11 @@ def load(
         _import_torch()
     from pyllm.workers.layers.rank_group import RankGroup
     from pyllm.workers.layers.rank_rendezvous import Place
-    from pyllm.workers.layers.weight_placement import set_threads
+    from pyllm.workers.layers.weight_placement import configure_kernels
     from pyllm.workers.model_runner import ModelRunner
 
     engine = config.engine
-    set_threads(engine)
+    configure_kernels(engine)
     if with_torch:
         from pyllm.workers.devices.torch_device import configure_torch
 

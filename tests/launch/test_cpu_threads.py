@@ -32,8 +32,15 @@ def test_a_quota_bounds_the_threads_and_the_log_says_so(
     parallel = ParallelConfig(tensor_parallel_size=ranks)
     with caplog.at_level(logging.INFO):
         assert threads_of_each_rank(parallel, set(range(16)), tmp_path) == threads
-    is_said = f"of 16 CPUs: each rank computes with {threads} of them (--num-threads)" in caplog.text
+    is_said = f"of 16 cores: each rank computes with {threads} of them (--num-threads)" in caplog.text
     assert is_said == (quota not in {"max 100000", "6400000 100000"})
+
+
+@pytest.mark.parametrize(("usable", "threads"), [({0, 1, 2, 3}, 2), ({0, 1}, 1), ({0, 2, 3, 4}, 3), ({1, 4}, 2)])
+def test_hardware_threads_of_a_core_count_once(usable: set[int], threads: int, tmp_path: Path) -> None:
+    cores = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}  # Linux says nothing about 4.
+    files = {f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": core for cpu, core in cores.items()}
+    assert threads_of_each_rank(ParallelConfig(), usable, write_machine(tmp_path, files)) == threads
 
 
 def test_a_number_that_is_given_is_taken() -> None:

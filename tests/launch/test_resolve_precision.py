@@ -5,14 +5,16 @@ from pathlib import Path
 
 import gguf
 import msgspec
+import pyllm_kernels
 import pytest
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.launch.resolve import fastest_quantization, resolve_config, resolve_precision
-from pyllm.machine import cpu_features
+from pyllm.machine.cpu_features import instructions
 from pyllm.machine.cuda_driver import VisibleCard
+from pyllm.machine.processor import LEVELS, kernel_levels
 from tests.families.tiny_families import write_tiny_family
 from tests.tiny_gguf import write_gpt_oss_gguf
 from tests.tiny_model import write_tiny_model
@@ -20,17 +22,17 @@ from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
 
 
 @pytest.mark.parametrize(
-    ("ranks", "flags", "quantization"),
+    ("ranks", "instruction_set", "quantization"),
     [
-        (1, {"avx2", "avx512_vnni"}, "gguf"),
-        (3, {"avx2"}, "gguf"),
-        (1, {"avx512_vnni", "amx_int8"}, "int8"),
-        (9, {"avx2"}, "int8"),  # 64 features of attention a rank, but 170 of the feed-forward layer
+        (1, "avx512_vnni", "gguf"),
+        (3, "avx2", "gguf"),
+        (1, "amx", "int8"),
+        (9, "avx2", "int8"),  # 64 features of attention a rank, but 170 of the feed-forward layer
     ],
 )
-def test_a_quantised_file_is_computed_as_is_fastest_here(ranks: int, flags: set[str], quantization: str) -> None:
+def test_a_quantised_file_is_computed_as_is_fastest_here(ranks: int, instruction_set: str, quantization: str) -> None:
     _, checkpoint = resolve_config(engine_config({"device": "cpu"}))
-    assert fastest_quantization(checkpoint, ranks, flags) == quantization
+    assert fastest_quantization(checkpoint, ranks, instruction_set) == quantization
 
 
 def test_mxfp4_stays_in_4_bits_on_any_processor(tmp_path: Path) -> None:
@@ -38,8 +40,8 @@ def test_mxfp4_stays_in_4_bits_on_any_processor(tmp_path: Path) -> None:
     path = write_gpt_oss_gguf(source, tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.MXFP4)
     engine, checkpoint = resolve_config(engine_config({"device": "cpu", "model": path}))
     assert (engine.model.quantization, engine.model.dtype) == ("gguf", "bfloat16")
-    for flags in ({"avx2"}, {"avx512_vnni", "amx_int8"}):
-        assert fastest_quantization(checkpoint, 2, flags) == "gguf"
+    for instruction_set in ("avx2", "amx"):
+        assert fastest_quantization(checkpoint, 2, instruction_set) == "gguf"
 
 
 @pytest.mark.parametrize(
@@ -62,15 +64,23 @@ def test_no_matrix_is_cut_within_its_blocks(name: str, ranks: int, kind: str, qu
         for entry in checkpoint.tensors
     ]
     changed = msgspec.structs.replace(checkpoint, tensors=tuple(tensors))
-    assert fastest_quantization(changed, ranks, set()) == quantization
+    assert fastest_quantization(changed, ranks, "portable") == quantization
 
 
 def test_the_embedded_model_is_computed_in_integers_unless_a_dtype_is_asked_for() -> None:
     config, checkpoint = resolve_config(engine_config({"device": "cpu"}))
-    expected = fastest_quantization(checkpoint, 1, cpu_features.instructions())
+    expected = fastest_quantization(checkpoint, 1, pyllm_kernels.instruction_set())
     assert (config.model.quantization, config.model.dtype) == (expected, "bfloat16")
     config, _ = resolve_config(engine_config({"device": "cpu", "dtype": "float32"}))
     assert config.model.quantization == "none"
+
+
+def test_instructions_can_be_chosen_among_those_of_the_processor() -> None:
+    config, _ = resolve_config(engine_config({"device": "cpu", "instruction_set": "portable"}))
+    assert config.model.quantization == "gguf"
+    for missing in LEVELS.keys() - kernel_levels(instructions()):
+        with pytest.raises(ConfigError, match=f"instruction_set {missing}: this processor has portable"):
+            resolve_config(engine_config({"device": "cpu", "instruction_set": missing}))
 
 
 @pytest.mark.parametrize(

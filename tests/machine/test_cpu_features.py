@@ -1,7 +1,6 @@
-"""The processor's features: texts of other machines, and this machine's beside the kernels' own choice."""
+"""The processor's features, from texts of other machines."""
 
 import pytest
-from pyllm_kernels import _cpu
 
 from pyllm.machine import cpu_features
 
@@ -15,14 +14,6 @@ flags\t\t: fpu fma f16c avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile a
 """
 EPYC = "processor : 0\nmodel name : AMD EPYC 7B13\nbugs : sysret_ss_attrs: no\nflags : fpu fma f16c avx2\n"
 ARM = "processor : 0\nBogoMIPS : 50.00\nFeatures : fp asimd sve\nCPU implementer : 0x41\n"
-# What the kernels choose, from the best: the first whose flags are all there and whose instructions are fast.
-LEVELS = {
-    "amx": {"amx_tile", "amx_int8", "amx_bf16", "avx512_vnni"},
-    "avx512_bf16": {"avx512_bf16", "avx512_vnni"},
-    "avx512_vnni": {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"},
-    "avx2": {"avx2", "fma", "f16c"},
-    "portable": set(),
-}
 
 
 @pytest.mark.parametrize(
@@ -43,10 +34,3 @@ def test_a_description_gives_the_model_and_its_flags(cpuinfo: str, model: str | 
 
 def test_a_value_may_have_a_colon() -> None:
     assert cpu_features.parse(EPYC)["bugs"] == "sysret_ss_attrs: no"
-
-
-def test_the_kernels_choose_by_the_flags_of_this_machine() -> None:
-    slow = {"avx512_bf16"} if cpu_features.about().get("vendor_id") == "GenuineIntel" else set()
-    there = [level for level, flags in LEVELS.items() if flags <= cpu_features.instructions()]
-    expected = next(level for level in there if level not in slow)
-    assert _cpu.instruction_set() == expected

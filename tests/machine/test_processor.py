@@ -18,6 +18,8 @@ AMX = f"{AVX512} avx512_bf16 amx_tile amx_int8 amx_bf16"
         ("fpu avx2 fma", "AuthenticAMD", "portable"),
         (AVX2, "AuthenticAMD", "avx2"),
         (f"{AVX2} avx512f avx512bw avx512vl", "GenuineIntel", "avx2"),
+        (f"{AVX2} avx_vnni", "GenuineIntel", "avx_vnni"),
+        (f"{AVX512} avx_vnni", "AuthenticAMD", "avx512_vnni"),
         (AVX512, "GenuineIntel", "avx512_vnni"),
         (f"{AVX512} avx512_bf16", "AuthenticAMD", "avx512_bf16"),
         (f"{AVX512} avx512_bf16", "GenuineIntel", "avx512_vnni"),
@@ -39,6 +41,7 @@ def test_this_machine_is_seen_as_the_kernels_see_it() -> None:
     [
         ("portable", "plain Rust", "plain Rust"),
         ("avx2", "AVX2", "AVX2"),
+        ("avx_vnni", "AVX2", "AVX2 VNNI"),
         ("avx512_vnni", "AVX-512", "AVX-512 VNNI"),
         ("avx512_bf16", "AVX-512 BF16", "AVX-512 VNNI"),
         ("amx", "AMX tiles", "AMX tiles from 33 rows, AVX-512 VNNI below"),

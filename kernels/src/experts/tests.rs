@@ -145,7 +145,7 @@ fn a_token_is_the_weighted_sum_of_its_experts_and_the_same_alone() {
 fn the_results_of_all_ranks_add_up() {
     let model = Model::new();
     let (x, logits) = (numbers(4, 9 * HIDDEN), numbers(5, 9 * EXPERTS));
-    let whole = model.run(router(3), &x, &logits, Isa::best(), 1);
+    let whole = model.run(router(3), &x, &logits, Isa::used(), 1);
     // A rank has only its experts' matrices; the others are left out here.
     let part = |first: usize, count: usize| {
         let skip = |weights: &Weights| {
@@ -167,7 +167,7 @@ fn the_results_of_all_ranks_add_up() {
             out: matrix(out.as_mut_ptr().expose_provenance(), HIDDEN),
         };
         // SAFETY: as above.
-        unsafe { op.run(op.capacity(), Isa::best(), &mut Pool::new(1)) }.expect("there are no indices");
+        unsafe { op.run(op.capacity(), Isa::used(), &mut Pool::new(1)) }.expect("there are no indices");
         out
     };
     let sums: Vec<_> = part(0, 2).iter().zip(part(2, 3)).map(|(one, other)| one + other).collect();
@@ -176,5 +176,5 @@ fn the_results_of_all_ranks_add_up() {
 
 #[test]
 fn no_tokens_are_no_work() {
-    assert!(Model::new().run(router(2), &[], &[], Isa::best(), 1).is_empty());
+    assert!(Model::new().run(router(2), &[], &[], Isa::used(), 1).is_empty());
 }

@@ -1,10 +1,19 @@
-//! Sums of a step's integer products, where no single instruction computes them. Knows neither layouts nor scales.
+//! Sums of a step's integer products, where AVX-512's VNNI does not compute them. Knows neither layouts nor scales.
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(clippy::inline_always, reason = "a function takes its caller's instructions only where it is inlined")
+)]
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m256i, _mm256_add_epi32, _mm256_and_si256, _mm256_madd_epi16, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srli_epi16,
+    __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_xor_si256,
 };
+// Tests compute the same in AVX-512's encoding, which more machines have.
+#[cfg(all(target_arch = "x86_64", not(test)))]
+use std::arch::x86_64::_mm256_dpbusd_avx_epi32 as dpbusd;
+#[cfg(all(target_arch = "x86_64", test))]
+use std::arch::x86_64::_mm256_dpbusd_epi32 as dpbusd;
 
 use super::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
@@ -16,22 +25,146 @@ pub(super) fn portable(products: &mut [i32; PANEL], cells: &[u8; STEP_BYTES], x:
     }
 }
 
-/// Add a step's products with several rows to the sums of 16 columns. `x` gives the 4 integers of a row.
+/// Sums of products of 8 columns, weights unsigned and inputs from -127 to 127, two steps at a time.
 ///
-/// Even and odd features are multiplied apart, each as 16 bits: sums of two cannot overflow.
+/// # Safety
+///
+/// All functions need the type's instructions, and must be inlined into a function that has them.
+#[cfg(target_arch = "x86_64")]
+pub(super) trait Dots {
+    /// Pairs of steps that are added up before `end`.
+    const PAIRS: usize = 4;
+    /// What is subtracted from weights before they are multiplied.
+    const SUBTRACTS: i32 = 0;
+    /// A step's weights.
+    type Weights: Copy;
+
+    /// A sum that goes on from `products`, int32.
+    #[inline(always)]
+    unsafe fn begin(products: __m256i) -> __m256i {
+        products
+    }
+    /// The form in which weights are multiplied.
+    unsafe fn prepare(weights: __m256i) -> Self::Weights;
+    unsafe fn add(sum: __m256i, weights: [Self::Weights; 2], x: [__m256i; 2]) -> __m256i;
+    /// `products` with all steps since `begin`.
+    #[inline(always)]
+    unsafe fn end(sum: __m256i, products: __m256i) -> __m256i {
+        let _ = products;
+        sum
+    }
+}
+
+/// VNNI, of weights up to 255.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Vnni;
+
+#[cfg(target_arch = "x86_64")]
+impl Dots for Vnni {
+    type Weights = __m256i;
+
+    #[inline(always)]
+    unsafe fn prepare(weights: __m256i) -> __m256i {
+        weights
+    }
+
+    #[inline(always)]
+    unsafe fn add(sum: __m256i, weights: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
+        // SAFETY: as the caller promises.
+        unsafe { dpbusd(dpbusd(sum, weights[0], x[0]), weights[1], x[1]) }
+    }
+}
+
+/// AVX2, of weights up to `128 / STEPS`: sums of two products are added up in 16 bits for so many steps.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Pairs<const STEPS: usize>;
+
+const _: () = assert!(128 * 127 * 2 <= i16::MAX as i32);
+
+#[cfg(target_arch = "x86_64")]
+impl<const STEPS: usize> Dots for Pairs<STEPS> {
+    const PAIRS: usize = STEPS / 2;
+    type Weights = __m256i;
+
+    #[inline(always)]
+    unsafe fn begin(products: __m256i) -> __m256i {
+        // SAFETY: as the caller promises.
+        if STEPS > 2 { unsafe { _mm256_setzero_si256() } } else { products }
+    }
+
+    #[inline(always)]
+    unsafe fn prepare(weights: __m256i) -> __m256i {
+        weights
+    }
+
+    #[inline(always)]
+    unsafe fn add(sum: __m256i, weights: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(weights[0], x[0]);
+            let pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights[1], x[1]));
+            in_order(if STEPS > 2 { _mm256_add_epi16(sum, pairs) } else { widened(sum, pairs) })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end(sum: __m256i, products: __m256i) -> __m256i {
+        // SAFETY: as the caller promises.
+        if STEPS > 2 { unsafe { widened(products, sum) } } else { sum }
+    }
+}
+
+/// AVX2, of weights of 8 bits with 128 added: their magnitudes are multiplied by inputs with their signs.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Signed;
+
+#[cfg(target_arch = "x86_64")]
+impl Dots for Signed {
+    const SUBTRACTS: i32 = 128;
+    type Weights = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn prepare(weights: __m256i) -> [__m256i; 2] {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+            [signed, _mm256_abs_epi8(signed)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(mut sum: __m256i, weights: [[__m256i; 2]; 2], x: [__m256i; 2]) -> __m256i {
+        for ([signed, magnitudes], x) in weights.into_iter().zip(x) {
+            // SAFETY: as the caller promises.
+            unsafe { sum = in_order(widened(sum, _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(x, signed)))) };
+        }
+        sum
+    }
+}
+
+/// Add sums of 16 bits, two at a time, to sums of 32.
+///
+/// # Safety
+///
+/// This machine has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn widened(sum: __m256i, pairs: __m256i) -> __m256i {
+    // SAFETY: as the caller promises.
+    unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))) }
+}
+
+/// The vector, once all vectors before it are computed: the compiler may reorder sums, which then do not stay in
+/// registers.
+///
+/// # Safety
+///
+/// This machine has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn avx2(products: &mut [[__m256i; 2]], weights: [__m256i; 2], x: impl Fn(usize) -> i32) {
-    let low_bytes = _mm256_set1_epi16(0xff);
-    let evens = weights.map(|weights| _mm256_and_si256(weights, low_bytes));
-    let odds = weights.map(|weights| _mm256_srli_epi16::<8>(weights));
-    for (row, products) in products.iter_mut().enumerate() {
-        let x = _mm256_set1_epi32(x(row));
-        let (x_evens, x_odds) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
-        for half in 0..2 {
-            let dots = _mm256_add_epi32(_mm256_madd_epi16(evens[half], x_evens), _mm256_madd_epi16(odds[half], x_odds));
-            products[half] = _mm256_add_epi32(products[half], dots);
-        }
-    }
+unsafe fn in_order(mut vector: __m256i) -> __m256i {
+    // SAFETY: there are no instructions.
+    unsafe { std::arch::asm!("/* {} */", inout(ymm_reg) vector, options(nomem, nostack, preserves_flags)) };
+    vector
 }

@@ -93,7 +93,7 @@ pub(crate) enum ScaleType {
 pub(crate) struct Encoding {
     /// Bits of an integer, or of its index into the codebook.
     pub(crate) bits: usize,
-    /// The integers of the codebook, from -128 on.
+    /// The integers of the codebook, from `-offset` on.
     pub(crate) codebook: Option<&'static [i8; 16]>,
     /// The number that makes an integer unsigned when added to it.
     pub(crate) offset: i32,
@@ -135,7 +135,8 @@ impl GgmlType {
             Self::Q2K => (4, 0, 2, true),  // 2 bits, stored in 4
             Self::Q3K => (4, 4, 2, false), // 3 bits, stored in 4
             Self::Q6K => (6, 32, 2, false),
-            Self::Iq4Nl | Self::Iq4Xs | Self::Mxfp4 => (4, 128, 1, false),
+            Self::Iq4Nl | Self::Iq4Xs => (4, 128, 1, false),
+            Self::Mxfp4 => (4, 12, 1, false),
         };
         let (scale_type, codebook) = match self {
             Self::Mxfp4 => (ScaleType::Exponent, Some(&E2M1)),
@@ -198,6 +199,23 @@ impl GgmlType {
 }
 
 impl Encoding {
+    /// The codebook's integers with the offset added.
+    pub(crate) fn unsigned_codebook(self) -> Option<[u8; 16]> {
+        self.codebook.map(|integers| integers.map(|integer| (i32::from(integer) + self.offset) as u8))
+    }
+
+    /// The largest unsigned integer.
+    pub(crate) const fn largest(self) -> i32 {
+        let Some(integers) = self.codebook else { return (1 << self.bits) - 1 };
+        let (mut largest, mut index) = (0, 0);
+        while index < integers.len() {
+            let integer = integers[index] as i32 + self.offset;
+            largest = if integer > largest { integer } else { largest };
+            index += 1;
+        }
+        largest
+    }
+
     /// Bytes of a group's integers in a panel.
     pub(crate) const fn integer_bytes(self) -> usize {
         PANEL * GROUP * self.bits / 8

@@ -97,7 +97,9 @@ unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
                 expand::expanded::<W>(tile, isa, |tile| avx512::multiply::<W::Expanded>(tile));
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => expand::expanded::<W>(tile, isa, |tile| avx2::multiply::<W::Expanded>(tile)),
+            Isa::AvxVnni => avx2::multiply_vnni::<W>(tile),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::multiply::<W>(tile),
             _ => expand::expanded::<W>(tile, isa, |tile| portable::multiply::<W::Expanded>(tile)),
         }
     }

@@ -70,6 +70,8 @@ unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => avx512::multiply::<W>(tile),
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => nibbles::in_bytes::<W>(tile, isa, |tile| avx2::multiply_vnni(tile)),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => nibbles::in_bytes::<W>(tile, isa, |tile| avx2::multiply(tile)),
             _ => nibbles::in_bytes::<W>(tile, isa, |tile| portable::multiply(tile)),
         }

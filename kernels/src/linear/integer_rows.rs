@@ -242,7 +242,7 @@ pub(super) unsafe fn quantise<F: IntegerFormat>(
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => quantise_avx512(format, dtype, x, integers, factors),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => quantise_avx2(format, dtype, x, integers, factors),
+            Isa::Avx2 | Isa::AvxVnni => quantise_avx2(format, dtype, x, integers, factors),
             _ => quantise_portable(format, dtype, x, integers, factors),
         }
     }

@@ -93,7 +93,7 @@ impl RankExchange {
         if part.len() % dtype.bytes() != 0 || part.as_ptr().addr() % dtype.bytes() != 0 {
             return Err(PyValueError::new_err(format!("{} bytes that are no numbers of {}", part.len(), dtype.name())));
         }
-        self.run(py, |ranks| ranks.sum(dtype, part, Isa::best()))
+        self.run(py, |ranks| ranks.sum(dtype, part, Isa::used()))
     }
 
     fn allocate_messages(&self, py: Python<'_>, num_messages: usize, max_bytes: usize) -> PyResult<()> {

@@ -58,7 +58,9 @@ class WeightPlacement:
         return slice(first * head_size, (first + max(1, heads // self.group.size)) * head_size)
 
 
-def set_threads(engine: EngineConfig) -> None:
-    """Use the engine's number of threads for the kernels."""
+def configure_kernels(engine: EngineConfig) -> None:
+    """Use the engine's number of threads, and its instructions, for the kernels of this process."""
     assert engine.device.num_threads is not None, "resolve_config chooses them"
+    if engine.device.instruction_set != "auto":
+        pyllm_kernels.use_instruction_set(engine.device.instruction_set)
     pyllm_kernels.set_num_threads(engine.device.num_threads)

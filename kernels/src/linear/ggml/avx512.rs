@@ -187,8 +187,7 @@ fn integers<W: Weights>(nibbles: [__m512i; 2], highs: [__m512i; 2]) -> [__m512i;
         });
     }
     let nibbles = nibbles.map(|nibbles| _mm512_and_si512(nibbles, low));
-    let Some(codebook) = W::ENCODING.codebook else { return nibbles };
-    let numbers = codebook.map(|number| number.cast_unsigned() ^ 0x80);
+    let Some(numbers) = W::ENCODING.unsigned_codebook() else { return nibbles };
     // SAFETY: there are 16 of them.
     let numbers = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(numbers.as_ptr().cast()) });
     nibbles.map(|nibbles| _mm512_shuffle_epi8(numbers, nibbles))

@@ -30,28 +30,12 @@ pub(super) unsafe fn expanded<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnc
             // SAFETY: whoever names an instruction set has it.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe { super::avx512::expand::<W>(panel, out) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { expand_avx2::<W>(panel, out) },
             _ => expand::<W>(panel, out),
         }
         run(&Tile { panel: out.as_ptr(), ..*tile });
     });
 }
 
-/// The portable form, compiled for AVX2.
-///
-/// # Safety
-///
-/// This machine has the instructions.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn expand_avx2<W: Weights>(panel: &[u8], out: &mut [u8]) {
-    expand::<W>(panel, out);
-}
-
-#[inline(always)] // so that it is compiled anew for each instruction set
-#[expect(clippy::inline_always, reason = "see above")]
 fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
     let groups = if W::IN_SUPER_BLOCKS { SUPER_GROUPS } else { 1 };
     let blocks = panel.chunks_exact(W::ENCODING.panel_bytes(groups));
@@ -66,8 +50,6 @@ fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
     }
 }
 
-#[inline(always)] // as above
-#[expect(clippy::inline_always, reason = "see above")]
 fn expand_integers<W: Weights>(integers: &[u8], out: &mut [u8]) {
     if W::ENCODING.bits == 8 {
         return out.copy_from_slice(integers);
@@ -91,16 +73,14 @@ fn expand_integers<W: Weights>(integers: &[u8], out: &mut [u8]) {
                 (low[at], high[at]) = (nibbles[at] & 0xf, nibbles[at] >> 4);
             }
         }
-        if let Some(codebook) = W::ENCODING.codebook {
+        if let Some(codebook) = W::ENCODING.unsigned_codebook() {
             for byte in low.iter_mut().chain(high) {
-                *byte = codebook[usize::from(*byte)].cast_unsigned() ^ 0x80;
+                *byte = codebook[usize::from(*byte)];
             }
         }
     }
 }
 
-#[inline(always)] // as above
-#[expect(clippy::inline_always, reason = "see above")]
 fn expand_factors<W: Weights>(supers: &[u8], factors: &[u8], out: &mut [u8]) {
     for (at, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
         *out = factor(W::ENCODING, supers, factors, at / PANEL, at % PANEL).to_ne_bytes();

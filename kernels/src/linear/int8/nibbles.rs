@@ -62,7 +62,7 @@ fn with_bytes(isa: Isa, panel: &[u8], run: impl FnOnce(&[u8])) {
             Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe { expand_avx512(panel, bytes) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { expand_avx2(panel, bytes) },
+            Isa::Avx2 | Isa::AvxVnni => unsafe { expand_avx2(panel, bytes) },
             _ => expand_portable(panel, bytes),
         }
         run(bytes);

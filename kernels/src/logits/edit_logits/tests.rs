@@ -118,8 +118,8 @@ fn numbers_that_name_nothing_are_refused() {
         out: 0,
     };
     let good = columns(&[0, 1], &[4]);
-    assert!(run(op(&rows, &good, &mask_rows), Isa::best(), 1).is_ok());
-    let refusal = |op| run(op, Isa::best(), 1).expect_err("something is not there").to_string();
+    assert!(run(op(&rows, &good, &mask_rows), Isa::used(), 1).is_ok());
+    let refusal = |op| run(op, Isa::used(), 1).expect_err("something is not there").to_string();
     assert_eq!(refusal(op(&[2], &good, &mask_rows)), "row of sample 0 is 2: it must be from 0 to 1");
     assert_eq!(refusal(op(&rows, &good, &[1])), "mask of sample 0 is 1: it must be from -1 to 0");
     let wrong = columns(&[0, 1], &[5]);

@@ -73,12 +73,12 @@ fn rows_are_the_same_alone_and_on_any_threads() {
     let logits: Vec<f32> = (0..5 * 700_u32).map(|i| f32::from((i * 37 % 701) as u16) / 90.0).collect();
     let address = logits.as_ptr().expose_provenance();
     let (rows, chosen) = ([4, 0, 2, 2], [3, 699, 0, 1]);
-    let together = run(op(address, DType::Float32, (5, 700), &rows, &chosen, 3), Isa::best(), 1).expect("all there");
-    assert_eq!(run(op(address, DType::Float32, (5, 700), &rows, &chosen, 3), Isa::best(), 3), Ok(together.clone()));
+    let together = run(op(address, DType::Float32, (5, 700), &rows, &chosen, 3), Isa::used(), 1).expect("all there");
+    assert_eq!(run(op(address, DType::Float32, (5, 700), &rows, &chosen, 3), Isa::used(), 3), Ok(together.clone()));
     for sample in 0..4 {
         let one = sample..=sample;
         let alone = op(address, DType::Float32, (5, 700), &rows[one.clone()], &chosen[one], 3);
-        let (ids, values, ranks) = run(alone, Isa::best(), 2).expect("all there");
+        let (ids, values, ranks) = run(alone, Isa::used(), 2).expect("all there");
         assert_eq!(ids, together.0[4 * sample..][..4]);
         assert_eq!(values, together.1[4 * sample..][..4]);
         assert_eq!(ranks, together.2[sample..=sample]);
@@ -104,7 +104,7 @@ fn a_token_that_is_not_there_is_refused() {
     let logits = [0.0_f32; 6];
     let refusal = |rows: &[i32], chosen: &[i32]| {
         let op = op(logits.as_ptr().expose_provenance(), DType::Float32, (2, 3), rows, chosen, 1);
-        run(op, Isa::best(), 1).expect_err("something is not there").to_string()
+        run(op, Isa::used(), 1).expect_err("something is not there").to_string()
     };
     assert_eq!(refusal(&[2], &[0]), "row of sample 0 is 2: it must be from 0 to 1");
     assert_eq!(refusal(&[1], &[3]), "token of sample 0 is 3: it must be from 0 to 2");
