@@ -384,7 +384,7 @@ unsafe fn transposed_256(rows: [__m256; 8]) -> [__m256; 8] {
 }
 
 impl Vector for Avx2 {
-    const ACCUMULATORS: usize = 4;
+    const ACCUMULATORS: usize = 6;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {

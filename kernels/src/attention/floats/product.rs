@@ -27,13 +27,18 @@ impl Product {
     /// See `Kernel::run`; the matrices are valid.
     #[inline(always)]
     pub(super) unsafe fn compute<V: Vector, const ROWS: usize>(&self, vectors: usize) {
-        // SAFETY: as the caller promises.
-        unsafe {
-            match vectors {
-                1 => self.compute_vectors::<V, ROWS, 1>(),
-                2 => self.compute_vectors::<V, ROWS, 2>(),
-                3 => self.compute_vectors::<V, ROWS, 3>(),
-                _ => self.compute_vectors::<V, ROWS, 4>(),
+        let at_once = (V::ACCUMULATORS / ROWS).clamp(1, VECTORS);
+        for first in (0..vectors).step_by(at_once) {
+            // SAFETY: as the caller promises.
+            unsafe {
+                let at = first * LANES;
+                let part = Self { right: self.right.add(at), out: self.out.add(at), ..*self };
+                match (vectors - first).min(at_once) {
+                    1 => part.compute_vectors::<V, ROWS, 1>(),
+                    2 if at_once >= 2 => part.compute_vectors::<V, ROWS, 2>(),
+                    3 if at_once >= 3 => part.compute_vectors::<V, ROWS, 3>(),
+                    _ => part.compute_vectors::<V, ROWS, VECTORS>(),
+                }
             }
         }
     }

@@ -229,11 +229,11 @@ impl Kernel for Tile {
         let all_seen = self.all_seen();
         // SAFETY: as the caller promises.
         unsafe {
-            while V::ACCUMULATORS >= MAX_ROWS * VECTORS && pair + MAX_ROWS <= all_seen {
+            while V::ACCUMULATORS >= MAX_ROWS && pair + MAX_ROWS <= all_seen {
                 self.rows::<V, MAX_ROWS>(pair);
                 pair += MAX_ROWS;
             }
-            while V::ACCUMULATORS >= 3 * VECTORS && pair + 3 <= all_seen {
+            while V::ACCUMULATORS >= 3 && pair + 3 <= all_seen {
                 self.rows::<V, 3>(pair);
                 pair += 3;
             }
