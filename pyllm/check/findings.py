@@ -108,7 +108,8 @@ def _processor(processor: Processor) -> Iterator[Finding]:
         yield Finding(
             "note",
             f"memory is on {len(processor.numa_nodes)} NUMA nodes, and a core is slower with that of another node",
-            "For a model that fits on one node: numactl --cpunodebind=0 --membind=0 pyllm serve.",
+            "For a model that fits on one node: numactl --cpunodebind=0 --membind=0 pyllm serve; else a rank for each: "
+            f"--tensor-parallel-size {len(processor.numa_nodes)}.",
         )
 
 

@@ -66,7 +66,7 @@ def read_processor(root: Path = Path("/")) -> Processor:
         num_cores=num_cores,
         usable_cores=len(cores_in(allowed)) or num_cores,
         quota=cpu_quota(root),
-        numa_nodes=_numa_nodes(root),
+        numa_nodes=numa_nodes(root),
     )
 
 
@@ -107,7 +107,8 @@ def cores_in(text: str) -> list[int]:
     return cores
 
 
-def _numa_nodes(root: Path) -> tuple[NumaNode, ...]:
+def numa_nodes(root: Path = Path("/")) -> tuple[NumaNode, ...]:
+    """The NUMA nodes of the machine whose files are below `root`."""
     nodes = []
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         total = _field(read_file(folder / "meminfo"), "MemTotal").split()

@@ -149,8 +149,10 @@ def load(
     from pyllm.workers.layers.rank_rendezvous import Place
     from pyllm.workers.layers.weight_placement import configure_kernels
     from pyllm.workers.model_runner import ModelRunner
+    from pyllm.workers.numa_binding import bind_to_node
 
     engine = config.engine
+    bind_to_node(config)
     configure_kernels(engine)
     if with_torch:
         from pyllm.workers.devices.torch_device import configure_torch
