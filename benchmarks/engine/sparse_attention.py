@@ -24,7 +24,7 @@ from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.launch.resolve import resolve_config
 from pyllm.workers.kv.kv_cache import KVCache
 from pyllm.workers.layers.rank_group import RankGroup
-from pyllm.workers.layers.weight_placement import set_threads
+from pyllm.workers.layers.weight_placement import configure_kernels
 from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.sparse_attention.top_k_selector import TopKSelector
 from pyllm.workers.step.attention_batch import Ints
@@ -121,7 +121,7 @@ class Bench:
         options = {"model": model, "device": "cpu", "max_num_seqs": 1, "max_num_batched_tokens": CHUNK}
         # With one thread all work is this thread's, so that its clock excludes other processes.
         engine, checkpoint = resolve_config(engine_config(options | {"num_threads": 1}))
-        set_threads(engine)
+        configure_kernels(engine)
         assert engine.model.max_model_len is not None, "resolved above"
         self.model, self.context = checkpoint.name, min(context, engine.model.max_model_len - SCORED_TOKENS)
         self.runner = runner = ModelRunner(WorkerConfig(engine, checkpoint, 0, "", ""), RankGroup())

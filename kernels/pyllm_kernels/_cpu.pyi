@@ -67,7 +67,7 @@ class Linear:
     """
 
     def __new__(cls, format: str, dtype: str, in_features: int, out_features: int, blocks: str | None = None) -> Linear:
-        """Describe a matrix. `dtype`, of inputs and outputs, is "float32" or "bfloat16".
+        """Describe a matrix. `dtype`, of inputs and outputs, is "float32", "bfloat16" or "float16".
 
         `format` is `dtype`, one of `matrix_rows.GGUF_BLOCKS`, or "int8", which is made from `dtype`, or from `blocks`,
         "q4_0" or "q4_1". Raises `ValueError` for other formats, for no features, for more than 131,072 inputs of
@@ -281,11 +281,11 @@ def num_threads() -> int:
     """The number of threads."""
 
 def instruction_set() -> str:
-    """The instruction set of the kernels: "portable", "avx2", "avx_vnni", "avx512_vnni", "avx512_bf16" or "amx"."""
+    """The instruction set of the kernels, by a name of `--instruction-set`."""
 
 def use_instruction_set(name: str) -> None:
-    """Compute with another one in this process, before it has computed.
+    """Choose the instruction set of this process, before any kernel runs and before `instruction_set`.
 
     Raises:
-        ValueError: the processor lacks it, or kernels of another one run already.
+        ValueError: the processor lacks it, or this process uses another one already.
     """

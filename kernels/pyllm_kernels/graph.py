@@ -94,13 +94,13 @@ def empty(shape: tuple[int, ...], like: Tensor, dtype: str = "") -> Tensor:
 
 
 def not_captured(op: Op[P, R]) -> Callable[P, R]:
-    """The reference of an op, for what Rust has no kernel for.
+    """The reference of an op, for arguments that Rust has no kernel for.
 
     Raises:
         CaptureError: this thread captures a graph, which holds Rust's ops alone.
     """
     if _thread.graph is not None:
-        raise CaptureError(f"{op.name} has no kernel in Rust for this: only Rust's ops are captured")
+        raise CaptureError(f"{op.name} has no kernel in Rust for these arguments: only Rust's ops are captured")
     return op.version("reference")
 
 

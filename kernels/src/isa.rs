@@ -39,7 +39,11 @@ impl Isa {
             return Err(format!("this processor lacks {name}: choose from {}", available.join(", ")));
         };
         let used = *USED.get_or_init(|| level);
-        if used == level { Ok(()) } else { Err(format!("kernels in {} run in this process already", used.name())) }
+        if used == level {
+            Ok(())
+        } else {
+            Err(format!("this process uses {} already: choose before anything is computed", used.name()))
+        }
     }
 
     /// Every level of this machine, ascending.
@@ -70,7 +74,8 @@ impl Isa {
             Self::AvxVnni if cfg!(test) => Self::Avx512.is_available(),
             Self::AvxVnni => Self::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             Self::Avx512 => {
-                is_x86_feature_detected!("avx512f")
+                Self::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")

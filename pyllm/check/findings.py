@@ -10,7 +10,7 @@ from pyllm.check.model_needs import ModelNeeds
 from pyllm.check.written_folders import PACKED_WEIGHTS, SOCKETS
 from pyllm.checkpoint.hub import size_text
 from pyllm.machine.extras import GPU_PACKAGES, missing_extra
-from pyllm.machine.processor import PORTABLE, Processor
+from pyllm.machine.processor import PORTABLE, Processor, cores_in
 from pyllm.machine.software import Software
 from pyllm.machine.system_limits import SHARED_MEMORY, SystemLimits
 
@@ -104,12 +104,12 @@ def _processor(processor: Processor) -> Iterator[Finding]:
             "Raise the limit (--cpus of docker, limits.cpu of Kubernetes) to whole cores; --num-threads sets another "
             "number.",
         )
-    if len(processor.numa_nodes) > 1:
+    if (nodes := sum(bool(cores_in(node.cores)) for node in processor.numa_nodes)) > 1:
         yield Finding(
             "note",
-            f"memory is on {len(processor.numa_nodes)} NUMA nodes, and a core is slower with that of another node",
-            "For a model that fits on one node: numactl --cpunodebind=0 --membind=0 pyllm serve; else a rank for each: "
-            f"--tensor-parallel-size {len(processor.numa_nodes)}.",
+            f"memory is on {nodes} NUMA nodes, and a core is slower with that of another node",
+            "If the model fits on one node: numactl --cpunodebind=0 --membind=0 pyllm serve. Otherwise start one rank "
+            f"per node: --tensor-parallel-size {nodes}.",
         )
 
 

@@ -26,7 +26,7 @@ from pyllm.checkpoint.model_name import HubName, at_revision, parse_model
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
-from pyllm.config.rank_coordinates import num_ranks
+from pyllm.config.rank_coordinates import num_all_ranks
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import MODEL_HELP, print_notices, read_engine
@@ -158,7 +158,7 @@ def _needs(
         parallel = engine.parallel
         memories = [memory.available // parallel.data_parallel_size for memory in limits.memory]
         if engine.device.device == "cuda":
-            num_cards = parallel.data_parallel_size * num_ranks(parallel)
+            num_cards = num_all_ranks(parallel)
             memories = [card.memory_bytes for card in visible_cards()[:num_cards]]
         needs = needs_of_model(engine, checkpoint, memories)
         try:

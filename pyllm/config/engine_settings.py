@@ -283,7 +283,10 @@ class DeviceConfig(ConfigPart, frozen=True):
     ] = "auto"
     instruction_set: Annotated[
         InstructionSet,
-        Meta(description="instructions of the kernels on a CPU; auto: the fastest it has. Others are for comparisons"),
+        Meta(
+            description="instructions of the kernels on a CPU, for all engines of a process; auto: the fastest that it "
+            "has. Others are for comparisons"
+        ),
     ] = "auto"
     num_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,

@@ -20,6 +20,16 @@ def num_ranks(parallel: ParallelConfig) -> int:
     return parallel.pipeline_parallel_size * parallel.tensor_parallel_size
 
 
+def num_all_ranks(parallel: ParallelConfig) -> int:
+    """The number of ranks of all cores."""
+    return parallel.data_parallel_size * num_ranks(parallel)
+
+
+def index_among_all(core_index: int, rank: int, parallel: ParallelConfig) -> int:
+    """The index of a core's rank among the ranks of all cores."""
+    return core_index * num_ranks(parallel) + rank
+
+
 def coordinates_of(rank: int, parallel: ParallelConfig) -> RankCoordinates:
     """The stage of a rank, and its index there."""
     return RankCoordinates(*divmod(rank, parallel.tensor_parallel_size))

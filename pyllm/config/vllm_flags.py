@@ -461,7 +461,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "there is HTTP alone": ("grpc", "grpc-port"),
     "use --distributed-executor-backend ray": ("worker-use-ray",),
     _EXPERTS: ("enable-elastic-ep", "elastic-ep-max-dp-size", "num-redundant-experts"),
-    "ranks on CPUs are bound to nodes where each node can have as many; for others use numactl or taskset": (
+    "on CPUs, ranks are bound to nodes that can share them evenly; otherwise use numactl or taskset": (
         *("numa-bind", "numa-bind-nodes", "numa-bind-cpus"),
     ),
     "choose GPUs by the environment variable CUDA_VISIBLE_DEVICES": ("device-ids",),

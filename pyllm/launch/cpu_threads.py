@@ -7,8 +7,9 @@ from collections.abc import Set
 from pathlib import Path
 
 from pyllm.config.engine_settings import ParallelConfig
-from pyllm.config.rank_coordinates import num_ranks
-from pyllm.machine.control_groups import cpu_quota, read_file
+from pyllm.config.rank_coordinates import num_all_ranks
+from pyllm.machine.control_groups import cpu_quota
+from pyllm.machine.processor import count_cores
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,8 @@ def threads_of_each_rank(parallel: ParallelConfig, usable: Set[int] | None = Non
     """
     if parallel.distributed_executor_backend == "ray":
         return parallel.ray_num_cpus
-    num_usable = _num_cores(os.sched_getaffinity(0) if usable is None else usable, root)
-    ranks = parallel.data_parallel_size * num_ranks(parallel)
+    num_usable = count_cores(os.sched_getaffinity(0) if usable is None else usable, root)
+    ranks = num_all_ranks(parallel)
     quota = cpu_quota(root)
     if quota is None or quota >= num_usable:
         return max(1, num_usable // ranks)
@@ -34,9 +35,3 @@ def threads_of_each_rank(parallel: ParallelConfig, usable: Set[int] | None = Non
         *(quota, num_usable, threads),
     )
     return threads
-
-
-def _num_cores(cpus: Set[int], root: Path) -> int:
-    """The number of cores that Linux's CPUs belong to; each is a core of its own where Linux does not say."""
-    siblings = (read_file(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus)
-    return len({text or cpu for cpu, text in zip(cpus, siblings, strict=True)})

@@ -280,8 +280,7 @@ def _check_stages(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 def _check_kernels(config: EngineConfig, device: str) -> None:
     """Refuse instructions that the processor lacks, and backends that `batch_invariant` is not promised for."""
-    if device == "cpu":
-        _instruction_set(config)
+    _instruction_set(config)
     chosen = config.device
     if not chosen.batch_invariant:
         return

@@ -3,7 +3,7 @@
 Reads Linux's files only. `kernels/src/isa.rs` chooses at run time by the same rules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -12,13 +12,17 @@ from pyllm.machine.control_groups import cpu_quota, read_file
 from pyllm.machine.cpu_features import instructions, parse
 
 PORTABLE = "portable"
+_OF_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_OF_AVX512 = _OF_AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}
 # Instructions that each level of the kernels needs, ascending.
-LEVELS: dict[str, frozenset[str]] = {PORTABLE: frozenset()}
-LEVELS["avx2"] = frozenset({"avx2", "fma", "f16c"})
-LEVELS["avx_vnni"] = LEVELS["avx2"] | {"avx_vnni"}
-LEVELS["avx512_vnni"] = LEVELS["avx2"] | {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}
-LEVELS["avx512_bf16"] = LEVELS["avx512_vnni"] | {"avx512_bf16"}
-LEVELS["amx"] = LEVELS["avx512_bf16"] | {"amx_tile", "amx_int8", "amx_bf16"}
+LEVELS: Mapping[str, frozenset[str]] = {
+    PORTABLE: frozenset(),
+    "avx2": _OF_AVX2,
+    "avx_vnni": _OF_AVX2 | {"avx_vnni"},
+    "avx512_vnni": _OF_AVX512,
+    "avx512_bf16": _OF_AVX512 | {"avx512_bf16"},
+    "amx": _OF_AVX512 | {"avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
+}
 
 _VECTORS = {PORTABLE: "plain Rust", "avx2": "AVX2", "avx_vnni": "AVX2"}
 _AVX512 = "AVX-512"
@@ -37,7 +41,8 @@ class NumaNode(msgspec.Struct, frozen=True):
 class Processor(msgspec.Struct, frozen=True, kw_only=True):
     """A processor. `kernel_level` is the best of `LEVELS` that it supports; `kernels` has each format's kernel on it.
 
-    `usable_cores` are those of the affinity mask; `quota` is a control group's limit of CPU time, in cores.
+    `usable_cores` are those of the affinity mask; `quota` is a control group's limit of CPU time, in cores. Hardware
+    threads of one core count as one.
     """
 
     name: str
@@ -56,15 +61,15 @@ def read_processor(root: Path = Path("/")) -> Processor:
     fields = parse(text)
     flags = instructions(fields)
     level = kernel_level(flags, fields.get("vendor_id", ""))
-    num_cores = sum(line.startswith("processor") for line in text.splitlines())
+    cpus = [int(line.partition(":")[2]) for line in text.splitlines() if line.startswith("processor")]
     allowed = _field(read_file(root / "proc/self/status"), "Cpus_allowed_list")
     return Processor(
         name=fields.get("model name", fields.get("CPU part", "unknown")),
         features=tuple(name for name in _SHOWN if name in flags),
         kernel_level=level,
         kernels=kernels_of(level),
-        num_cores=num_cores,
-        usable_cores=len(cores_in(allowed)) or num_cores,
+        num_cores=count_cores(cpus, root),
+        usable_cores=count_cores(cores_in(allowed) or cpus, root),
         quota=cpu_quota(root),
         numa_nodes=numa_nodes(root),
     )
@@ -77,8 +82,7 @@ def kernel_levels(flags: frozenset[str]) -> list[str]:
 
 def kernel_level(flags: frozenset[str], vendor: str) -> str:
     """The level whose kernels run. Not `avx512_bf16` on Intel, whose bfloat16 of AVX-512 is slower than float32."""
-    is_slow = vendor == _INTEL
-    return [level for level in kernel_levels(flags) if level != "avx512_bf16" or not is_slow][-1]
+    return [level for level in kernel_levels(flags) if (level, vendor) != ("avx512_bf16", _INTEL)][-1]
 
 
 def kernels_of(level: str) -> dict[str, str]:
@@ -95,6 +99,12 @@ def kernels_of(level: str) -> dict[str, str]:
         "GGUF blocks": f"AMX tiles from 33 rows, {integers} below" if tiles else integers,
         "attention": "AMX tiles where shapes allow" if tiles else vectors,
     }
+
+
+def count_cores(cpus: Collection[int], root: Path = Path("/")) -> int:
+    """The number of cores that Linux's CPUs belong to; each is a core of its own where Linux does not say."""
+    siblings = (read_file(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus)
+    return len({text or cpu for cpu, text in zip(cpus, siblings, strict=True)})
 
 
 def cores_in(text: str) -> list[int]:

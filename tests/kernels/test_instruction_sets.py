@@ -48,5 +48,5 @@ def test_a_process_computes_with_one() -> None:
     with pytest.raises(ValueError, match="this processor lacks mmx: choose from portable"):
         pyllm_kernels.use_instruction_set("mmx")
     for other in {*kernel_levels(instructions())} - {used}:
-        with pytest.raises(ValueError, match=f"kernels in {used} run in this process already"):
+        with pytest.raises(ValueError, match=f"this process uses {used} already"):
             pyllm_kernels.use_instruction_set(other)

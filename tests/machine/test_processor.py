@@ -1,11 +1,13 @@
 """Processors that are made up, and the one of this machine beside what the kernels themselves say."""
 
 from pathlib import Path
+from typing import get_args
 
 import pyllm_kernels
 import pytest
 
-from pyllm.machine.processor import NumaNode, cores_in, kernel_level, kernels_of, read_processor
+from pyllm.config.engine_settings import InstructionSet
+from pyllm.machine.processor import LEVELS, NumaNode, cores_in, kernel_level, kernels_of, read_processor
 from tests.machine.made_machines import AVX2, AVX512, GIB, cpuinfo, write_machine
 
 AMX = f"{AVX512} avx512_bf16 amx_tile amx_int8 amx_bf16"
@@ -30,6 +32,10 @@ AMX = f"{AVX512} avx512_bf16 amx_tile amx_int8 amx_bf16"
 )
 def test_kernels_are_those_of_the_best_level_that_is_there(flags: str, vendor: str, level: str) -> None:
     assert kernel_level(frozenset(flags.split()), vendor) == level
+
+
+def test_each_level_can_be_chosen() -> None:
+    assert get_args(InstructionSet) == ("auto", *LEVELS)
 
 
 def test_this_machine_is_seen_as_the_kernels_see_it() -> None:

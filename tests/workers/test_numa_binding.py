@@ -23,6 +23,7 @@ def test_nodes_share_ranks_evenly_or_not_at_all(ranks: int, expected: list[set[i
 
 
 def test_only_usable_cpus_count() -> None:
-    assert cpus_of_rank(1, 2, NODES, {0, 1, 4}) == {4}
+    assert cpus_of_rank(1, 2, NODES, {0, 1, 4, 12}) == {4, 12}
+    assert cpus_of_rank(1, 2, NODES, {0, 1, 4}) == {0, 1, 4}  # A thread would wait for the others.
     assert cpus_of_rank(1, 2, NODES, {0, 1}) == {0, 1}
     assert cpus_of_rank(1, 2, [], {0, 1}) == {0, 1}

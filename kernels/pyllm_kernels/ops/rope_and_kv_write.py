@@ -60,7 +60,7 @@ def rope_and_kv_write(
       an even rotary_size up to head_dim, 0 for a layer without positions.
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
     - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; key and value are rounded to
-      their dtype, and clamped to the range of fp8 (e4m3), which a CPU refuses.
+      their dtype, and clamped to the range of fp8 (e4m3), which only GPUs take.
     - norm: `rms_norm` of each head of query and key, in place, before the rotation.
     - scales: key and value are divided by them when they are written to an fp8 cache.
     - query_scales float32 [max_position]: the rotated query is multiplied by the entry for its position.

@@ -32,9 +32,11 @@ pub(super) fn portable(products: &mut [i32; PANEL], cells: &[u8; STEP_BYTES], x:
 /// All functions need the type's instructions, and must be inlined into a function that has them.
 #[cfg(target_arch = "x86_64")]
 pub(super) trait Dots {
+    /// The largest weight.
+    const LARGEST: i32 = 255;
     /// Pairs of steps that are added up before `end`.
-    const PAIRS: usize = 4;
-    /// What is subtracted from weights before they are multiplied.
+    const STEP_PAIRS: usize = 4;
+    /// The offset that `prepare` subtracts from weights.
     const SUBTRACTS: i32 = 0;
     /// A step's weights.
     type Weights: Copy;
@@ -77,13 +79,14 @@ impl Dots for Vnni {
 
 /// AVX2, of weights up to `128 / STEPS`: sums of two products are added up in 16 bits for so many steps.
 #[cfg(target_arch = "x86_64")]
-pub(super) struct Pairs<const STEPS: usize>;
+pub(super) struct UnsignedBytes<const STEPS: usize>;
 
 const _: () = assert!(128 * 127 * 2 <= i16::MAX as i32);
 
 #[cfg(target_arch = "x86_64")]
-impl<const STEPS: usize> Dots for Pairs<STEPS> {
-    const PAIRS: usize = STEPS / 2;
+impl<const STEPS: usize> Dots for UnsignedBytes<STEPS> {
+    const LARGEST: i32 = 128 / STEPS as i32;
+    const STEP_PAIRS: usize = STEPS / 2;
     type Weights = __m256i;
 
     #[inline(always)]
@@ -101,9 +104,9 @@ impl<const STEPS: usize> Dots for Pairs<STEPS> {
     unsafe fn add(sum: __m256i, weights: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
         // SAFETY: as the caller promises.
         unsafe {
-            let pairs = _mm256_maddubs_epi16(weights[0], x[0]);
-            let pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights[1], x[1]));
-            in_order(if STEPS > 2 { _mm256_add_epi16(sum, pairs) } else { widened(sum, pairs) })
+            let words = _mm256_maddubs_epi16(weights[0], x[0]);
+            let words = _mm256_add_epi16(words, _mm256_maddubs_epi16(weights[1], x[1]));
+            in_order(if STEPS > 2 { _mm256_add_epi16(sum, words) } else { widened(sum, words) })
         }
     }
 
@@ -149,13 +152,12 @@ impl Dots for Signed {
 /// This machine has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn widened(sum: __m256i, pairs: __m256i) -> __m256i {
+unsafe fn widened(sum: __m256i, words: __m256i) -> __m256i {
     // SAFETY: as the caller promises.
-    unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))) }
+    unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(words, _mm256_set1_epi16(1))) }
 }
 
-/// The vector, once all vectors before it are computed: the compiler may reorder sums, which then do not stay in
-/// registers.
+/// The same vector. The compiler moves no sum across this; otherwise it reorders sums, and they leave registers.
 ///
 /// # Safety
 ///

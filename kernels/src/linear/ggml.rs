@@ -8,8 +8,8 @@
 //! instruction set.
 //!
 //! GGUF has many formats, but they share few inner loops: all are groups of 32 integers of 4, 5, 6 or 8 bits, with
-//! factors in one of three forms (see `Encoding`). With AVX-512, each has a kernel for up to `MAX_PACKED_ROWS` rows;
-//! otherwise the panel is first expanded to bytes and float32, so that four kernels serve all formats.
+//! factors in one of three forms (see `Encoding`). AVX2, and AVX-512 for up to `MAX_PACKED_ROWS` rows, unpack a panel in
+//! registers. AMX, AVX-512 for more rows, and plain Rust first expand it to bytes and float32.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -191,6 +191,16 @@ impl<F: IntegerFormat> Tile<F> {
         parts_of_sides(self.rows, largest).map(|rows| unsafe { self.part(rows.start, rows.len()) })
     }
 
+    /// Run the kernel for each part's number of rows, of which the first is for one.
+    ///
+    /// # Safety
+    ///
+    /// See `IntegerFormat::multiply`; this machine has the kernels' instructions.
+    pub(super) unsafe fn run_parts(&self, kernels: &[unsafe fn(&Self)]) {
+        // SAFETY: as the caller promises.
+        unsafe { self.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+    }
+
     /// # Safety
     ///
     /// See `IntegerFormat::multiply`; the tile has the rows from `start` on, `rows` of them.
@@ -223,7 +233,7 @@ fn parts_of_sides(rows: usize, largest: usize) -> impl Iterator<Item = Range<usi
     (0..rows).step_by(SIDE).flat_map(move |side| equal_parts(side..rows.min(side + SIDE), largest))
 }
 
-/// `IntegerFormat::quantise` of a row of either dtype, in the instructions of `isa`.
+/// `IntegerFormat::quantise` of a row of any dtype, in the instructions of `isa`.
 ///
 /// # Safety
 ///

@@ -4,7 +4,7 @@ from pyllm_kernels import BackendError, CardError, Kernels, batch_invariant, che
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import WorkerConfig, needs_torch
-from pyllm.config.rank_coordinates import num_ranks
+from pyllm.config.rank_coordinates import index_among_all
 from pyllm.errors import ConfigError
 from pyllm.workers.devices.device import Device
 from pyllm.workers.devices.host import HostDevice
@@ -25,7 +25,7 @@ def worker_device(config: WorkerConfig) -> Device:
 
     from pyllm.workers.devices.torch_device import TorchDevice
 
-    number = config.core_index * num_ranks(config.engine.parallel) + config.rank
+    number = index_among_all(config.core_index, config.rank, config.engine.parallel)
     gpu = number if config.gpu is None else config.gpu
     return TorchDevice(torch.device("cuda", gpu) if kind == "cuda" else torch.device(kind))
 

@@ -11,6 +11,7 @@ from pyllm_kernels.host_copies import fill
 from pyllm_kernels.tensors import Array, Tensor, dtype_name
 
 from pyllm.config.engine_settings import EngineConfig
+from pyllm.errors import ConfigError
 from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.packed_cache import PackedCache
@@ -59,8 +60,15 @@ class WeightPlacement:
 
 
 def configure_kernels(engine: EngineConfig) -> None:
-    """Use the engine's number of threads, and its instructions, for the kernels of this process."""
+    """Use the engine's number of threads, and its instructions, for the kernels of this process.
+
+    Raises:
+        ConfigError: the processor lacks the instructions, or this process has computed with others.
+    """
     assert engine.device.num_threads is not None, "resolve_config chooses them"
-    if engine.device.instruction_set != "auto":
-        pyllm_kernels.use_instruction_set(engine.device.instruction_set)
+    if (chosen := engine.device.instruction_set) != "auto":
+        try:
+            pyllm_kernels.use_instruction_set(chosen)
+        except ValueError as error:
+            raise ConfigError(f"instruction_set {chosen}: {error}") from None
     pyllm_kernels.set_num_threads(engine.device.num_threads)

@@ -33,6 +33,7 @@ impl Product {
             unsafe {
                 let at = first * LANES;
                 let part = Self { right: self.right.add(at), out: self.out.add(at), ..*self };
+                // The guards are constants: no kernel is compiled whose sums would leave the registers.
                 match (vectors - first).min(at_once) {
                     1 => part.compute_vectors::<V, ROWS, 1>(),
                     2 if at_once >= 2 => part.compute_vectors::<V, ROWS, 2>(),
@@ -47,11 +48,11 @@ impl Product {
     ///
     /// See `compute`.
     #[inline(always)]
-    unsafe fn compute_vectors<V: Vector, const ROWS: usize, const VECTORS: usize>(&self) {
+    unsafe fn compute_vectors<V: Vector, const ROWS: usize, const COUNT: usize>(&self) {
         let Self { left, left_stride, right, right_stride, out, out_stride, depth, add } = *self;
         // SAFETY: as the caller promises.
         unsafe {
-            let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
+            let mut sums = [[V::splat(0.0); COUNT]; ROWS];
             if add {
                 for (row, sums) in sums.iter_mut().enumerate() {
                     for (column, sum) in sums.iter_mut().enumerate() {
@@ -60,7 +61,7 @@ impl Product {
                 }
             }
             for step in 0..depth {
-                let mut columns = [V::splat(0.0); VECTORS];
+                let mut columns = [V::splat(0.0); COUNT];
                 for (index, column) in columns.iter_mut().enumerate() {
                     *column = V::load(right.add(step * right_stride + index * LANES));
                 }

@@ -10,10 +10,11 @@ use crate::attention::cells::Ahead;
 use crate::kv_layer::KvLayer;
 use crate::vector::{Kernel, LANES, Storage, Vector};
 
-/// Maximum number of rows at once: with four vectors each they fit into the registers of AVX-512.
+/// Maximum number of rows at once: with four vectors each they fit into the registers of AVX-512, with one
+/// each into those of AVX2.
 pub(super) const MAX_ROWS: usize = 6;
 
-/// A head's dimensions, rounded up so that a vector of words, of two bfloat16 each, fits.
+/// A head's dimensions, rounded up so that a vector of words, of two 16-bit floats each, fits.
 pub(super) fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(2 * LANES)
 }
@@ -233,7 +234,7 @@ impl Kernel for Tile {
                 self.rows::<V, MAX_ROWS>(pair);
                 pair += MAX_ROWS;
             }
-            while V::ACCUMULATORS >= 3 && pair + 3 <= all_seen {
+            while pair + 3 <= all_seen {
                 self.rows::<V, 3>(pair);
                 pair += 3;
             }

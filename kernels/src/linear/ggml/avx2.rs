@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 
 use super::panel::PAIRS;
 use super::tile::{Tile, Weights};
-use crate::linear::dots::{Dots, Pairs, Signed, Vnni};
+use crate::linear::dots::{Dots, Signed, UnsignedBytes, Vnni};
 use crate::linear::format::{GROUP, SUPER_GROUPS, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 use crate::linear::{for_rows, prefetch_distance};
@@ -27,7 +27,7 @@ const BYTES: usize = COLUMNS * STEP_FEATURES;
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     let kernels: [unsafe fn(&Tile); 4] = for_rows!(rows<W>: 1 2 3 4);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.run_parts(&kernels) };
 }
 
 /// The same with VNNI.
@@ -38,7 +38,7 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 pub(super) unsafe fn multiply_vnni<W: Weights>(tile: &Tile) {
     let kernels: [unsafe fn(&Tile); 4] = for_rows!(rows_vnni<W>: 1 2 3 4);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.run_parts(&kernels) };
 }
 
 /// # Safety
@@ -49,9 +49,9 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
         match W::ENCODING.largest() {
-            0..=16 => rows_in::<W, Pairs<8>, ROWS>(tile),
-            17..=32 => rows_in::<W, Pairs<4>, ROWS>(tile),
-            33..=64 => rows_in::<W, Pairs<2>, ROWS>(tile),
+            0..=16 => rows_in::<W, UnsignedBytes<8>, ROWS>(tile),
+            17..=32 => rows_in::<W, UnsignedBytes<4>, ROWS>(tile),
+            33..=64 => rows_in::<W, UnsignedBytes<2>, ROWS>(tile),
             _ => rows_in::<W, Signed, ROWS>(tile),
         }
     }
@@ -72,6 +72,7 @@ unsafe fn rows_vnni<W: Weights, const ROWS: usize>(tile: &Tile) {
 /// See `multiply`; the caller has the instructions of `D`.
 #[inline(always)]
 unsafe fn rows_in<W: Weights, D: Dots, const ROWS: usize>(tile: &Tile) {
+    debug_assert!(W::ENCODING.largest() <= D::LARGEST && [0, W::ENCODING.offset].contains(&D::SUBTRACTS));
     // A sum for each row and vector, and two steps of each vector and row, among 16 registers.
     // SAFETY: as the caller promises.
     unsafe { if ROWS == 1 { columns::<W, D, ROWS, 4>(tile) } else { columns::<W, D, ROWS, 2>(tile) } }
@@ -204,7 +205,7 @@ unsafe fn add_products<W: Weights, D: Dots, const ROWS: usize, const VECTORS: us
     products: &mut [[__m256i; VECTORS]; ROWS],
 ) {
     let pairs = PAIRS / W::ENCODING.scales_per_group;
-    let at_once = D::PAIRS.min(pairs);
+    let at_once = D::STEP_PAIRS.min(pairs);
     // SAFETY: as the caller promises.
     unsafe {
         let mut sums = *products;
@@ -303,9 +304,12 @@ unsafe fn integers<W: Weights>(group: *const u8, step: usize) -> __m256i {
         if W::ENCODING.bits == 8 {
             return line(group, step);
         }
-        let nibbles = nibbles(group, step);
+        let pairs = line(group, step % PAIRS);
+        let pairs = if step < PAIRS { pairs } else { _mm256_srli_epi16::<4>(pairs) };
+        let nibbles = _mm256_and_si256(pairs, _mm256_set1_epi8(0xf));
         if let Some(numbers) = W::ENCODING.unsigned_codebook() {
-            return look_up(&numbers, nibbles);
+            let numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128(numbers.as_ptr().cast()));
+            return _mm256_shuffle_epi8(numbers, nibbles);
         }
         let (pair, high_bits) = (step % PAIRS, W::ENCODING.bits - 4);
         if high_bits == 0 {
@@ -328,20 +332,6 @@ unsafe fn integers<W: Weights>(group: *const u8, step: usize) -> __m256i {
     }
 }
 
-/// The low 4 bits of a step's integers.
-///
-/// # Safety
-///
-/// See `integers`.
-#[inline(always)]
-unsafe fn nibbles(group: *const u8, step: usize) -> __m256i {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let pairs = line(group, step % PAIRS);
-        low_nibbles(if step < PAIRS { pairs } else { _mm256_srli_epi16::<4>(pairs) })
-    }
-}
-
 /// # Safety
 ///
 /// See `integers`.
@@ -349,27 +339,6 @@ unsafe fn nibbles(group: *const u8, step: usize) -> __m256i {
 unsafe fn line(group: *const u8, line: usize) -> __m256i {
     // SAFETY: as the caller promises.
     unsafe { _mm256_loadu_si256(group.add(line * STEP_BYTES).cast()) }
-}
-
-/// # Safety
-///
-/// This machine has AVX2.
-#[inline(always)]
-unsafe fn low_nibbles(bytes: __m256i) -> __m256i {
-    // SAFETY: as the caller promises.
-    unsafe { _mm256_and_si256(bytes, _mm256_set1_epi8(0xf)) }
-}
-
-/// # Safety
-///
-/// This machine has AVX2.
-#[inline(always)]
-unsafe fn look_up(numbers: &[u8; 16], nibbles: __m256i) -> __m256i {
-    // SAFETY: as the caller promises; there are 16 numbers.
-    unsafe {
-        let numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128(numbers.as_ptr().cast()));
-        _mm256_shuffle_epi8(numbers, nibbles)
-    }
 }
 
 /// A group's scales or minimums of 8 columns; `supers` are their factors, if the format has super-blocks.

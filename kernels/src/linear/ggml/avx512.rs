@@ -31,7 +31,7 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     let most = if W::ENCODING.bits < 8 { 8 } else { 6 };
     let kernels: [unsafe fn(&Tile); 8] = for_rows!(rows<W>: 1 2 3 4 5 6 7 8);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts(most).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.run_parts(&kernels[..most]) };
 }
 
 /// # Safety

@@ -169,8 +169,6 @@ fn integer(encoding: Encoding, group: &[u8], column: usize, feature: usize) -> i
 }
 
 /// A scale or a minimum of a column, the scales first; `factors` are those of the group.
-#[inline(always)] // so that it is compiled anew for each instruction set
-#[expect(clippy::inline_always, reason = "see above")]
 pub(super) fn factor(encoding: Encoding, supers: &[u8], factors: &[u8], index: usize, column: usize) -> f32 {
     let half = |bytes: &[u8], at: usize| from_float16(u16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]));
     let at = index * PANEL + column;

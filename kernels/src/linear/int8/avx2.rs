@@ -22,7 +22,7 @@ const VECTORS: usize = 2;
 pub(super) unsafe fn multiply(tile: &Tile) {
     let kernels: [unsafe fn(&Tile); 2] = for_rows!(rows: 1 2);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.run_parts(&kernels) };
 }
 
 /// The same with VNNI.
@@ -33,7 +33,7 @@ pub(super) unsafe fn multiply(tile: &Tile) {
 pub(super) unsafe fn multiply_vnni(tile: &Tile) {
     let kernels: [unsafe fn(&Tile); 2] = for_rows!(rows_vnni: 1 2);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.run_parts(&kernels) };
 }
 
 /// # Safety

@@ -37,7 +37,7 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 unsafe fn multiply_parts<W: Weights>(tile: &Tile) {
     let kernels: [unsafe fn(&Tile); MAX_ROWS] = for_rows!(rows<W>: 1 2 3 4 5 6);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts(MAX_ROWS).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.run_parts(&kernels) };
 }
 
 /// The products of a row: for each plane, those of each half of the panel.
