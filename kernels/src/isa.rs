@@ -70,7 +70,7 @@ impl Isa {
             Self::Avx2 => {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
-            // Tests compute it in AVX-512's encoding: see `linear/dots.rs`.
+            // Tests compute it in AVX-512's encoding: see `linear/dots/avx2.rs`.
             Self::AvxVnni if cfg!(test) => Self::Avx512.is_available(),
             Self::AvxVnni => Self::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             Self::Avx512 => {

@@ -234,9 +234,14 @@ impl Kernel for Tile {
                 self.rows::<V, MAX_ROWS>(pair);
                 pair += MAX_ROWS;
             }
-            while pair + 3 <= all_seen {
+            while V::ACCUMULATORS >= 3 * VECTORS && pair + 3 <= all_seen {
                 self.rows::<V, 3>(pair);
                 pair += 3;
+            }
+            // By one vector each; three rows by two would leave no registers for keys.
+            while V::ACCUMULATORS < 3 * VECTORS && pair + 4 <= all_seen {
+                self.rows::<V, 4>(pair);
+                pair += 4;
             }
             while pair < self.pairs.end {
                 self.rows::<V, 1>(pair);

@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 
 use super::panel::PAIRS;
 use super::tile::{Tile, Weights};
-use crate::linear::dots::{Dots, Signed, UnsignedBytes, Vnni};
+use crate::linear::dots::avx2::{Dots, Signed, UnsignedBytes, Vnni};
 use crate::linear::format::{GROUP, SUPER_GROUPS, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 use crate::linear::{for_rows, prefetch_distance};

@@ -7,7 +7,7 @@ use std::arch::x86_64::{
 };
 
 use super::tile::{CHUNK, PLANES, Tile};
-use crate::linear::dots::{Dots, Signed, Vnni};
+use crate::linear::dots::avx2::{Dots, Signed, Vnni};
 use crate::linear::output::{PANEL, SIDE, STEP_BYTES, STEP_FEATURES};
 use crate::linear::{for_rows, prefetch_distance};
 
