@@ -270,7 +270,7 @@ def test_what_a_graph_cannot_take_is_refused() -> None:
     graph, x = Graph(), normal(2, 8)
     packed = select("reference", "cpu")[pack_linear](normal(3, 8))
     with graph.capture():
-        with pytest.raises(CaptureError, match="packed_linear has no kernel in Rust for this"):
+        with pytest.raises(CaptureError, match="packed_linear has no kernel in Rust for these arguments"):
             KERNELS[packed_linear](x, packed)
         with pytest.raises(RuntimeError, match="this thread is not capturing this graph"):
             _cpu.Graph().end_capture()
