@@ -46,7 +46,9 @@ def _decode_again(body: bytes, kind: Any, error: msgspec.ValidationError) -> Any
             error = next_error
     if (match := _OUT_OF_RANGE.fullmatch(str(error))) is not None and match[1] in (known := _declarations(kind)):
         values = msgspec.json.decode(body) if values is None else values
-        check_range(match[1], values[match[1]], known[match[1]])
+        value = values[match[1]]  # the last of this name, if a body has several, and the error may be about another
+        if isinstance(value, int | float):
+            check_range(match[1], value, known[match[1]])
     raise error
 
 

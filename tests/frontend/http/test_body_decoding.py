@@ -89,3 +89,9 @@ def test_a_number_out_of_its_range_is_refused_with_the_range(fields: dict[str, f
     with pytest.raises(RequestError) as refused:
         decode_body(msgspec.json.encode({"prompt": "x"} | fields), CompletionRequest)
     assert (str(refused.value), refused.value.parameter) == (text, name)
+
+
+@pytest.mark.parametrize("last", ["1", "null", '"x"', "[]"])
+def test_a_parameter_that_is_there_twice_is_refused_if_one_is_out_of_its_range(last: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="Expected `int` >= 1"):
+        decode_body(f'{{"prompt": "x", "n": 0, "n": {last}}}'.encode(), CompletionRequest)
