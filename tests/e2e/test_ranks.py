@@ -89,6 +89,20 @@ def rank(number: int) -> psutil.Process | None:
     return found[0] if found else None
 
 
+def pids() -> list[int]:
+    """The processes of all ranks."""
+    return [process.pid for number in range(RANKS) if (process := rank(number))]
+
+
+async def restart_and_kill(executor: ProcessExecutor, number: int) -> None:
+    for _ in range(5):  # On a busy machine it may be killed after it has joined.
+        killing = asyncio.create_task(kill_when_it_joins(number, pids()))
+        try:
+            await executor.restart()
+        finally:
+            await killing
+
+
 async def kill_when_it_joins(number: int, before: list[int]) -> None:
     while (process := rank(number)) is None or process.pid in before:
         await asyncio.sleep(0.01)
@@ -104,15 +118,13 @@ async def test_three_ranks_survive_the_loss_of_any(executor: ProcessExecutor) ->
     num_ports = len(listening())
     steps = Steps(executor)
     assert await steps.run(4) == expected[:4]
-    before = [process.pid for number in range(RANKS) if (process := rank(number))]
+    before = pids()
     with pytest.raises(WorkerDeadError, match="worker 1 of core 0 was killed by SIGKILL while") as caught:
         await steps.run(1, killed=rank(1))
     assert caught.value.cause == "killed"
     # Another one is lost while all of them look for one another.
-    killing = asyncio.create_task(kill_when_it_joins(2, before))
     with pytest.raises(StartError, match="worker 2 of core 0 was killed by SIGKILL while"):
-        await executor.restart()
-    await killing
+        await restart_and_kill(executor, 2)
     assert not any(psutil.pid_exists(pid) for pid in before)
     await executor.restart()
     await executor.collective("allocate", NUM_BLOCKS, 0)
