@@ -16,10 +16,7 @@ def _copy_blocks(key_cache: Array, value_cache: Array, copies: Array) -> None:
 @op(reference=_copy_blocks, triton="pyllm_kernels.gpu.blocks")
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     """Copy whole blocks within both caches, one after the other; copies int32 [n, 2] of (source, destination)."""
-    if key_cache.ndim == 4:
-        _cpu.ops.copy_blocks(key_cache, value_cache, copies)
-    else:
-        graph.not_captured(copy_blocks)(key_cache, value_cache, copies)
+    _cpu.ops.copy_blocks(key_cache, value_cache, copies)
 
 
 def _swap_blocks(cache: Array, host_blocks: Array, swaps: Array) -> None:

@@ -10,8 +10,8 @@ use crate::attention::cells::Ahead;
 use crate::kv_layer::KvLayer;
 use crate::vector::{Kernel, LANES, Storage, Vector};
 
-/// Maximum number of rows at once: with four vectors each they fit into the registers of AVX-512, with one
-/// each into those of AVX2.
+/// Maximum number of rows at once: with four vectors each they fit into the registers of AVX-512, with one each into
+/// those of AVX2.
 pub(super) const MAX_ROWS: usize = 6;
 
 /// A head's dimensions, rounded up so that a vector of words, of two 16-bit floats each, fits.
