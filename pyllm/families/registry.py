@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 
 from pyllm.errors import ConfigError
-from pyllm.families import cohere2, gemma, glm4, gpt_oss, granite, llama, mistral, olmo, phi3, qwen, smollm3
+from pyllm.families import cohere2, gemma, glm4, gpt_oss, granite, lfm2, llama, mistral, olmo, phi3, qwen, smollm3
 from pyllm.families.family import Family
 
 GROUP = "pyllm.families"
@@ -33,6 +33,7 @@ FAMILIES = (
     glm4.GLM4,
     cohere2.FAMILY,
     gpt_oss.FAMILY,
+    lfm2.FAMILY,
 )
 
 

@@ -12,11 +12,18 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pyllm.errors import ConfigError
-from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from pyllm.families.spec import (
+    AttentionSpec,
+    FeedForwardSpec,
+    GatedDeltaSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    RecurrenceSpec,
+    Shape,
+    StateSpaceSpec,
+)
 from pyllm.families.transformers_probe import Probed
-
-Shape = tuple[int, ...]
-
 
 class MissingTensorError(ConfigError):
     """A model's files lack a tensor that its architecture needs."""
@@ -222,14 +229,59 @@ GGUF_NAMES = TensorNames(
 
 def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
     """The name and the shape of each parameter of a layer."""
-    attention, feed_forward, hidden = layer.attention, layer.feed_forward, spec.hidden_size
+    shapes: dict[str, Shape] = {}
+    if layer.attention is not None:
+        shapes |= _of_attention(layer.attention, spec.hidden_size)
+    if layer.recurrence is not None:
+        shapes |= _of_recurrence(layer.recurrence, spec.hidden_size)
+    if layer.feed_forward is not None:
+        shapes |= _of_feed_forward(layer.feed_forward, spec.hidden_size)
+    return shapes | {f"{name}.weight": (spec.hidden_size,) for name in layer.norms}
+
+
+def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
     matrices = {
         "attention.query": (attention.query_size, hidden),
         "attention.key": (attention.kv_size, hidden),
         "attention.value": (attention.kv_size, hidden),
         "attention.output": (hidden, attention.query_size),
     }
-    prefixes = ["feed_forward"]
+    if attention.output_gate:
+        matrices["attention.gate"] = (attention.query_size, hidden)
+    biased = set(matrices) - {"attention.output"} if attention.bias else set()
+    shapes = _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set()))
+    if attention.sinks:
+        shapes["attention.sinks.weight"] = (attention.heads,)
+    if attention.query_key_norm is not None:
+        over_all = attention.norm_over == "all"
+        shapes["attention.query_norm.weight"] = (attention.query_size if over_all else attention.head_size,)
+        shapes["attention.key_norm.weight"] = (attention.kv_size if over_all else attention.head_size,)
+    return shapes
+
+
+def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
+    matrices = {f"recurrence.{name}": (size, hidden) for name, size in recurrence.inputs.items()}
+    matrices["recurrence.output"] = (hidden, recurrence.output_size)
+    has_bias = not isinstance(recurrence, GatedDeltaSpec) and recurrence.bias
+    shapes = _matrices(matrices, set(matrices) if has_bias else set())
+    channels = sum(recurrence.convolved)
+    shapes["recurrence.convolution.weight"] = (channels, recurrence.width)
+    if recurrence.has_convolution_bias:
+        shapes["recurrence.convolution.bias"] = (channels,)
+    match recurrence:
+        case GatedDeltaSpec():
+            shapes["recurrence.decay_scale.weight"] = shapes["recurrence.decay_bias.weight"] = (recurrence.value_heads,)
+            shapes["recurrence.norm.weight"] = (recurrence.value_size,)
+        case StateSpaceSpec():
+            for name in ("decay_scale", "step_bias", "skip"):
+                shapes[f"recurrence.{name}.weight"] = (recurrence.heads,)
+            if recurrence.norm_groups:
+                shapes["recurrence.norm.weight"] = (recurrence.output_size,)
+    return shapes
+
+
+def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Shape]:
+    matrices, prefixes = {}, ["feed_forward"]
     if (routing := feed_forward.routing) is not None:
         matrices["feed_forward.router"] = (routing.experts, hidden)
         prefixes = [f"feed_forward.experts.{expert}" for expert in range(routing.experts)]
@@ -238,25 +290,16 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
             matrices[f"{prefix}.gate"] = (feed_forward.size, hidden)
         matrices[f"{prefix}.up"] = (feed_forward.size, hidden)
         matrices[f"{prefix}.down"] = (hidden, feed_forward.size)
-    biased = {
-        "attention.query": attention.bias,
-        "attention.key": attention.bias,
-        "attention.value": attention.bias,
-        "attention.output": attention.output_bias,
-    }
+    return _matrices(matrices, set(matrices) if feed_forward.bias else set())
+
+
+def _matrices(matrices: Mapping[str, Shape], biased: Container[str]) -> dict[str, Shape]:
+    """The weights of matrices, and the biases of some."""
     shapes: dict[str, Shape] = {}
     for name, shape in matrices.items():
         shapes[f"{name}.weight"] = shape
-        if biased.get(name, feed_forward.bias):
+        if name in biased:
             shapes[f"{name}.bias"] = shape[:1]
-    if attention.sinks:
-        shapes["attention.sinks.weight"] = (attention.heads,)
-    for name in layer.norms:
-        shapes[f"{name}.weight"] = (hidden,)
-    if attention.query_key_norm is not None:
-        over_all = attention.norm_over == "all"
-        shapes["attention.query_norm.weight"] = (attention.query_size if over_all else attention.head_size,)
-        shapes["attention.key_norm.weight"] = (attention.kv_size if over_all else attention.head_size,)
     return shapes
 
 
@@ -302,7 +345,7 @@ def map_tensors(
             matrix = None
             if expert is not None and "{}" in source:
                 source = source.format(expert)
-            elif expert is not None and layer.feed_forward.routing is not None:
+            elif expert is not None and layer.feed_forward is not None and layer.feed_forward.routing is not None:
                 matrix = (expert, layer.feed_forward.routing.experts)
             tensor = f"{prefix}{names.tensor_of(source, kind)}"
             is_transposed = part in names.transposed and len(shape) == 2 and tensor not in quantised
@@ -445,6 +488,8 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
+    if len(needed) == 2 and tensor.shape == (needed[0], 1, needed[1]):  # the weights of a convolution
+        tensor = msgspec.structs.replace(tensor, shape=needed)
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
@@ -464,11 +509,11 @@ def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor
 
 
 def _transforms(spec: ModelSpec, layer: LayerSpec, part: str, names: TensorNames) -> tuple[Transform, ...]:
-    attention = layer.attention
-    if part in {"attention.query", "attention.key"} and names.interleaved:
-        return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
-    if part in {"attention.query_norm", "attention.key_norm"}:
-        return _offset(attention.query_key_norm, names)
+    if (attention := layer.attention) is not None:
+        if part in {"attention.query", "attention.key"} and names.interleaved:
+            return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
+        if part in {"attention.query_norm", "attention.key_norm"}:
+            return _offset(attention.query_key_norm, names)
     return _offset(layer.norms.get(part), names)
 
 
