@@ -8,21 +8,52 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 
 from pyllm.errors import ConfigError
-from pyllm.families import cohere2, gemma, glm4, gpt_oss, granite, lfm2, llama, mistral, olmo, phi3, qwen, smollm3
+from pyllm.families import (
+    apertus,
+    cohere,
+    exaone4,
+    falcon,
+    gemma,
+    glm4,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    gptj,
+    granite,
+    lfm2,
+    llama,
+    mistral,
+    nemotron,
+    olmo,
+    phi,
+    phi3,
+    qwen,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
 from pyllm.families.family import Family
 
 GROUP = "pyllm.families"
 FAMILIES = (
     llama.FAMILY,
+    llama.SEED_OSS,
+    llama.ARCEE,
+    llama.HELIUM,
+    llama.CWM,
     mistral.FAMILY,
     mistral.MIXTRAL,
     qwen.QWEN2,
     qwen.QWEN3,
     qwen.QWEN3_MOE,
+    gemma.GEMMA,
+    gemma.VAULT_GEMMA,
     gemma.GEMMA2,
     gemma.GEMMA3,
+    phi.FAMILY,
     phi3.FAMILY,
     smollm3.FAMILY,
+    olmo.OLMO,
     olmo.OLMO2,
     olmo.OLMO3,
     olmo.OLMOE,
@@ -31,9 +62,21 @@ FAMILIES = (
     granite.GRANITE4,
     glm4.GLM,
     glm4.GLM4,
-    cohere2.FAMILY,
+    cohere.COHERE,
+    cohere.COHERE2,
     gpt_oss.FAMILY,
     lfm2.FAMILY,
+    exaone4.FAMILY,
+    apertus.FAMILY,
+    nemotron.NEMOTRON,
+    nemotron.JAIS2,
+    starcoder2.FAMILY,
+    stablelm.FAMILY,
+    falcon.FAMILY,
+    gpt_neox.FAMILY,
+    gpt2.GPT2,
+    gpt2.GPT_BIGCODE,
+    gptj.FAMILY,
 )
 
 

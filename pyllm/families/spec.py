@@ -15,15 +15,18 @@ from pyllm.errors import ConfigError
 Shape = tuple[int, ...]
 ModelImpl = Literal["auto", "native", "transformers"]
 """Who computes a model: a family of ours, or transformers; "auto" takes a family where there is one."""
-Activation = Literal["silu", "gelu_tanh", "gelu"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
 }
-"""The kernels' names of what `hidden_act` names in a config.json."""
+"""The kernels' names of what `hidden_act` names in a config.json; not of xIELU, which has parameters (Apertus)."""
 
 
 class DynamicRope(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
@@ -55,14 +58,16 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Root mean square norm (arXiv 1910.07467), or a layer norm without bias (arXiv 1607.06450).
+    """Root mean square norm (arXiv 1910.07467), or layer norm (arXiv 1607.06450), which may have a bias.
 
-    With `unit_offset` the scale is `1 + w` (Gemma), and the sum is kept in float32.
+    With `unit_offset` the scale is `1 + w` (Gemma), and the sum is kept in float32. Without `weight` it is 1 (OLMo).
     """
 
     epsilon: float
     kind: Literal["rms", "layer"] = "rms"
     unit_offset: bool = False
+    weight: bool = True
+    bias: bool = False
 
 
 class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,8 +291,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     In place of attention a layer may have a recurrence, or both on one input, whose outputs are added (Falcon-H1), or
     neither; it may have no feed-forward layer.
 
-    With `parallel` both take the same normalised input, and their outputs are added (Cohere). For a layer that
-    transformers computes only the attention is known, and its feed-forward layer has the size 0.
+    With `parallel` both take the same input, and their outputs are added: normalised by the first norm (Cohere), or
+    each by its own one (GPT-NeoX). For a layer that transformers computes only the attention is known, and its
+    feed-forward layer has the size 0.
     """
 
     attention: AttentionSpec | None = None
@@ -356,6 +362,8 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model. `dtype` is the dtype of the file: float32, bfloat16 or float16; float32 for a quantised file.
 
+    The position embedding has `positions` rows, which are added to the embedding of tokens (GPT-2); 0 if there is none.
+
     With `transformers` that package computes the model: there is one layer for each call of attention, and the other
     fields of layers, norms and multipliers are unused.
     """
@@ -373,6 +381,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
+    positions: int = 0
+    head_bias: bool = False
     transformers: TransformersSpec | None = None
 
     @property

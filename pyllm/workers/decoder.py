@@ -4,10 +4,11 @@ Knows no family and no file; `WeightReader` fills the parameters, under the name
 """
 
 from collections.abc import Iterator
+from math import exp, log1p
 
-from pyllm_kernels import PackedLinear, QKNorm
+from pyllm_kernels import PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
-from pyllm_kernels.ops.elementwise import add, scale_and_cap, sigmoid_gate
+from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap, sigmoid_gate
 from pyllm_kernels.tensors import Tensor, copied, numpy_dtype, split
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
@@ -101,7 +102,9 @@ class FeedForward:
 
     def __init__(self, spec: FeedForwardSpec, hidden_size: int, placement: WeightPlacement) -> None:
         self._kernels = placement.kernels
-        self._activation, self._gated = spec.activation, spec.gated
+        self._activation: str | Xielu = spec.activation
+        self._gated = spec.gated
+        self._learned = placement.device.empty((2,), "float32") if spec.activation == "xielu" else None
         sizes = (spec.size, spec.size) if spec.gated else (spec.size,)
         self.up = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias)
         self.down = RowParallelLinear(spec.size, hidden_size, placement, spec.bias)
@@ -110,6 +113,17 @@ class FeedForward:
         names = ("gate", "up") if self._gated else ("up",)
         self.up.load(reader, *(f"{prefix}{name}" for name in names))
         self.down.load(reader, f"{prefix}down")
+        if self._learned is not None:
+            self._activation = self._read_xielu(reader, prefix, self._learned)
+
+    @staticmethod
+    def _read_xielu(reader: WeightReader, prefix: str, learned: Tensor) -> Xielu:
+        """xIELU with its learned factors, which are stored as the inverse of softplus (arXiv 2411.13010)."""
+        for index, name in enumerate(("positive", "negative")):
+            reader.read(f"{prefix}{name}.weight", (1,), learned[index : index + 1])
+        positive, negative = (max(number, 0) + log1p(exp(-abs(number))) for number in learned.tolist())
+        beta = 0.5
+        return Xielu(positive, beta + negative, beta, epsilon=-1e-6)
 
     def packed(self) -> Iterator[PackedLinear]:
         """Every matrix, in order."""
@@ -162,6 +176,8 @@ class DecoderLayer:
             x = mixed[0] if len(mixed) == 1 else self._kernels[add](*mixed)
             x = self._leave("attention_output_norm", x)
             if self._parallel and self.feed_forward is not None:
+                own_norm = self.norms.get("feed_forward_norm")
+                normed = normed if own_norm is None else own_norm(residual)
                 return self._kernels[add](x, self.feed_forward(normed)), residual
         if self.feed_forward is not None:
             normed, residual = self._enter("feed_forward_norm", x, residual)
@@ -205,15 +221,19 @@ class Decoder:
         # Rounded to the embedding's dtype: Gemma was trained with this rounding.
         self._embedding_scale = float(numpy_dtype(placement.dtype).type(spec.embedding_scale))
         self.embedding = VocabularyParallelEmbedding(*rows, placement) if stage.is_first else None
+        self.position_embedding = None
+        if stage.is_first and spec.positions:
+            self.position_embedding = VocabularyParallelEmbedding(spec.positions, spec.hidden_size, placement)
         self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
         assert spec.norm is not None, "the model is one of transformers"
-        self.norm, self.head_rows, self.head = None, None, None
+        self.norm, self.head_rows, self.head, self.head_bias = None, None, None, None
         if stage.is_last:
             self.norm = Norm(spec.norm, spec.hidden_size, placement)
             is_shared = spec.tie_word_embeddings and self.embedding is not None
             self.head_rows = self.embedding if is_shared else VocabularyParallelEmbedding(*rows, placement)
             assert self.head_rows is not None
             self.head = VocabularyParallelHead(self.head_rows, placement)
+            self.head_bias = placement.empty(spec.vocab_size) if spec.head_bias else None
 
     @property
     def embedding_bytes(self) -> int:
@@ -224,12 +244,16 @@ class Decoder:
         """Fill every parameter."""
         if self.embedding is not None:
             self.embedding.load(reader, _EMBEDDING)
+        if self.position_embedding is not None:
+            self.position_embedding.load(reader, "position_embedding.weight")
         for index, layer in self.layers.items():
             layer.load(reader, f"layers.{index}.")
         if self.norm is not None:
             self.norm.load(reader, "norm")
         if self.head_rows is not None and self.head_rows is not self.embedding:
             self.head_rows.load(reader, _EMBEDDING if self._spec.tie_word_embeddings else "head.weight")
+        if self.head_bias is not None:
+            reader.read("head.bias", (self._spec.vocab_size,), self.head_bias)
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix but the embedding and the head, in order."""
@@ -246,6 +270,8 @@ class Decoder:
             x = self.embedding(tokens)
             if self._embedding_scale != 1:
                 x = self._kernels[scale_and_cap](x, self._embedding_scale)
+            if self.position_embedding is not None:
+                x = self._kernels[add](self.position_embedding(context.positions), x)
         for layer in self.layers.values():
             x, residual = layer(x, residual, context)
         assert residual is not None, "a stage without layers"
@@ -258,6 +284,8 @@ class Decoder:
         if self.head is None:
             return None
         logits, spec = self.head(x), self._spec
+        if logits is not None and self.head_bias is not None:
+            logits = self._kernels[add_bias](logits, self.head_bias)
         if logits is None or (spec.logit_scale == 1 and spec.logit_soft_cap is None):
             return logits
         return self._kernels[scale_and_cap](logits, spec.logit_scale, spec.logit_soft_cap)
