@@ -17,6 +17,7 @@ FAMILIES = (
     mistral.FAMILY,
     mistral.MIXTRAL,
     qwen.QWEN2,
+    qwen.QWEN2_MOE,
     qwen.QWEN3,
     qwen.QWEN3_MOE,
     gemma.GEMMA2,

@@ -117,9 +117,13 @@ LLAMA_PARTS = {
     "feed_forward.up": "mlp.up_proj",
     "feed_forward.down": "mlp.down_proj",
     "feed_forward.router": "mlp.gate",
+    "feed_forward.correction": "mlp.gate.e_score_correction",
     "feed_forward.experts.gate": "mlp.experts.{}.gate_proj",
     "feed_forward.experts.up": "mlp.experts.{}.up_proj",
     "feed_forward.experts.down": "mlp.experts.{}.down_proj",
+    "feed_forward.shared.gate": "mlp.shared_experts.gate_proj",
+    "feed_forward.shared.up": "mlp.shared_experts.up_proj",
+    "feed_forward.shared.down": "mlp.shared_experts.down_proj",
 }
 """Of a layer, in transformers' names for Llama, which most families share."""
 
@@ -140,6 +144,11 @@ GGUF_PARTS = {
     "feed_forward.experts.gate": "ffn_gate_exps",
     "feed_forward.experts.up": "ffn_up_exps",
     "feed_forward.experts.down": "ffn_down_exps",
+    "feed_forward.correction": "exp_probs_b",
+    "feed_forward.shared.gate": "ffn_gate_shexp",
+    "feed_forward.shared.up": "ffn_up_shexp",
+    "feed_forward.shared.down": "ffn_down_shexp",
+    "feed_forward.shared_gate": "ffn_gate_inp_shexp",
     "feed_forward_output_norm": "post_ffw_norm",
 }
 """Of a layer, in llama.cpp's names."""
@@ -171,7 +180,7 @@ class TensorNames:
     parts: Mapping[str, str] = field(default_factory=lambda: LLAMA_PARTS)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     alternating: frozenset[str] = frozenset()
-    bare: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset({LLAMA_PARTS["feed_forward.correction"]})
     interleaved: bool = False
     offset_added: bool = False
     transposed: frozenset[str] = frozenset()
@@ -229,26 +238,32 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
         "attention.value": (attention.kv_size, hidden),
         "attention.output": (hidden, attention.query_size),
     }
-    prefixes = ["feed_forward"]
+    sizes = {"feed_forward": feed_forward.size}
     if (routing := feed_forward.routing) is not None:
         matrices["feed_forward.router"] = (routing.experts, hidden)
-        prefixes = [f"feed_forward.experts.{expert}" for expert in range(routing.experts)]
-    for prefix in prefixes:
+        sizes = {f"feed_forward.experts.{expert}": feed_forward.size for expert in range(routing.experts)}
+        if routing.shared is not None:
+            sizes["feed_forward.shared"] = routing.shared.size
+            if routing.shared.gated:
+                matrices["feed_forward.shared_gate"] = (1, hidden)
+    for prefix, size in sizes.items():
         if feed_forward.gated:
-            matrices[f"{prefix}.gate"] = (feed_forward.size, hidden)
-        matrices[f"{prefix}.up"] = (feed_forward.size, hidden)
-        matrices[f"{prefix}.down"] = (hidden, feed_forward.size)
+            matrices[f"{prefix}.gate"] = (size, hidden)
+        matrices[f"{prefix}.up"] = (size, hidden)
+        matrices[f"{prefix}.down"] = (hidden, size)
     biased = {
         "attention.query": attention.bias,
         "attention.key": attention.bias,
         "attention.value": attention.bias,
         "attention.output": attention.output_bias,
-    }
+    } | {name: False for name in matrices if name.startswith("feed_forward.shared")}
     shapes: dict[str, Shape] = {}
     for name, shape in matrices.items():
         shapes[f"{name}.weight"] = shape
         if biased.get(name, feed_forward.bias):
             shapes[f"{name}.bias"] = shape[:1]
+    if routing is not None and routing.correction:
+        shapes["feed_forward.correction.bias"] = (routing.experts,)
     if attention.sinks:
         shapes["attention.sinks.weight"] = (attention.heads,)
     for name in layer.norms:
@@ -433,6 +448,8 @@ class _Place(NamedTuple):
 
 def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, place: _Place) -> TensorEntry:
     tensor = tensors.get(place.source)
+    if tensor is not None and len(shape) == 1 and tensor.shape == (1, *shape):
+        tensor = _matrix_of(tensor, (0, 1))  # ERNIE 4.5 has a matrix with one row.
     num_rows = place.num_rows or shape[0]
     needed: Shape = (num_rows, *shape[1:])
     if place.is_transposed:

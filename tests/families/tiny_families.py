@@ -61,6 +61,7 @@ _DENSE = {
 }
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64}
 _QWEN3_MOE = {"moe_intermediate_size": 64}
+_SHARED = {"num_experts": 6, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 40}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _WINDOW = {"sliding_window": 24}
 _GPT_OSS = (
@@ -88,6 +89,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", _WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
+    "qwen2-moe": ("Qwen2Moe", _EXPERTS | _SHARED | {"norm_topk_prob": True}),
+    "qwen2-moe-dense": ("Qwen2Moe", _EXPERTS | _SHARED | {"decoder_sparse_step": 2, "qkv_bias": False}),
     "qwen3": ("Qwen3", _HEAD),
     "qwen3-bias": ("Qwen3", _HEAD | {"attention_bias": True}),
     "gemma2": ("Gemma2", _GEMMA),
@@ -136,6 +139,9 @@ def oracle(name: str) -> PreTrainedModel:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
             assert any(kind in parameter_name for kind in ("norm", "bias", "sinks"))
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.data.uniform_(-0.5, 0.5, generator=generator)
     return model
 
 
