@@ -89,6 +89,15 @@ QWEN2_MOE = Family(
             "feed_forward.shared_gate": "mlp.shared_expert_gate",
         }
     ),
+    gguf=GgufNames(
+        architectures=("qwen2moe",),
+        fields=GGUF_EXPERTS
+        | {
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        complete=lambda config: config.replaced(qkv_bias=config.flag("attention_bias")),
+    ),
 )
 QWEN3 = Family(architectures=("Qwen3ForCausalLM",), read=read_qwen3, gguf=GgufNames(architectures=("qwen3",)))
 QWEN3_MOE = Family(

@@ -8,7 +8,24 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 
 from pyllm.errors import ConfigError
-from pyllm.families import cohere2, gemma, glm4, gpt_oss, granite, llama, mistral, olmo, phi3, qwen, smollm3
+from pyllm.families import (
+    cohere2,
+    dots1,
+    ernie,
+    gemma,
+    glm4,
+    glm4_moe,
+    gpt_oss,
+    granite,
+    hunyuan,
+    llama,
+    minimax_m2,
+    mistral,
+    olmo,
+    phi3,
+    qwen,
+    smollm3,
+)
 from pyllm.families.family import Family
 
 GROUP = "pyllm.families"
@@ -27,13 +44,21 @@ FAMILIES = (
     olmo.OLMO2,
     olmo.OLMO3,
     olmo.OLMOE,
+    olmo.FLEX_OLMO,
     granite.GRANITE,
     granite.GRANITE_MOE,
     granite.GRANITE4,
     glm4.GLM,
     glm4.GLM4,
+    glm4_moe.FAMILY,
     cohere2.FAMILY,
     gpt_oss.FAMILY,
+    dots1.FAMILY,
+    ernie.ERNIE,
+    ernie.ERNIE_MOE,
+    minimax_m2.FAMILY,
+    hunyuan.HUNYUAN,
+    hunyuan.HUNYUAN_MOE,
 )
 
 
