@@ -33,7 +33,7 @@ from pyllm_kernels.op import BackendError, Kernels
 from pyllm_kernels.ops.activation import Xielu
 from pyllm_kernels.ops.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.ops.edit_logits import LogitsEdits
-from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertMatrices, Router
+from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertGroups, ExpertMatrices, Router
 from pyllm_kernels.ops.packed_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.registry import batch_invariant, select
 from pyllm_kernels.tensors import dtype_name
@@ -53,6 +53,7 @@ __all__ = [
     "CaptureError",
     "CardError",
     "ClampedSwiglu",
+    "ExpertGroups",
     "ExpertMatrices",
     "Graph",
     "KVScales",

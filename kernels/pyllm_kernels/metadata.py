@@ -95,11 +95,12 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class QKNorm:
-    """RMSNorm of each head of query and key, before the rotation; weights [head_dim]."""
+    """RMSNorm of each head of query and key, before the rotation or after it; weights [head_dim]."""
 
     query_weight: Tensor
     key_weight: Tensor
     epsilon: float
+    after_rotation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

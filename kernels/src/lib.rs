@@ -102,7 +102,7 @@ mod _cpu {
         #[pymodule_export]
         use crate::rows::activation::activation;
         #[pymodule_export]
-        use crate::rows::elementwise::{add, add_bias, scale_and_cap};
+        use crate::rows::elementwise::{add, add_bias, scale_and_cap, sigmoid_gate, widen};
         #[pymodule_export]
         use crate::rows::norm::{add_norm, norm};
     }

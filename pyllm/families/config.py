@@ -30,6 +30,10 @@ class Config:
     def __len__(self) -> int:
         return len(self._fields)
 
+    def value(self, name: str) -> Any:
+        """The value of a field, of any kind; None if it is absent."""
+        return self._fields.get(name)
+
     def integer(self, name: str, default: int = _REQUIRED, least: int = 1, most: int = _LARGEST) -> int:
         """A whole number from `least` to `most`."""
         value = self._get(name, default)

@@ -4,8 +4,6 @@ residuals and logits.
 
 from dataclasses import replace
 
-from msgspec.structs import replace as replace_struct
-
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.family import (
@@ -18,8 +16,9 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
+    with_experts,
 )
-from pyllm.families.spec import LayerSpec, ModelSpec
+from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
 from pyllm.families.tensors import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
 
 
@@ -50,11 +49,10 @@ def read_granite(config: Config) -> ModelSpec:
 
 
 def read_granite_moe(config: Config) -> ModelSpec:
-    """The model that a config.json of Granite 3 with experts describes."""
-    spec = read_granite(config)
-    routing = read_routing(config, normalised=True)
-    experts = replace_struct(spec.layers[0].feed_forward, routing=routing)
-    return replace_struct(spec, layers=tuple(replace_struct(layer, feed_forward=experts) for layer in spec.layers))
+    """The model that a config.json of Granite 3 with experts describes; a shared one may be beside them."""
+    shared = config.integer("shared_intermediate_size", 0, least=0)
+    routing = read_routing(config, normalised=True, shared=SharedExpertSpec(size=shared) if shared else None)
+    return with_experts(read_granite(config), routing, config.integer("intermediate_size"))
 
 
 def read_granite4(config: Config) -> ModelSpec:
@@ -94,20 +92,24 @@ GRANITE = Family(
     ),
 )
 GRANITE_MOE = Family(
-    architectures=("GraniteMoeForCausalLM",),
+    architectures=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
     read=read_granite_moe,
     tensors=TensorNames(
         parts=LLAMA_PARTS
         | {
             "feed_forward.router": "block_sparse_moe.router.layer",
             "feed_forward.experts.down": "block_sparse_moe.output_linear",
+            "feed_forward.shared.down": "shared_mlp.output_linear",
         },
-        stacked={"block_sparse_moe.input_linear": ("feed_forward.experts.gate", "feed_forward.experts.up")},
+        stacked={
+            "block_sparse_moe.input_linear": ("feed_forward.experts.gate", "feed_forward.experts.up"),
+            "shared_mlp.input_linear": ("feed_forward.shared.gate", "feed_forward.shared.up"),
+        },
     ),
     gguf=GgufNames(
         architectures=("granitemoe",),
         tensors=replace(GGUF_NAMES, interleaved=True),
-        fields=_GGUF_FIELDS | GGUF_EXPERTS,
+        fields=_GGUF_FIELDS | GGUF_EXPERTS | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
         complete=_complete,
     ),
 )

@@ -1,5 +1,6 @@
 """OLMo (arXiv 2402.00838): layer norms without weights; OLMo 2 (arXiv 2501.00656) and OLMo 3: post-norms only, and
-query and key norms over all heads together; OLMoE (arXiv 2409.02060): experts, and pre-norms.
+query and key norms over all heads together; OLMoE (arXiv 2409.02060): experts, and pre-norms; FlexOlmo (arXiv
+2507.07024): experts, and post-norms.
 """
 
 from dataclasses import replace as replace_names
@@ -18,6 +19,7 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
+    with_experts,
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec, NormSpec
@@ -60,6 +62,13 @@ def read_olmoe(config: Config) -> ModelSpec:
         feed_forward_norm=norm,
     )
     return read_model(config, [layer] * num_layers(config))
+
+
+def read_flex_olmo(config: Config) -> ModelSpec:
+    """The model that a config.json of FlexOlmo describes."""
+    config = config.with_defaults(rope_theta=500_000.0, rms_norm_eps=1e-6)
+    routing = read_routing(config, config.flag("norm_topk_prob", False))
+    return with_experts(read_olmo2(config), routing, config.integer("intermediate_size"))
 
 
 def _read(config: Config, types: list[str]) -> ModelSpec:
@@ -107,3 +116,4 @@ OLMOE = Family(
     read=read_olmoe,
     gguf=GgufNames(architectures=("olmoe",), fields=GGUF_EXPERTS),
 )
+FLEX_OLMO = Family(architectures=("FlexOlmoForCausalLM",), read=read_flex_olmo, tensors=TensorNames(parts=_PARTS))

@@ -82,7 +82,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - `rope`: the index in `ModelSpec.ropes`; None for a layer without positions.
     - `window`: the number of positions that a token attends to, its own included; None for all.
-    - `query_key_norm`: applied to query and key before the rotation, over each head or over all heads together.
+    - `query_key_norm`: applied to query and key before the rotation, over each head or over all heads together; with
+      `norm_after_rotation` after it, over each head.
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
     - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
@@ -96,6 +97,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     query_key_norm: NormSpec | None = None
     norm_over: Literal["head", "all"] = "head"
+    norm_after_rotation: bool = False
     bias: bool = False
     output_bias: bool = False
     soft_cap: float | None = None
@@ -118,15 +120,49 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, self.kv_heads // ranks)
 
 
-class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Mixture of experts: each token goes through `active` of the `experts` (arXiv 1701.06538).
+class ExpertGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups of equal size, `count` in number: a token takes experts of the `active` best groups alone.
 
-    A softmax over the router's scores gives their weights; with `normalised` the weights of the chosen ones sum to 1.
+    A group's score is the sum of its `best` largest: 1 in DeepSeek V2 (arXiv 2405.04434), 2 in V3 (arXiv 2412.19437).
+    """
+
+    count: int
+    active: int
+    best: int
+
+
+class SharedExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A feed-forward layer beside the experts, without biases, that every token goes through; outputs are added.
+
+    With `gated` its output is multiplied by the sigmoid of a number for each token, which is linear in the input.
+    """
+
+    size: int
+    gated: bool = False
+
+
+class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Mixture of experts: each token goes through the `active` of the `experts` with the largest scores.
+
+    - `scores`: a softmax over the router's logits (arXiv 1701.06538), or the sigmoid of each (arXiv 2412.19437). The
+      scores of the chosen experts are their weights.
+    - `normalised`: the weights sum to 1.
+    - `factor`: multiplies the weights.
+    - `correction`: each expert has a bias that is added to its score for the choice alone.
+    - `groups`: limits the choice to some groups.
+    - `float32`: the logits are computed in float32, whatever the dtype of the model.
+    - `shared`: an expert that every token goes through.
     """
 
     experts: int
     active: int
     normalised: bool = True
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    factor: float = 1.0
+    correction: bool = False
+    groups: ExpertGroups | None = None
+    float32: bool = False
+    shared: SharedExpertSpec | None = None
 
 
 class ClampedGate(msgspec.Struct, frozen=True, kw_only=True):
@@ -442,7 +478,10 @@ def _unevenly_cut(spec: ModelSpec, ranks: int, by_expert: bool) -> list[str]:
         size = layer.feed_forward.size
         if (routing := layer.feed_forward.routing) is None:
             parts[f"{size} columns of the feed-forward layer"] = size % ranks == 0
-        elif by_expert:
+            continue
+        if (shared := routing.shared) is not None:
+            parts[f"{shared.size} columns of the shared expert"] = shared.size % ranks == 0
+        if by_expert:
             parts[f"{routing.experts} experts"] = routing.experts % ranks == 0 and size % EXPERT_FEATURES == 0
         else:
             parts[f"{size} features of an expert into multiples of {EXPERT_FEATURES}"] = (

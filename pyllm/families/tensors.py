@@ -132,9 +132,13 @@ LLAMA_PARTS = {
     "feed_forward.up": "mlp.up_proj",
     "feed_forward.down": "mlp.down_proj",
     "feed_forward.router": "mlp.gate",
+    "feed_forward.correction": "mlp.gate.e_score_correction",
     "feed_forward.experts.gate": "mlp.experts.{}.gate_proj",
     "feed_forward.experts.up": "mlp.experts.{}.up_proj",
     "feed_forward.experts.down": "mlp.experts.{}.down_proj",
+    "feed_forward.shared.gate": "mlp.shared_experts.gate_proj",
+    "feed_forward.shared.up": "mlp.shared_experts.up_proj",
+    "feed_forward.shared.down": "mlp.shared_experts.down_proj",
 }
 """Of a layer, in transformers' names for Llama, which most families share."""
 
@@ -161,6 +165,11 @@ GGUF_PARTS = {
     "feed_forward.experts.gate": "ffn_gate_exps",
     "feed_forward.experts.up": "ffn_up_exps",
     "feed_forward.experts.down": "ffn_down_exps",
+    "feed_forward.correction": "exp_probs_b",
+    "feed_forward.shared.gate": "ffn_gate_shexp",
+    "feed_forward.shared.up": "ffn_up_shexp",
+    "feed_forward.shared.down": "ffn_down_shexp",
+    "feed_forward.shared_gate": "ffn_gate_inp_shexp",
     "feed_forward_output_norm": "post_ffw_norm",
 }
 """Of a layer, in llama.cpp's names."""
@@ -198,7 +207,7 @@ class TensorNames:
     alternating: frozenset[str] = frozenset()
     grouped: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    bare: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset({LLAMA_PARTS["feed_forward.correction"]})
     interleaved: bool = False
     offset_added: bool = False
     transposed: frozenset[str] = frozenset()
@@ -307,16 +316,23 @@ def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
 
 
 def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Shape]:
-    matrices, prefixes = {}, ["feed_forward"]
+    matrices, sizes = {}, {"feed_forward": feed_forward.size}
     if (routing := feed_forward.routing) is not None:
         matrices["feed_forward.router"] = (routing.experts, hidden)
-        prefixes = [f"feed_forward.experts.{expert}" for expert in range(routing.experts)]
-    for prefix in prefixes:
+        sizes = {f"feed_forward.experts.{expert}": feed_forward.size for expert in range(routing.experts)}
+        if routing.shared is not None:
+            sizes["feed_forward.shared"] = routing.shared.size
+            if routing.shared.gated:
+                matrices["feed_forward.shared_gate"] = (1, hidden)
+    for prefix, size in sizes.items():
         if feed_forward.gated:
-            matrices[f"{prefix}.gate"] = (feed_forward.size, hidden)
-        matrices[f"{prefix}.up"] = (feed_forward.size, hidden)
-        matrices[f"{prefix}.down"] = (hidden, feed_forward.size)
-    shapes = _matrices(matrices, set(matrices) if feed_forward.bias else set())
+            matrices[f"{prefix}.gate"] = (size, hidden)
+        matrices[f"{prefix}.up"] = (size, hidden)
+        matrices[f"{prefix}.down"] = (hidden, size)
+    biased = {name for name in matrices if feed_forward.bias and not name.startswith("feed_forward.shared")}
+    shapes = _matrices(matrices, biased)
+    if routing is not None and routing.correction:
+        shapes["feed_forward.correction.bias"] = (routing.experts,)
     if feed_forward.activation == "xielu":
         shapes |= {"feed_forward.positive.weight": (1,), "feed_forward.negative.weight": (1,)}
     return shapes
@@ -519,6 +535,8 @@ class _Place(NamedTuple):
 
 def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, place: _Place) -> TensorEntry:
     tensor = tensors.get(place.source)
+    if tensor is not None and len(shape) == 1 and tensor.shape == (1, *shape):
+        tensor = _matrix_of(tensor, (0, 1))  # ERNIE 4.5 has a matrix with one row.
     num_rows = place.num_rows or shape[0]
     needed: Shape = (num_rows, *shape[1:])
     if place.is_transposed:

@@ -248,7 +248,10 @@ def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:
 
 def _features(feed_forward: FeedForwardSpec) -> int:
     """Intermediate features of a feed-forward layer, summed over the experts that a token uses."""
-    return feed_forward.size * (feed_forward.routing.active if feed_forward.routing else 1)
+    routing = feed_forward.routing
+    if routing is None:
+        return feed_forward.size
+    return feed_forward.size * routing.active + (0 if routing.shared is None else routing.shared.size)
 
 
 def _gigabytes(count: int) -> str:

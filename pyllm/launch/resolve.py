@@ -68,7 +68,7 @@ LARGE_CARD_SEQUENCES, LARGE_CARD_BATCHED_TOKENS = 256, 8192
 OLDEST_BFLOAT16 = 80  # compute capability 8.0
 SPECULATIVE_TOKENS = 5
 # Matrices whose columns are split among ranks; a split cannot cut a quantised block.
-CUT_BY_COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
+CUT_BY_COLUMNS = ("attention.output.weight", "feed_forward.down.weight", "feed_forward.shared.down.weight")
 # Default queue limits: some tens of seconds of a busy server's work, and always enough for a burst.
 QUEUE_PER_SEQUENCE = 16
 LEAST_QUEUE = 256

@@ -49,7 +49,8 @@ class Attention:
             self.query_norm = Norm(norm, spec.query_size if over_all else spec.head_size, placement)
             self.key_norm = Norm(norm, spec.kv_size if over_all else spec.head_size, placement)
             if not over_all:
-                head_norm = QKNorm(self.query_norm.weight, self.key_norm.weight, norm.epsilon)
+                weights = self.query_norm.weight, self.key_norm.weight
+                head_norm = QKNorm(*weights, norm.epsilon, spec.norm_after_rotation)
         self._normalises_all = self.query_norm is not None and head_norm is None
         # The number of adjacent ranks that hold the same KV head, if there are more ranks than KV heads.
         self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)

@@ -61,6 +61,23 @@ _DENSE = {
 }
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64}
 _QWEN3_MOE = {"moe_intermediate_size": 64}
+_SHARED = {"num_experts": 6, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 40}
+_DEEPSEEK = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+_ERNIE_MOE = {
+    "moe_num_experts": 6,
+    "moe_k": 2,
+    "moe_intermediate_size": 64,
+    "moe_num_shared_experts": 1,
+    "intermediate_size": 128,
+}
+_HUNYUAN_MOE = {"num_experts": 6, "moe_topk": [2, 2], "intermediate_size": 64}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _WINDOW = {"sliding_window": 24}
 _GPT_OSS = (
@@ -92,6 +109,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", _WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
+    "qwen2-moe": ("Qwen2Moe", _EXPERTS | _SHARED | {"norm_topk_prob": True}),
+    "qwen2-moe-dense": ("Qwen2Moe", _EXPERTS | _SHARED | {"decoder_sparse_step": 2, "qkv_bias": False}),
     "qwen3": ("Qwen3", _HEAD),
     "qwen3-bias": ("Qwen3", _HEAD | {"attention_bias": True}),
     "gemma2": ("Gemma2", _GEMMA),
@@ -144,6 +163,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {"logit_scale": 0.5, "tie_word_embeddings": True, "attention_bias": True}),
     "gemma": ("Gemma", _HEAD | {"tie_word_embeddings": True, "hidden_act": "gelu"}),
     "vault-gemma": ("VaultGemma", _GEMMA),
+    "glm4-moe": ("Glm4Moe", _DEEPSEEK | {"n_group": 2, "use_qk_norm": True}),
+    "glm4-moe-bias": ("Glm4Moe", _DEEPSEEK | {"norm_topk_prob": False, "attention_bias": True}),
+    "dots1": ("Dots1", _DEEPSEEK | _WINDOW | {"max_window_layers": 1, "n_group": 3, "topk_group": 2}),
+    "dots1-whole": ("Dots1", _DEEPSEEK | {"sliding_window": None, "attention_bias": True, "norm_topk_prob": True}),
+    "ernie": ("Ernie4_5", _HEAD | {"use_bias": True, "tie_word_embeddings": True}),
+    "ernie-moe": ("Ernie4_5_Moe", _ERNIE_MOE),
+    "ernie-moe-some": (
+        "Ernie4_5_Moe",
+        _ERNIE_MOE
+        | {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_layer_end_index": 1, "moe_layer_start_index": 0},
+    ),
+    "minimax-m2": ("MiniMaxM2", _HEAD | _EXPERTS | _rope("default", partial_rotary_factor=0.5)),
+    "hunyuan": ("HunYuanDenseV1", _HEAD | {"attention_bias": True}),
+    "hunyuan-alpha": ("HunYuanDenseV1", _HEAD | _rope("dynamic", alpha=50.0, factor=1.0)),
+    "hunyuan-moe": ("HunYuanMoEV1", _HEAD | _HUNYUAN_MOE),
+    "flex-olmo": ("FlexOlmo", _EXPERTS | {"num_experts": 6}),
+    "granite-moe-shared": ("GraniteMoeShared", _SCALED | _EXPERTS | {"shared_intermediate_size": 48}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
@@ -169,6 +205,9 @@ def oracle(name: str) -> PreTrainedModel:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
             assert any(kind in parameter_name for kind in ("norm", "ln_", "bias", "sinks", "alpha"))
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.data.uniform_(-0.5, 0.5, generator=generator)
     return model
 
 

@@ -128,10 +128,11 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu,
             f"x is {x.dtype} {list(x.shape)} with strides {x.stride()}: give contiguous floats in a matrix"
         )
     tokens, hidden = x.shape
-    if logits.shape != (tokens, num_experts) or logits.dtype is not x.dtype or not logits.is_contiguous():
+    is_float = logits.dtype in {x.dtype, torch.float32}
+    if logits.shape != (tokens, num_experts) or not is_float or not logits.is_contiguous():
         raise ValueError(
             f"logits are {logits.dtype} {list(logits.shape)} with strides {logits.stride()}: {tokens} tokens take "
-            f"contiguous {x.dtype} [{tokens}, {num_experts}]"
+            f"contiguous {x.dtype} or float32 [{tokens}, {num_experts}]"
         )
     if tokens * active > _MAX_PAIRS:
         raise ValueError(f"{tokens} tokens of {active} experts each: a step has up to {_MAX_PAIRS} such pairs")
