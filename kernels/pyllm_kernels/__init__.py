@@ -28,7 +28,15 @@ from pyllm_kernels.matrix_rows import (
     empty_bytes,
     zero_rows,
 )
-from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.metadata import (
+    UNSCALED,
+    AttentionLayer,
+    AttentionMetadata,
+    AttentionShape,
+    KVScales,
+    QKNorm,
+    StateRows,
+)
 from pyllm_kernels.op import BackendError, Kernels
 from pyllm_kernels.ops.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.ops.edit_logits import LogitsEdits
@@ -68,6 +76,7 @@ __all__ = [
     "Router",
     "Scales",
     "SparseRows",
+    "StateRows",
     "batch_invariant",
     "check_card",
     "dtype_name",

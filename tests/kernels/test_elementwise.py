@@ -1,9 +1,9 @@
-"""A bias, a factor and a cap in place, and the residual added, against their formulas in float64."""
+"""A bias, a factor and a cap in place, the residual added, and gates, against their formulas in float64."""
 
 import pytest
 import torch
-from pyllm_kernels import Kernels
-from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap
+from pyllm_kernels import Kernels, select
+from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap, sigmoid_gate
 
 # Twice the unit in the last place: Triton's interpreter truncates where it should round to bfloat16.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -68,3 +68,17 @@ def test_rows_do_not_depend_on_each_other(kernels: Kernels, device: torch.device
     assert torch.equal(kernels[add](x, residual, 0.3), torch.cat(added))
     changed = [kernels[scale_and_cap](kernels[add_bias](row, bias), 0.7, 2.0) for row, _ in rows]
     assert torch.equal(kernels[scale_and_cap](kernels[add_bias](x, bias), 0.7, 2.0), torch.cat(changed))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_gate_is_a_factor(backend: str, shape: tuple[int, int], dtype: torch.dtype, is_shared: bool) -> None:
+    tokens, width = shape
+    x, gates = torch.randn(tokens, width).to(dtype), (torch.randn(tokens, width + 9) * 5).to(dtype)
+    gate = gates[:, 3:4] if is_shared else gates[:, 3 : 3 + width]
+    output = select(backend, "cpu")[sigmoid_gate](x, gate)
+    assert output.dtype == dtype
+    expected = x.double() * gate.double().sigmoid()
+    torch.testing.assert_close(output.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

@@ -1,9 +1,10 @@
-"""Sums and scales, number by number."""
+"""Sums, scales and gates, number by number."""
 
 import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
+from pyllm_kernels.ops.activation import sigmoid
 from pyllm_kernels.tensors import Array, Tensor, rounded, widened
 
 
@@ -45,3 +46,19 @@ def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     """
     _cpu.ops.scale_and_cap(x, factor, cap)
     return x
+
+
+def _sigmoid_gate(x: Array, gate: Array) -> Array:
+    return rounded(widened(x) * sigmoid(widened(gate)), x)
+
+
+@op(reference=_sigmoid_gate)
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """`x * sigmoid(gate)` in float32, rounded once to x's dtype, which is the gate's.
+
+    x [tokens, features]; gate [tokens, features], or [tokens, 1]: one for a token. Columns contiguous, tokens any
+    stride.
+    """
+    out = graph.empty(x.shape, x)
+    _cpu.ops.sigmoid_gate(x, gate, out)
+    return out

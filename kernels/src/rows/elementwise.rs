@@ -1,4 +1,4 @@
-//! Elementwise changes of a matrix: a bias, a factor and a cap, or the residual added.
+//! Elementwise changes of a matrix: a bias, a factor and a cap, a gate, or the residual added.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -21,6 +21,8 @@ pub(crate) enum Change {
     Scale { factor: f32, cap: Option<f32> },
     /// `factor * x + residual`, of the dtype of x.
     Add { factor: f32, residual: Matrix },
+    /// `x * sigmoid(gate)`, of the dtype of x; `shared`: a row's gate is one number.
+    Gate { gate: Matrix, shared: bool },
 }
 
 /// Write the change of x to out, which may be x; both have the same dtype.
@@ -55,6 +57,15 @@ pub(crate) fn scale_and_cap(py: Python<'_>, x: Array, factor: f32, cap: Option<f
     change(py, Change::Scale { factor, cap }, &x, &x, &[&x])
 }
 
+/// `x * sigmoid(gate)` in `out`.
+#[pyfunction]
+pub(crate) fn sigmoid_gate(py: Python<'_>, x: Array, gate: Array, out: Array) -> PyResult<()> {
+    let ([tokens, width], [_, of_gate]) = (x.dimensions("x")?, gate.dimensions("gate")?);
+    let shared = of_gate == 1;
+    let gates = gate.matrix_of("gate", x.dtype("x")?, [tokens, if shared { 1 } else { width }])?;
+    change(py, Change::Gate { gate: gates, shared }, &x, &out, &[&x, &gate, &out])
+}
+
 fn change(py: Python<'_>, change: Change, x: &Array, out: &Array, arrays: &[&Array]) -> PyResult<()> {
     let shape @ [tokens, width] = x.dimensions("x")?;
     let (x, out) = (x.matrix("x", shape)?, out.matrix_of("out", x.dtype("x")?, shape)?);
@@ -68,6 +79,7 @@ impl Op for Elementwise {
             Change::Bias(_) => "add_bias",
             Change::Scale { .. } => "scale_and_cap",
             Change::Add { .. } => "add",
+            Change::Gate { .. } => "sigmoid_gate",
         }
     }
 
@@ -116,6 +128,14 @@ impl<X: Storage> Kernel for Row<'_, X> {
                 Change::Add { factor, residual } => {
                     let (factor, residual) = (V::splat(factor), residual.row::<X>(row));
                     self.change::<V>(row, |x, at, left| x.mul_add(factor, X::load_up_to(residual.add(at), left)));
+                }
+                Change::Gate { gate, shared: true } => {
+                    let factor = V::splat((*gate.row::<X>(row)).widen()).sigmoid();
+                    self.change::<V>(row, |x, _, _| x.mul(factor));
+                }
+                Change::Gate { gate, shared: false } => {
+                    let gate = gate.row::<X>(row);
+                    self.change::<V>(row, |x, at, left| x.mul(X::load_up_to::<V>(gate.add(at), left).sigmoid()));
                 }
             }
         }
@@ -178,6 +198,7 @@ mod tests {
                 Change::Scale { factor, cap: None },
                 Change::Scale { factor, cap: Some(cap) },
                 Change::Add { factor, residual: other },
+                Change::Gate { gate: other, shared: false },
             ];
             for (change, isa) in changes.into_iter().flat_map(|change| Isa::available().map(move |isa| (change, isa))) {
                 let mut out = vec![f32::NAN; x.len()];
@@ -192,6 +213,7 @@ mod tests {
                         Change::Scale { cap: None, .. } => factor * x,
                         Change::Scale { .. } => wide_cap * (factor * x / wide_cap).tanh(),
                         Change::Add { .. } => factor * x + other,
+                        Change::Gate { .. } => x / (1.0 + (-other).exp()),
                     };
                     prop_assert!((f64::from(out) - expected).abs() < 1e-5, "{isa:?} {change:?}: {x} gives {out}");
                 }
