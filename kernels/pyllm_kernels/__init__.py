@@ -30,6 +30,7 @@ from pyllm_kernels.matrix_rows import (
 )
 from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 from pyllm_kernels.op import BackendError, Kernels
+from pyllm_kernels.ops.activation import Xielu
 from pyllm_kernels.ops.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.ops.edit_logits import LogitsEdits
 from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertGroups, ExpertMatrices, Router
@@ -69,6 +70,7 @@ __all__ = [
     "Router",
     "Scales",
     "SparseRows",
+    "Xielu",
     "batch_invariant",
     "check_card",
     "dtype_name",

@@ -122,6 +122,10 @@ class Config:
         """A copy with other values in some fields."""
         return Config(dict.fromkeys(self.nulls) | self._fields | changes, self.place)
 
+    def renamed(self, **names: str) -> "Config":
+        """A copy with fields under other names, as in `hidden_size="n_embd"`; a field that is there stays as it is."""
+        return self.with_defaults(**{name: self._fields[own] for name, own in names.items() if own in self._fields})
+
     def with_section(self, name: str, **changes: Any) -> "Config":
         """A copy with other values in a dictionary within."""
         return self.replaced(**{name: self.section(name)._fields | changes})

@@ -186,7 +186,8 @@ def read_model(
 ) -> ModelSpec:
     """The model with these layers; all layers share one rotation unless `ropes` are given."""
     if ropes is None:
-        ropes = (read_rope(config, layers[0].attention.head_size),)
+        head_size = next(layer.attention.head_size for layer in layers if layer.attention is not None)
+        ropes = (read_rope(config, head_size),)
     fields = {
         "architecture": config.items("architectures", 1)[0],
         "vocab_size": config.integer("vocab_size"),

@@ -1,4 +1,5 @@
-"""Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786): pre- and post-norms, windows, scaled embeddings.
+"""Gemma (arXiv 2403.08295): scaled embeddings; Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786): windows, pre-
+and post-norms; VaultGemma (arXiv 2510.15001): Gemma 2 without post-norms.
 
 Gemma 2 caps scores and logits; Gemma 3 normalises query and key, and uses another RoPE base in sliding-window layers.
 Of a Gemma 3 model with images the text model is read, and the tensors for images are skipped.
@@ -13,6 +14,7 @@ from pyllm.families.family import (
     Family,
     GgufNames,
     layer_types,
+    num_layers,
     read_attention,
     read_feed_forward,
     read_model,
@@ -32,6 +34,30 @@ _TEXT_DEFAULTS = {
     "sliding_window": 4096,
     "rms_norm_eps": 1e-6,
 }
+
+
+def read_gemma(config: Config) -> ModelSpec:
+    """The model that a config.json of Gemma describes."""
+    config = config.with_defaults(head_dim=256, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh")
+    if config.text("hidden_act") == "gelu":  # The first files mean the approximation.
+        config = config.replaced(hidden_act="gelu_pytorch_tanh")
+    config.refuse_unless(use_bidirectional_attention=False)
+    bias, norm = config.flag("attention_bias", False), read_norm(config, unit_offset=True)
+    layer = LayerSpec(
+        attention=read_attention(config, bias=bias, output_bias=bias),
+        feed_forward=read_feed_forward(config),
+        attention_norm=norm,
+        feed_forward_norm=norm,
+    )
+    layers = [layer] * num_layers(config)
+    return read_model(config, layers, embedding_scale=config.integer("hidden_size") ** 0.5)
+
+
+def read_vault_gemma(config: Config) -> ModelSpec:
+    """The model that a config.json of VaultGemma describes."""
+    spec = read_gemma2(config)
+    layers = (replace_struct(layer, attention_output_norm=None, feed_forward_output_norm=None) for layer in spec.layers)
+    return replace_struct(spec, layers=tuple(layers))
 
 
 def read_gemma2(config: Config) -> ModelSpec:
@@ -124,6 +150,12 @@ _PARTS = LLAMA_PARTS | {
     "feed_forward_output_norm": "post_feedforward_layernorm",
 }
 
+GEMMA = Family(architectures=("GemmaForCausalLM",), read=read_gemma, gguf=GgufNames(architectures=("gemma",)))
+VAULT_GEMMA = Family(
+    architectures=("VaultGemmaForCausalLM",),
+    read=read_vault_gemma,
+    tensors=TensorNames(parts=LLAMA_PARTS | {"feed_forward_norm": "pre_feedforward_layernorm"}),
+)
 GEMMA2 = Family(
     architectures=("Gemma2ForCausalLM",),
     read=read_gemma2,

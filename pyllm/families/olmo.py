@@ -1,6 +1,9 @@
-"""OLMo 2 (arXiv 2501.00656) and OLMo 3: post-norms only, and query and key norms over all heads together; OLMoE
-(arXiv 2409.02060): experts, and pre-norms; FlexOlmo (arXiv 2507.07024): experts, and post-norms.
+"""OLMo (arXiv 2402.00838): layer norms without weights; OLMo 2 (arXiv 2501.00656) and OLMo 3: post-norms only, and
+query and key norms over all heads together; OLMoE (arXiv 2409.02060): experts, and pre-norms; FlexOlmo (arXiv
+2507.07024): experts, and post-norms.
 """
+
+from dataclasses import replace as replace_names
 
 from msgspec.structs import replace
 
@@ -19,8 +22,21 @@ from pyllm.families.family import (
     with_experts,
 )
 from pyllm.families.rope import read_rope
-from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+from pyllm.families.spec import LayerSpec, ModelSpec, NormSpec
+from pyllm.families.tensors import GGUF_NAMES, POST_NORM_PARTS, TensorNames
+
+
+def read_olmo(config: Config) -> ModelSpec:
+    """The model that a config.json of OLMo describes."""
+    config.refuse_unless(clip_qkv=None)
+    bias, norm = config.flag("attention_bias", False), NormSpec(epsilon=1e-5, kind="layer", weight=False)
+    layer = LayerSpec(
+        attention=read_attention(config, bias=bias, output_bias=bias),
+        feed_forward=read_feed_forward(config),
+        attention_norm=norm,
+        feed_forward_norm=norm,
+    )
+    return read_model(config, [layer] * num_layers(config))
 
 
 def read_olmo2(config: Config) -> ModelSpec:
@@ -79,18 +95,22 @@ def _layers(config: Config, types: list[str]) -> list[LayerSpec]:
     ]
 
 
-_PARTS = LLAMA_PARTS | {
-    "attention_output_norm": "post_attention_layernorm",
-    "feed_forward_output_norm": "post_feedforward_layernorm",
-}
-
+OLMO = Family(
+    architectures=("OlmoForCausalLM",),
+    read=read_olmo,
+    gguf=GgufNames(
+        architectures=("olmo",),
+        tensors=replace_names(GGUF_NAMES, interleaved=True),
+        fields={"attention.clamp_kqv": "clip_qkv"},
+    ),
+)
 OLMO2 = Family(
     architectures=("Olmo2ForCausalLM",),
     read=read_olmo2,
-    tensors=TensorNames(parts=_PARTS),
+    tensors=TensorNames(parts=POST_NORM_PARTS),
     gguf=GgufNames(architectures=("olmo2",)),
 )
-OLMO3 = Family(architectures=("Olmo3ForCausalLM",), read=read_olmo3, tensors=TensorNames(parts=_PARTS))
+OLMO3 = Family(architectures=("Olmo3ForCausalLM",), read=read_olmo3, tensors=TensorNames(parts=POST_NORM_PARTS))
 OLMOE = Family(
     architectures=("OlmoeForCausalLM",),
     read=read_olmoe,

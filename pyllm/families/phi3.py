@@ -14,7 +14,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GATE_UP, GGUF_NAMES, TensorNames
+from pyllm.families.tensors import GATE_UP, GGUF_NAMES, QUERY_KEY_VALUE, TensorNames
 
 
 def read(config: Config) -> ModelSpec:
@@ -41,14 +41,13 @@ def _with_original(config: Config) -> Config:
 
 
 _ORIGINAL = 4096  # the default of transformers, and the value of all models with shorter contexts
-_QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
 
 FAMILY = Family(
     architectures=("Phi3ForCausalLM",),
     read=read,
-    tensors=TensorNames(stacked={"self_attn.qkv_proj": _QUERY_KEY_VALUE, "mlp.gate_up_proj": GATE_UP}),
+    tensors=TensorNames(stacked={"self_attn.qkv_proj": QUERY_KEY_VALUE, "mlp.gate_up_proj": GATE_UP}),
     gguf=GgufNames(
         architectures=("phi3",),
-        tensors=replace(GGUF_NAMES, stacked={"attn_qkv": _QUERY_KEY_VALUE, "ffn_up": GATE_UP}),
+        tensors=replace(GGUF_NAMES, stacked={"attn_qkv": QUERY_KEY_VALUE, "ffn_up": GATE_UP}),
     ),
 )

@@ -4,6 +4,7 @@ The specs travel to every process with the checkpoint. `pyllm/workers/decoder.py
 """
 
 import math
+from collections.abc import Iterator
 from itertools import chain
 from typing import Literal
 
@@ -11,17 +12,21 @@ import msgspec
 
 from pyllm.errors import ConfigError
 
+Shape = tuple[int, ...]
 ModelImpl = Literal["auto", "native", "transformers"]
 """Who computes a model: a family of ours, or transformers; "auto" takes a family where there is one."""
-Activation = Literal["silu", "gelu_tanh", "gelu"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
 }
-"""The kernels' names of what `hidden_act` names in a config.json."""
+"""The kernels' names of what `hidden_act` names in a config.json; not of xIELU, which has parameters (Apertus)."""
 
 
 class DynamicRope(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
@@ -53,14 +58,16 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Root mean square norm (arXiv 1910.07467), or a layer norm without bias (arXiv 1607.06450).
+    """Root mean square norm (arXiv 1910.07467), or layer norm (arXiv 1607.06450), which may have a bias.
 
-    With `unit_offset` the scale is `1 + w` (Gemma), and the sum is kept in float32.
+    With `unit_offset` the scale is `1 + w` (Gemma), and the sum is kept in float32. Without `weight` it is 1 (OLMo).
     """
 
     epsilon: float
     kind: Literal["rms", "layer"] = "rms"
     unit_offset: bool = False
+    weight: bool = True
+    bias: bool = False
 
 
 class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +86,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
       `norm_after_rotation` after it, over each head.
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
+    - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
     """
 
     heads: int
@@ -95,6 +103,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     soft_cap: float | None = None
     query_scaling: QueryScaling | None = None
     sinks: bool = False
+    output_gate: bool = False
 
     @property
     def query_size(self) -> int:
@@ -178,15 +187,154 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     clamped_gate: ClampedGate | None = None
 
 
+class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short_convolution"):
+    """A causal convolution of each feature over the last `width` tokens, between two gates (LFM2, arXiv 2511.23404)."""
+
+    size: int
+    width: int
+    bias: bool = False
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """The features of each part of the convolution's input."""
+        return (self.size,)
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """The projections of the layer's input, with their features; those that are convolved come first."""
+        return {"input_gate": self.size, "output_gate": self.size, "value": self.size}
+
+    @property
+    def output_size(self) -> int:
+        """Features before the last projection."""
+        return self.size
+
+    @property
+    def has_convolution_bias(self) -> bool:
+        """Whether the convolution has a bias."""
+        return self.bias
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The numbers of features or heads that ranks share equally."""
+        return (self.size,)
+
+    def memory(self, ranks: int) -> Shape:
+        """The shape of the state beside that of the convolution, on each of `ranks`; empty: there is none."""
+        return ()
+
+
+class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta"):
+    """The gated delta rule (arXiv 2412.06464) after a causal convolution over `width` tokens.
+
+    Its output is normalised over each head, and gated. Each value head has a matrix [key_size, value_size] as its state; several may have the query and the key of one head.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    width: int
+    epsilon: float
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        keys = self.key_heads * self.key_size
+        return keys, keys, self.value_heads * self.value_size
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """See `ShortConvolutionSpec`."""
+        query, key, value = self.convolved
+        heads = {"beta": self.value_heads, "decay": self.value_heads}
+        return {"query": query, "key": key, "value": value, "gate": value} | heads
+
+    @property
+    def output_size(self) -> int:
+        """See `ShortConvolutionSpec`."""
+        return self.value_heads * self.value_size
+
+    @property
+    def has_convolution_bias(self) -> bool:
+        """See `ShortConvolutionSpec`."""
+        return False
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return self.key_heads, self.value_heads
+
+    def memory(self, ranks: int) -> Shape:
+        """See `ShortConvolutionSpec`."""
+        return self.value_heads // ranks, self.key_size, self.value_size
+
+
+class StateSpaceSpec(msgspec.Struct, frozen=True, kw_only=True, tag="state_space"):
+    """Mamba-2's state space (arXiv 2405.21060) after a causal convolution over `width` tokens.
+
+    Each head has a matrix [head_size, state_size] as its state; heads of a group have the same input and readout.
+
+    - `bias`, `has_convolution_bias`: of the projections, and of the convolution.
+    - `step_limits`: the least and the largest step.
+    - `norm_groups`: groups of features whose gated output is normalised, over each alone; 0: it is gated alone.
+    """
+
+    heads: int
+    head_size: int
+    groups: int
+    state_size: int
+    width: int
+    epsilon: float
+    bias: bool = False
+    has_convolution_bias: bool = True
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    norm_groups: int = 1
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return self.output_size, self.groups * self.state_size, self.groups * self.state_size
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """See `ShortConvolutionSpec`."""
+        value, read, written = self.convolved
+        return {"value": value, "input": read, "readout": written, "gate": value, "step": self.heads}
+
+    @property
+    def output_size(self) -> int:
+        """See `ShortConvolutionSpec`."""
+        return self.heads * self.head_size
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return self.heads, self.groups, self.norm_groups or self.heads
+
+    def memory(self, ranks: int) -> Shape:
+        """See `ShortConvolutionSpec`."""
+        return self.heads // ranks, self.head_size, self.state_size
+
+
+RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec
+"""A layer that keeps a state of all tokens before: the last inputs of a convolution, and maybe a matrix for each head."""
+
+
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention, then feed-forward; each may have a norm before it, and one after it, before the residual addition.
 
-    With `parallel` both take the same normalised input, and their outputs are added (Cohere). For a layer that
-    transformers computes only the attention is known, and its feed-forward layer has the size 0.
+    In place of attention a layer may have a recurrence, or both on one input, whose outputs are added (Falcon-H1), or
+    neither; it may have no feed-forward layer.
+
+    With `parallel` both take the same input, and their outputs are added: normalised by the first norm (Cohere), or
+    each by its own one (GPT-NeoX). For a layer that transformers computes only the attention is known, and its
+    feed-forward layer has the size 0.
     """
 
-    attention: AttentionSpec
-    feed_forward: FeedForwardSpec
+    attention: AttentionSpec | None = None
+    recurrence: RecurrenceSpec | None = None
+    feed_forward: FeedForwardSpec | None = None
     attention_norm: NormSpec | None = None
     attention_output_norm: NormSpec | None = None
     feed_forward_norm: NormSpec | None = None
@@ -250,6 +398,8 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model. `dtype` is the dtype of the file: float32, bfloat16 or float16; float32 for a quantised file.
 
+    The position embedding has `positions` rows, which are added to the embedding of tokens (GPT-2); 0 if there is none.
+
     With `transformers` that package computes the model: there is one layer for each call of attention, and the other
     fields of layers, norms and multipliers are unused.
     """
@@ -267,12 +417,24 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
+    positions: int = 0
+    head_bias: bool = False
     transformers: TransformersSpec | None = None
 
     @property
     def attention(self) -> AttentionSpec:
-        """The attention of the first layer: its heads and sizes are the same in every layer."""
-        return self.layers[0].attention
+        """The attention of the first layer that has some: its heads and sizes are the same in every such layer."""
+        return next(self.attentions)
+
+    @property
+    def attentions(self) -> Iterator[AttentionSpec]:
+        """The attention of each layer that has some."""
+        return (layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state."""
+        return any(layer.recurrence is not None for layer in self.layers)
 
 
 EXPERT_FEATURES = 32
@@ -292,7 +454,7 @@ def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) 
         raise ConfigError(f"tensor_parallel_size {ranks} is not possible: {spec.transformers.tensor_parallel_refusal}")
     if not (uneven := _unevenly_cut(spec, ranks, by_expert)):
         return
-    common = math.gcd(*(layer.attention.heads for layer in spec.layers))
+    common = math.gcd(*(attention.heads for attention in spec.attentions))
     divisors = [size for size in range(1, common + 1) if common % size == 0]
     sizes = [str(size) for size in divisors if not _unevenly_cut(spec, size, by_expert)]
     raise ConfigError(
@@ -303,12 +465,17 @@ def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) 
 
 def _unevenly_cut(spec: ModelSpec, ranks: int, by_expert: bool) -> list[str]:
     parts = {}
-    for layer in spec.layers:
-        attention, size = layer.attention, layer.feed_forward.size
+    for attention in spec.attentions:
         parts[f"{attention.heads} attention heads"] = attention.heads % ranks == 0
         # transformers splits a KV head where there are more ranks than heads.
         is_repeated = spec.transformers is None and ranks % attention.kv_heads == 0
         parts[f"{attention.kv_heads} key/value heads"] = attention.kv_heads % ranks == 0 or is_repeated
+    for layer in spec.layers:
+        for size in () if layer.recurrence is None else layer.recurrence.parts:
+            parts[f"{size} parts of a recurrence"] = size % ranks == 0
+        if layer.feed_forward is None:
+            continue
+        size = layer.feed_forward.size
         if (routing := layer.feed_forward.routing) is None:
             parts[f"{size} columns of the feed-forward layer"] = size % ranks == 0
             continue

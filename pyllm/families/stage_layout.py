@@ -11,7 +11,7 @@ from math import prod
 from pyllm.families.kv_layout import KVGroup
 from pyllm.families.tensors import TensorEntry
 
-_EMBEDDING = "embedding.weight"
+_EMBEDDING, _POSITIONS = "embedding.weight", "position_embedding.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class PipelineStage:
             return int(rest.partition(".")[0]) in self.layers
         if name == _EMBEDDING:
             return self.is_first or (self.is_last and tied)
+        if name == _POSITIONS:
+            return self.is_first
         return self.is_last
 
 
@@ -66,9 +68,9 @@ def _bytes_of(tensors: Sequence[TensorEntry], num_layers: int, tied: bool) -> tu
         if first == "layers":
             sizes[int(rest.partition(".")[0])] += num_bytes
             continue
-        if entry.name == _EMBEDDING:
+        if entry.name in {_EMBEDDING, _POSITIONS}:
             before += num_bytes
-        if entry.name != _EMBEDDING or tied:
+        if entry.name not in {_EMBEDDING, _POSITIONS} or (entry.name == _EMBEDDING and tied):
             after += num_bytes
     return sizes, before, after
 

@@ -12,11 +12,18 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pyllm.errors import ConfigError
-from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from pyllm.families.spec import (
+    AttentionSpec,
+    FeedForwardSpec,
+    GatedDeltaSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    RecurrenceSpec,
+    Shape,
+    StateSpaceSpec,
+)
 from pyllm.families.transformers_probe import Probed
-
-Shape = tuple[int, ...]
-
 
 class MissingTensorError(ConfigError):
     """A model's files lack a tensor that its architecture needs."""
@@ -51,6 +58,14 @@ class Deinterleave(msgspec.Struct, frozen=True, array_like=True, tag=1):
     rotary_size: int
 
 
+class GroupRows(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Rows `start:stop` of every `group` rows: the part of each head in a tensor that has query, key and value."""
+
+    group: int
+    start: int
+    stop: int
+
+
 class Transpose(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Swaps rows and columns. Only for floats: quantised blocks lie along rows."""
 
@@ -61,7 +76,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
     value: float
 
 
-Transform = Rows | Deinterleave | Transpose | Add
+Transform = Rows | Deinterleave | GroupRows | Transpose | Add
 
 
 class Quantised(msgspec.Struct, frozen=True, array_like=True):
@@ -127,6 +142,12 @@ LLAMA_PARTS = {
 }
 """Of a layer, in transformers' names for Llama, which most families share."""
 
+POST_NORM_PARTS = LLAMA_PARTS | {
+    "attention_output_norm": "post_attention_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+}
+"""The same for layers with a norm after attention and after feed-forward alone (OLMo 2)."""
+
 GGUF_PARTS = {
     "attention_norm": "attn_norm",
     "attention.query": "attn_q",
@@ -162,6 +183,9 @@ class TensorNames:
     - `roots`: possible prefixes of the embedding, the norm and the layers; the first that fits is used.
     - `stacked`: tensors that hold several parts of a layer, stacked by rows.
     - `alternating`: the `stacked` tensors whose parts have interleaved rows.
+    - `grouped`: the `stacked` tensors that have, for each key head, all that belongs to it: its query heads, itself and
+      its value heads; or for each query head the query and its gate.
+    - `aliases`: other names of tensors of a layer, in files without the first one.
     - `bare`: tensors of a layer without `.weight` after the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
     - `offset_added`: the scales of norms with `unit_offset` already include the 1.
@@ -174,12 +198,15 @@ class TensorNames:
 
     roots: tuple[str, ...] = ("model.", "")
     embedding: str = "embed_tokens"
+    position_embedding: str = "embed_positions"
     norm: str = "norm"
     heads: tuple[str, ...] = ("lm_head",)
     layer: str = "layers.{}."
     parts: Mapping[str, str] = field(default_factory=lambda: LLAMA_PARTS)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     alternating: frozenset[str] = frozenset()
+    grouped: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict)
     bare: frozenset[str] = frozenset({LLAMA_PARTS["feed_forward.correction"]})
     interleaved: bool = False
     offset_added: bool = False
@@ -215,9 +242,13 @@ TEXT_MODEL_NAMES = TensorNames(
 GATE_UP = ("feed_forward.gate", "feed_forward.up")
 """Parts that many files stack in one tensor."""
 
+QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
+"""The same of attention."""
+
 GGUF_NAMES = TensorNames(
     roots=("",),
     embedding="token_embd",
+    position_embedding="position_embd",
     norm="output_norm",
     heads=("output",),
     layer="blk.{}.",
@@ -231,14 +262,61 @@ GGUF_NAMES = TensorNames(
 
 def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
     """The name and the shape of each parameter of a layer."""
-    attention, feed_forward, hidden = layer.attention, layer.feed_forward, spec.hidden_size
+    shapes: dict[str, Shape] = {}
+    if layer.attention is not None:
+        shapes |= _of_attention(layer.attention, spec.hidden_size)
+    if layer.recurrence is not None:
+        shapes |= _of_recurrence(layer.recurrence, spec.hidden_size)
+    if layer.feed_forward is not None:
+        shapes |= _of_feed_forward(layer.feed_forward, spec.hidden_size)
+    for name, norm in layer.norms.items():
+        shapes |= _of_norm(name, norm, spec.hidden_size)
+    return shapes
+
+
+def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
     matrices = {
         "attention.query": (attention.query_size, hidden),
         "attention.key": (attention.kv_size, hidden),
         "attention.value": (attention.kv_size, hidden),
         "attention.output": (hidden, attention.query_size),
     }
-    sizes = {"feed_forward": feed_forward.size}
+    if attention.output_gate:
+        matrices["attention.gate"] = (attention.query_size, hidden)
+    biased = set(matrices) - {"attention.output"} if attention.bias else set()
+    shapes = _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set()))
+    if attention.sinks:
+        shapes["attention.sinks.weight"] = (attention.heads,)
+    if (norm := attention.query_key_norm) is not None:
+        over_all = attention.norm_over == "all"
+        shapes |= _of_norm("attention.query_norm", norm, attention.query_size if over_all else attention.head_size)
+        shapes |= _of_norm("attention.key_norm", norm, attention.kv_size if over_all else attention.head_size)
+    return shapes
+
+
+def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
+    matrices = {f"recurrence.{name}": (size, hidden) for name, size in recurrence.inputs.items()}
+    matrices["recurrence.output"] = (hidden, recurrence.output_size)
+    has_bias = not isinstance(recurrence, GatedDeltaSpec) and recurrence.bias
+    shapes = _matrices(matrices, set(matrices) if has_bias else set())
+    channels = sum(recurrence.convolved)
+    shapes["recurrence.convolution.weight"] = (channels, recurrence.width)
+    if recurrence.has_convolution_bias:
+        shapes["recurrence.convolution.bias"] = (channels,)
+    match recurrence:
+        case GatedDeltaSpec():
+            shapes["recurrence.decay_scale.weight"] = shapes["recurrence.decay_bias.weight"] = (recurrence.value_heads,)
+            shapes["recurrence.norm.weight"] = (recurrence.value_size,)
+        case StateSpaceSpec():
+            for name in ("decay_scale", "step_bias", "skip"):
+                shapes[f"recurrence.{name}.weight"] = (recurrence.heads,)
+            if recurrence.norm_groups:
+                shapes["recurrence.norm.weight"] = (recurrence.output_size,)
+    return shapes
+
+
+def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Shape]:
+    matrices, sizes = {}, {"feed_forward": feed_forward.size}
     if (routing := feed_forward.routing) is not None:
         matrices["feed_forward.router"] = (routing.experts, hidden)
         sizes = {f"feed_forward.experts.{expert}": feed_forward.size for expert in range(routing.experts)}
@@ -251,28 +329,41 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
             matrices[f"{prefix}.gate"] = (size, hidden)
         matrices[f"{prefix}.up"] = (size, hidden)
         matrices[f"{prefix}.down"] = (hidden, size)
-    biased = {
-        "attention.query": attention.bias,
-        "attention.key": attention.bias,
-        "attention.value": attention.bias,
-        "attention.output": attention.output_bias,
-    } | {name: False for name in matrices if name.startswith("feed_forward.shared")}
+    biased = {name for name in matrices if feed_forward.bias and not name.startswith("feed_forward.shared")}
+    shapes = _matrices(matrices, biased)
+    if routing is not None and routing.correction:
+        shapes["feed_forward.correction.bias"] = (routing.experts,)
+    if feed_forward.activation == "xielu":
+        shapes |= {"feed_forward.positive.weight": (1,), "feed_forward.negative.weight": (1,)}
+    return shapes
+
+
+def _matrices(matrices: Mapping[str, Shape], biased: Container[str]) -> dict[str, Shape]:
+    """The weights of matrices, and the biases of some."""
     shapes: dict[str, Shape] = {}
     for name, shape in matrices.items():
         shapes[f"{name}.weight"] = shape
-        if biased.get(name, feed_forward.bias):
+        if name in biased:
             shapes[f"{name}.bias"] = shape[:1]
-    if routing is not None and routing.correction:
-        shapes["feed_forward.correction.bias"] = (routing.experts,)
-    if attention.sinks:
-        shapes["attention.sinks.weight"] = (attention.heads,)
-    for name in layer.norms:
-        shapes[f"{name}.weight"] = (hidden,)
-    if attention.query_key_norm is not None:
-        over_all = attention.norm_over == "all"
-        shapes["attention.query_norm.weight"] = (attention.query_size if over_all else attention.head_size,)
-        shapes["attention.key_norm.weight"] = (attention.kv_size if over_all else attention.head_size,)
     return shapes
+
+
+def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
+    """The name and the shape of each parameter before the layers and after them."""
+    assert spec.norm is not None, "the model is one of transformers"
+    shapes: dict[str, Shape] = {"embedding.weight": (spec.vocab_size, spec.hidden_size)}
+    if spec.positions:
+        shapes["position_embedding.weight"] = (spec.positions, spec.hidden_size)
+    shapes |= _of_norm("norm", spec.norm, spec.hidden_size)
+    if not spec.tie_word_embeddings:
+        shapes["head.weight"] = shapes["embedding.weight"]
+    if spec.head_bias:
+        shapes["head.bias"] = (spec.vocab_size,)
+    return shapes
+
+
+def _of_norm(name: str, norm: NormSpec, size: int) -> dict[str, Shape]:
+    return {f"{name}.{kind}": (size,) for kind, has in (("weight", norm.weight), ("bias", norm.bias)) if has}
 
 
 def map_tensors(
@@ -292,15 +383,21 @@ def map_tensors(
     if len(tensors) != len(found):
         raise ConfigError("the model's files have several tensors of one name")
     root, head = _root_and_head(names, tensors)
-    vocabulary = (spec.vocab_size, spec.hidden_size)
-
-    def whole(parameter: str, shape: Shape, source: str) -> TensorEntry:
-        return _with_quantised(_entry(tensors, parameter, shape, _Place(source)), quantised.get(source))
-
-    embedding = f"{root}{names.embedding}.weight"
-    if spec.tie_word_embeddings and embedding not in tensors and f"{head}.weight" in tensors:
-        embedding = f"{head}.weight"  # the same matrix
-    entries = [whole("embedding.weight", vocabulary, embedding)]
+    embedding = f"{root}{names.embedding}"
+    if spec.tie_word_embeddings and f"{embedding}.weight" not in tensors and f"{head}.weight" in tensors:
+        embedding = head  # the same matrix
+    modules = {
+        "embedding": embedding,
+        "position_embedding": f"{root}{names.position_embedding}",
+        "norm": f"{root}{names.norm}",
+        "head": head,
+    }
+    entries = []
+    for name, shape in parameters_around_layers(spec).items():
+        module, _, kind = name.partition(".")
+        source = f"{modules[module]}.{kind}"
+        entry = _with_quantised(_entry(tensors, name, shape, _Place(source)), quantised.get(source))
+        entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index, layer in enumerate(spec.layers):
         shapes, prefix = parameters_of_layer(spec, layer), f"{root}{names.layer.format(index)}"
         for name, shape in shapes.items():
@@ -309,26 +406,20 @@ def map_tensors(
             source, parts = names.source_of(part)
             of_expert = "" if expert is None else f".{expert}"
             sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
-            at = parts.index(part)
-            if source in names.alternating:
-                rows = Rows(at, sum(sizes), len(parts))
-            else:
-                rows = Rows(sum(sizes[:at]), sum(sizes[: at + 1]))
+            rows = _rows(names, source, sizes, parts, part, layer)
             matrix = None
             if expert is not None and "{}" in source:
                 source = source.format(expert)
-            elif expert is not None and layer.feed_forward.routing is not None:
+            elif expert is not None and layer.feed_forward is not None and layer.feed_forward.routing is not None:
                 matrix = (expert, layer.feed_forward.routing.experts)
             tensor = f"{prefix}{names.tensor_of(source, kind)}"
+            if tensor not in tensors and source in names.aliases:
+                tensor = f"{prefix}{names.tensor_of(names.aliases[source], kind)}"
             is_transposed = part in names.transposed and len(shape) == 2 and tensor not in quantised
             place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
             plain = _entry(tensors, f"layers.{index}.{name}", shape, place)
-            plain = _with_transforms(plain, _transforms(spec, layer, part, names))
+            plain = _with_transforms(plain, _transforms(spec, layer, f"{part}.{kind}", names))
             entries.append(_with_quantised(plain, quantised.get(tensor), matrix))
-    final = whole("norm.weight", (spec.hidden_size,), f"{root}{names.norm}.weight")
-    entries.append(_with_transforms(final, _offset(spec.norm, names)))
-    if not spec.tie_word_embeddings:
-        entries.append(whole("head.weight", vocabulary, f"{head}.weight"))
     for entry in entries:
         if not names.are_all and entry.source.type not in (*_FLOATS, "F64") and entry.source.name not in quantised:
             raise ConfigError(
@@ -393,13 +484,10 @@ def without_head(spec: ModelSpec) -> ModelSpec:
 
 def dummy_entries(spec: ModelSpec, kind: str) -> tuple[TensorEntry, ...]:
     """The entries of dummy weights, which no file has; `kind` is their type of floats."""
-    shapes: dict[str, Shape] = {"embedding.weight": (spec.vocab_size, spec.hidden_size)}
+    shapes = parameters_around_layers(spec)
     for index, layer in enumerate(spec.layers):
         parameters = parameters_of_layer(spec, layer)
         shapes |= {f"layers.{index}.{name}": shape for name, shape in parameters.items()}
-    shapes["norm.weight"] = (spec.hidden_size,)
-    if not spec.tie_word_embeddings:
-        shapes["head.weight"] = shapes["embedding.weight"]
     sizes = {name: math.prod(shape) * _FLOATS[kind] for name, shape in shapes.items()}
     return tuple(
         TensorEntry(name, shape, FileTensor(name, kind, shape, 0, 0, sizes[name])) for name, shape in shapes.items()
@@ -411,8 +499,7 @@ def num_parameters(spec: ModelSpec) -> int:
     if spec.transformers is not None:
         return spec.transformers.num_parameters
     shapes = [shape for layer in spec.layers for shape in parameters_of_layer(spec, layer).values()]
-    vocabularies = 1 if spec.tie_word_embeddings else 2
-    return sum(map(math.prod, shapes)) + spec.hidden_size * (1 + vocabularies * spec.vocab_size)
+    return sum(map(math.prod, (*parameters_around_layers(spec).values(), *shapes)))
 
 
 def _root_and_head(names: TensorNames, tensors: Container[str]) -> tuple[str, str]:
@@ -440,7 +527,7 @@ class _Place(NamedTuple):
     """
 
     source: str
-    rows: Rows = Rows(0, 0)
+    rows: Rows | GroupRows = Rows(0, 0)
     num_rows: int = 0
     is_transposed: bool = False
     matrix: tuple[int, int] | None = None
@@ -462,12 +549,36 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
+    if len(needed) == 2 and tensor.shape == (needed[0], 1, needed[1]):  # the weights of a convolution
+        tensor = msgspec.structs.replace(tensor, shape=needed)
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
     if num_rows != shape[0]:
         transforms += (place.rows,)
     return TensorEntry(parameter, shape, _matrix_of(tensor, place.matrix), transforms)
+
+
+def _rows(
+    names: TensorNames, source: str, sizes: Sequence[int], parts: Sequence[str], part: str, layer: LayerSpec
+) -> Rows | GroupRows:
+    """The rows of a stacked tensor that fill one of its parts, which have `sizes`."""
+    at = parts.index(part)
+    if source in names.alternating:
+        return Rows(at, sum(sizes), len(sizes))
+    start, stop = sum(sizes[:at]), sum(sizes[: at + 1])
+    if source in names.grouped:
+        groups = _num_groups(parts, layer)
+        return GroupRows(sum(sizes) // groups, start // groups, stop // groups)
+    return Rows(start, stop)
+
+
+def _num_groups(parts: Sequence[str], layer: LayerSpec) -> int:
+    """The heads for each of which a grouped tensor has all its parts."""
+    if isinstance(layer.recurrence, GatedDeltaSpec) and parts[0].startswith("recurrence."):
+        return layer.recurrence.key_heads
+    assert layer.attention is not None, "query, key and value are of attention"
+    return layer.attention.heads if "attention.gate" in parts else layer.attention.kv_heads
 
 
 def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor:
@@ -480,13 +591,14 @@ def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor
     return msgspec.structs.replace(tensor, shape=shape, offset=offset, num_bytes=num_bytes)
 
 
-def _transforms(spec: ModelSpec, layer: LayerSpec, part: str, names: TensorNames) -> tuple[Transform, ...]:
-    attention = layer.attention
-    if part in {"attention.query", "attention.key"} and names.interleaved:
-        return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
-    if part in {"attention.query_norm", "attention.key_norm"}:
-        return _offset(attention.query_key_norm, names)
-    return _offset(layer.norms.get(part), names)
+def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: TensorNames) -> tuple[Transform, ...]:
+    part, _, kind = parameter.rpartition(".")
+    if (attention := layer.attention) is not None:
+        if part in {"attention.query", "attention.key"} and names.interleaved:
+            return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
+        if part in {"attention.query_norm", "attention.key_norm"}:
+            return _offset(attention.query_key_norm, names) if kind == "weight" else ()
+    return _offset(layer.norms.get(part), names) if kind == "weight" else ()
 
 
 def _rotary_size(spec: ModelSpec, attention: AttentionSpec) -> int:

@@ -4,10 +4,11 @@ Knows no family and no file; `WeightReader` fills the parameters, under the name
 """
 
 from collections.abc import Iterator
+from math import exp, log1p
 
-from pyllm_kernels import PackedLinear, QKNorm
+from pyllm_kernels import PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
-from pyllm_kernels.ops.elementwise import add, scale_and_cap
+from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap, sigmoid_gate
 from pyllm_kernels.tensors import Tensor, copied, numpy_dtype, split
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
@@ -17,6 +18,7 @@ from pyllm.workers.layers.experts import Experts
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import Norm
+from pyllm.workers.layers.recurrence import recurrence_of
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
@@ -29,14 +31,17 @@ class Attention:
 
     def __init__(self, spec: AttentionSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._head_size = spec.head_size
-        self._group, self._device = placement.group, placement.device
+        self._group, self._device, self._kernels = placement.group, placement.device, placement.kernels
         self._shares = (
             placement.share_of_heads(spec.heads, spec.head_size),
             placement.share_of_heads(spec.kv_heads, spec.head_size),
         )
         query, key_value = self._shares
-        sizes = (spec.query_size, spec.kv_size, spec.kv_size)
-        self.qkv = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias, (query, key_value, key_value))
+        sizes, shares = [spec.query_size, spec.kv_size, spec.kv_size], [query, key_value, key_value]
+        self._has_gate = spec.output_gate
+        if spec.output_gate:
+            sizes, shares = [*sizes, spec.query_size], [*shares, query]
+        self.qkv = ColumnParallelLinear(hidden_size, tuple(sizes), placement, spec.bias, shares)
         self._num_heads = [size // spec.head_size for size in self.qkv.sizes]
         self.query_norm, self.key_norm, head_norm = None, None, None
         if (norm := spec.query_key_norm) is not None:
@@ -59,7 +64,8 @@ class Attention:
         self.output = RowParallelLinear(spec.query_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
-        self.qkv.load(reader, *(f"{prefix}{name}" for name in ("query", "key", "value")))
+        names = ("query", "key", "value", "gate") if self._has_gate else ("query", "key", "value")
+        self.qkv.load(reader, *(f"{prefix}{name}" for name in names))
         self.output.load(reader, f"{prefix}output")
         if self.query_norm is not None and self.key_norm is not None:
             self.query_norm.load(reader, f"{prefix}query_norm")
@@ -73,9 +79,11 @@ class Attention:
             parts = self._normalise_all(*split(products, self.qkv.sizes))
             query, key, value = (part.reshape(len(x), -1, self._head_size) for part in parts)
         else:
-            query, key, value = split(products.reshape(len(x), -1, self._head_size), self._num_heads)
-        attended = self.attention(query, key, value, context)
-        return self.output(attended.reshape(len(x), -1))
+            query, key, value, *_ = split(products.reshape(len(x), -1, self._head_size), self._num_heads)
+        attended = self.attention(query, key, value, context).reshape(len(x), -1)
+        if self._has_gate:
+            attended = self._kernels[sigmoid_gate](attended, split(products, self.qkv.sizes)[3])
+        return self.output(attended)
 
     def _normalise_all(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query = self._normalise(query, self.query_norm, self._shares[0], 1)
@@ -95,7 +103,9 @@ class FeedForward:
 
     def __init__(self, spec: FeedForwardSpec, hidden_size: int, placement: WeightPlacement) -> None:
         self._kernels = placement.kernels
-        self._activation, self._gated = spec.activation, spec.gated
+        self._activation: str | Xielu = spec.activation
+        self._gated = spec.gated
+        self._learned = placement.device.empty((2,), "float32") if spec.activation == "xielu" else None
         sizes = (spec.size, spec.size) if spec.gated else (spec.size,)
         self.up = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias)
         self.down = RowParallelLinear(spec.size, hidden_size, placement, spec.bias)
@@ -104,6 +114,17 @@ class FeedForward:
         names = ("gate", "up") if self._gated else ("up",)
         self.up.load(reader, *(f"{prefix}{name}" for name in names))
         self.down.load(reader, f"{prefix}down")
+        if self._learned is not None:
+            self._activation = self._read_xielu(reader, prefix, self._learned)
+
+    @staticmethod
+    def _read_xielu(reader: WeightReader, prefix: str, learned: Tensor) -> Xielu:
+        """xIELU with its learned factors, which are stored as the inverse of softplus (arXiv 2411.13010)."""
+        for index, name in enumerate(("positive", "negative")):
+            reader.read(f"{prefix}{name}.weight", (1,), learned[index : index + 1])
+        positive, negative = (max(number, 0) + log1p(exp(-abs(number))) for number in learned.tolist())
+        beta = 0.5
+        return Xielu(positive, beta + negative, beta, epsilon=-1e-6)
 
     def packed(self) -> Iterator[PackedLinear]:
         """Every matrix, in order."""
@@ -124,28 +145,46 @@ class DecoderLayer:
         self._kernels = placement.kernels
         self._factor = model.residual_multiplier
         self._parallel = spec.parallel
-        self.attention = Attention(spec.attention, size, layer, placement)
-        routing = spec.feed_forward.routing
-        self.feed_forward: FeedForward | Experts = (
-            FeedForward(spec.feed_forward, size, placement)
-            if routing is None
-            else Experts(spec.feed_forward, routing, size, placement)
-        )
+        self.attention = None if spec.attention is None else Attention(spec.attention, size, layer, placement)
+        self.recurrence = None if spec.recurrence is None else recurrence_of(spec.recurrence, size, layer, placement)
+        self.feed_forward = None if spec.feed_forward is None else _feed_forward(spec.feed_forward, size, placement)
         self.norms = {name: Norm(norm, size, placement) for name, norm in spec.norms.items()}
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         for name, norm in self.norms.items():
             norm.load(reader, f"{prefix}{name}")
-        self.attention.load(reader, f"{prefix}attention.")
-        self.feed_forward.load(reader, f"{prefix}feed_forward.")
+        if self.attention is not None:
+            self.attention.load(reader, f"{prefix}attention.")
+        if self.recurrence is not None:
+            self.recurrence.load(reader, f"{prefix}recurrence.")
+        if self.feed_forward is not None:
+            self.feed_forward.load(reader, f"{prefix}feed_forward.")
+
+    def matrices(self) -> Iterator[PackedLinear]:
+        """Every matrix, in order."""
+        if self.attention is not None:
+            yield from (*self.attention.qkv.packed, self.attention.output.packed)
+        if self.recurrence is not None:
+            yield from self.recurrence.projections.packed()
+        if self.feed_forward is not None:
+            yield from self.feed_forward.packed()
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        x, residual = self._enter("attention_norm", x, residual)
-        attended = self._leave("attention_output_norm", self.attention(x, context))
-        if self._parallel:
-            return self._kernels[add](attended, self.feed_forward(x)), residual
-        x, residual = self._enter("feed_forward_norm", attended, residual)
-        return self._leave("feed_forward_output_norm", self.feed_forward(x)), residual
+        mixers = [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]
+        if mixers:
+            normed, residual = self._enter("attention_norm", x, residual)
+            mixed = [mixer(normed, context) for mixer in mixers]
+            x = mixed[0] if len(mixed) == 1 else self._kernels[add](*mixed)
+            x = self._leave("attention_output_norm", x)
+            if self._parallel and self.feed_forward is not None:
+                own_norm = self.norms.get("feed_forward_norm")
+                normed = normed if own_norm is None else own_norm(residual)
+                return self._kernels[add](x, self.feed_forward(normed)), residual
+        if self.feed_forward is not None:
+            normed, residual = self._enter("feed_forward_norm", x, residual)
+            x = self._leave("feed_forward_output_norm", self.feed_forward(normed))
+        assert residual is not None, "a layer that computes nothing"
+        return x, residual
 
     def _enter(self, name: str, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream; return the stream, normalised if there is a norm, and the stream itself."""
@@ -160,6 +199,12 @@ class DecoderLayer:
     def _leave(self, name: str, x: Tensor) -> Tensor:
         norm = self.norms.get(name)
         return x if norm is None else norm(x)
+
+
+def _feed_forward(spec: FeedForwardSpec, hidden_size: int, placement: WeightPlacement) -> FeedForward | Experts:
+    if spec.routing is None:
+        return FeedForward(spec, hidden_size, placement)
+    return Experts(spec, spec.routing, hidden_size, placement)
 
 
 class Decoder:
@@ -177,15 +222,19 @@ class Decoder:
         # Rounded to the embedding's dtype: Gemma was trained with this rounding.
         self._embedding_scale = float(numpy_dtype(placement.dtype).type(spec.embedding_scale))
         self.embedding = VocabularyParallelEmbedding(*rows, placement) if stage.is_first else None
+        self.position_embedding = None
+        if stage.is_first and spec.positions:
+            self.position_embedding = VocabularyParallelEmbedding(spec.positions, spec.hidden_size, placement)
         self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
         assert spec.norm is not None, "the model is one of transformers"
-        self.norm, self.head_rows, self.head = None, None, None
+        self.norm, self.head_rows, self.head, self.head_bias = None, None, None, None
         if stage.is_last:
             self.norm = Norm(spec.norm, spec.hidden_size, placement)
             is_shared = spec.tie_word_embeddings and self.embedding is not None
             self.head_rows = self.embedding if is_shared else VocabularyParallelEmbedding(*rows, placement)
             assert self.head_rows is not None
             self.head = VocabularyParallelHead(self.head_rows, placement)
+            self.head_bias = placement.empty(spec.vocab_size) if spec.head_bias else None
 
     @property
     def embedding_bytes(self) -> int:
@@ -196,18 +245,21 @@ class Decoder:
         """Fill every parameter."""
         if self.embedding is not None:
             self.embedding.load(reader, _EMBEDDING)
+        if self.position_embedding is not None:
+            self.position_embedding.load(reader, "position_embedding.weight")
         for index, layer in self.layers.items():
             layer.load(reader, f"layers.{index}.")
         if self.norm is not None:
             self.norm.load(reader, "norm")
         if self.head_rows is not None and self.head_rows is not self.embedding:
             self.head_rows.load(reader, _EMBEDDING if self._spec.tie_word_embeddings else "head.weight")
+        if self.head_bias is not None:
+            reader.read("head.bias", (self._spec.vocab_size,), self.head_bias)
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix but the embedding and the head, in order."""
         for layer in self.layers.values():
-            yield from (*layer.attention.qkv.packed, layer.attention.output.packed)
-            yield from layer.feed_forward.packed()
+            yield from layer.matrices()
 
     def __call__(self, tokens: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         """See `CausalModel`."""
@@ -219,6 +271,8 @@ class Decoder:
             x = self.embedding(tokens)
             if self._embedding_scale != 1:
                 x = self._kernels[scale_and_cap](x, self._embedding_scale)
+            if self.position_embedding is not None:
+                x = self._kernels[add](self.position_embedding(context.positions), x)
         for layer in self.layers.values():
             x, residual = layer(x, residual, context)
         assert residual is not None, "a stage without layers"
@@ -231,6 +285,8 @@ class Decoder:
         if self.head is None:
             return None
         logits, spec = self.head(x), self._spec
+        if logits is not None and self.head_bias is not None:
+            logits = self._kernels[add_bias](logits, self.head_bias)
         if logits is None or (spec.logit_scale == 1 and spec.logit_soft_cap is None):
             return logits
         return self._kernels[scale_and_cap](logits, spec.logit_scale, spec.logit_soft_cap)

@@ -88,6 +88,10 @@ _GPT_OSS = (
 )
 _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 
+_CLASSIC = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "intermediate_size": None}
+_FALCON = {"num_kv_heads": 2, "ffn_hidden_size": 48, "new_decoder_architecture": True, "tie_word_embeddings": True}
+_SCALED_BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 48}
+
 
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4} | parameters}
@@ -138,6 +142,34 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss-clamped": ("GptOss", _GPT_OSS | {"swiglu_limit": 0.8, "swiglu_alpha": 1.3, "attention_bias": False}),
     "glm": ("Glm", _HEAD),
     "glm4": ("Glm4", _HEAD),
+    "seed-oss": ("SeedOss", _HEAD | {"attention_out_bias": True, "mlp_bias": True}),
+    "arcee": ("Arcee", _HEAD | _BIASES),
+    "helium": ("Helium", {"head_dim": 8, "attention_bias": True}),
+    "cwm": ("Cwm", _HEAD | _WINDOW),
+    "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "exaone4-windows": ("Exaone4", _WINDOW | {"num_hidden_layers": 4}),
+    "starcoder2": ("Starcoder2", _WINDOW | {"tie_word_embeddings": True}),
+    "starcoder2-no-bias": ("Starcoder2", {"use_bias": False}),
+    "stablelm": ("StableLm", {"num_key_value_heads": 4}),
+    "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "apertus": ("Apertus", _BIASES),
+    "nemotron": ("Nemotron", _HEAD | _BIASES),
+    "jais2": ("Jais2", {}),
+    "olmo": ("Olmo", {"attention_bias": True}),
+    "phi": ("Phi", {"num_key_value_heads": 4}),
+    "gpt-neox": ("GPTNeoX", {}),
+    "gpt-neox-serial": ("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
+    "gpt2": ("GPT2", _CLASSIC | {"tie_word_embeddings": True}),
+    "gpt2-scaled": ("GPT2", _CLASSIC | _SCALED_BY_LAYER),
+    "gpt-bigcode": ("GPTBigCode", _CLASSIC | {"tie_word_embeddings": True}),
+    "gpt-bigcode-all-heads": ("GPTBigCode", _CLASSIC | {"multi_query": False}),
+    "gptj": ("GPTJ", _CLASSIC | {"rotary_dim": 4}),
+    "falcon-7b": ("Falcon", {"multi_query": True, "ffn_hidden_size": 48, "tie_word_embeddings": True}),
+    "falcon-40b": ("Falcon", _FALCON),
+    "falcon2": ("Falcon", _FALCON | {"num_ln_in_parallel_attn": 1, "bias": True}),
+    "cohere": ("Cohere", {"logit_scale": 0.5, "tie_word_embeddings": True, "attention_bias": True}),
+    "gemma": ("Gemma", _HEAD | {"tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "vault-gemma": ("VaultGemma", _GEMMA),
     "glm4-moe": ("Glm4Moe", _DEEPSEEK | {"n_group": 2, "use_qk_norm": True}),
     "glm4-moe-bias": ("Glm4Moe", _DEEPSEEK | {"norm_topk_prob": False, "attention_bias": True}),
     "dots1": (
@@ -176,13 +208,14 @@ def oracle(name: str) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(len(name))
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some biases and sinks are random from the start
-        model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
+        head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+        model = getattr(transformers, f"{kind.removesuffix('Text')}{head}")(config).float().eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
         else:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
-            assert any(kind in parameter_name for kind in ("norm", "bias", "sinks"))
+            assert any(kind in parameter_name for kind in ("norm", "ln_", "bias", "sinks", "alpha"))
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("e_score_correction_bias"):

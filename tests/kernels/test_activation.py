@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pyllm_kernels import Kernels
+from pyllm_kernels import Kernels, Xielu
 from pyllm_kernels.ops.activation import activation
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -13,7 +13,10 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "silu": lambda x: x / (1 + math.exp(-x)),
     "gelu": lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
 }
+XIELU = Xielu(positive=0.7, negative=1.4, beta=0.5, epsilon=-1e-6)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -42,7 +45,22 @@ def test_large_gates_saturate(kernels: Kernels, kind: str, device: torch.device)
     x = torch.tensor([[-80.0, 80.0, 3.0, 3.0]], device=device)
     closed, opened = kernels[activation](x, kind)[0].tolist()
     assert -1e-30 < closed <= 0
-    assert opened == 240
+    assert opened == 3 * FORMULAS[kind](80)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(("tokens", "size"), [(1, 1), (3, 96), (5, 1025)])
+def test_an_activation_with_learned_numbers(
+    kernels: Kernels, tokens: int, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x = torch.randn((tokens, size), dtype=dtype, device=device) * 3
+    x[0, 0] = -0.0
+    wide = x.double().cpu()
+    curved = torch.where(wide > 0, XIELU.positive * wide**2, (wide.clamp(max=XIELU.epsilon).expm1() - wide) * 1.4)
+    activated = kernels[activation](x, XIELU, False)
+    assert activated.dtype == dtype
+    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    torch.testing.assert_close(activated.double().cpu(), curved + XIELU.beta * wide, **tolerance)
 
 
 @pytest.mark.parametrize("kind", list(FORMULAS))

@@ -221,5 +221,5 @@ def test_what_does_not_fit_is_refused() -> None:
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", short)
     with pytest.raises(ValueError, match=r"logits is of shape \[2, 5\]: it must be of \[3, 5\]"):
         CPU[experts](x, logits[:2], Router(EXPERTS, 2, True, 0, EXPERTS), "silu", good)
-    with pytest.raises(ValueError, match='no activation "relu"'):
-        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "relu", good)
+    with pytest.raises(ValueError, match='no activation "mish"'):
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "mish", good)

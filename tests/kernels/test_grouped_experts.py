@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> 
         ((x, logits, router, "silu", replace(good, down_bias=biases.half())), "biases of down are torch.float16"),
         ((x, logits, router, "silu", replace(good, down_bias=biases.T.contiguous().T)), r"with strides \(1, 5\)"),
         ((x, logits, router, "silu", replace(good, up_bias=biases[:, :SIZE].contiguous())), "of up alone"),
-        ((x, logits, router, "relu", good), 'no activation "relu": there are silu, gelu, gelu_tanh'),
+        ((x, logits, router, "mish", good), 'no activation "mish": there are silu, gelu, gelu_tanh, relu, relu2'),
         ((x, logits[:2], router, "silu", good), r"logits are torch.float32 \[2, 5\] .*: 3 tokens take"),
         ((x, logits.half(), router, "silu", good), "logits are torch.float16"),
         ((x.double(), logits.double(), router, "silu", good), r"x is torch.float64"),

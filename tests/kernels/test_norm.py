@@ -65,6 +65,20 @@ def test_adds_to_the_residual_stream_and_normalises_the_rounded_sum(
     assert torch.equal(residual, inputs[1])
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_layer_norm_may_have_a_bias(
+    kernels: Kernels, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    x, residual = torch.randn((2, *shape), dtype=dtype, device=device)
+    weight, bias = torch.randn((2, shape[1]), dtype=dtype, device=device)
+    normed = kernels[layer_norm](x, weight, EPSILON, bias)
+    wanted = expected(x, weight, centred=True) + bias.double()
+    torch.testing.assert_close(normed.double(), wanted, atol=2 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    normed, total = kernels[add_layer_norm](x, residual, weight, EPSILON, 0.22, bias)
+    assert torch.equal(normed, kernels[layer_norm](total, weight, EPSILON, bias))
+
+
 @CENTRED
 def test_rows_may_be_strided_and_do_not_depend_on_each_other(
     kernels: Kernels, centred: bool, device: torch.device

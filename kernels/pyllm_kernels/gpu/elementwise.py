@@ -10,15 +10,20 @@ from torch import Tensor
 
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.launcher import Constant, Launcher
+from pyllm_kernels.ops.activation import Xielu
 
 _BLOCK = 1024
 
 
-def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
+def activation(x: Tensor, kind: str | Xielu, gated: bool = True) -> Tensor:
     tokens, width = x.shape
     size = width // 2 if gated else width
     output = x.new_empty((tokens, size))
-    _activation_launcher(kind, gated, size)((tokens, ceil_div(size, _BLOCK), 1), (x, output), (x.stride(0),))
+    name, learned = kind, (0.0,) * 4
+    if isinstance(kind, Xielu):
+        name, learned = "xielu", (kind.positive, kind.negative, kind.beta, kind.epsilon)
+    launch = _activation_launcher(name, gated, size)
+    launch((tokens, ceil_div(size, _BLOCK), 1), (x, output), (x.stride(0), *learned))
     return output
 
 
@@ -112,6 +117,10 @@ def _activation_kernel(
     x_ptr,
     output_ptr,
     x_stride,
+    positive,
+    negative,
+    beta,
+    epsilon,
     KIND: tl.constexpr,
     GATED: tl.constexpr,
     SIZE: tl.constexpr,
@@ -121,11 +130,9 @@ def _activation_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     gate = tl.load(x_ptr + token * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    output = _xielu(gate, positive, negative, beta, epsilon) if KIND == "xielu" else activate(gate, KIND)
     if GATED:
-        up = tl.load(x_ptr + token * x_stride + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
-        output = activate_gated(gate, up, KIND)
-    else:
-        output = activate(gate, KIND)
+        output *= tl.load(x_ptr + token * x_stride + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(output_ptr + token * SIZE + columns, output.to(output_ptr.dtype.element_ty), mask=mask)
 
 
@@ -144,12 +151,22 @@ def activate_gated(gate, up, KIND: tl.constexpr, CLAMP: tl.constexpr = None):
 
 
 @triton.jit
+def _xielu(x, positive, negative, beta, epsilon):
+    below = negative * (tl.exp(tl.minimum(x, epsilon)) - 1 - x)
+    return tl.where(x > 0, positive * x * x, below) + beta * x
+
+
+@triton.jit
 def activate(x, KIND: tl.constexpr):
     """The activation in float32."""
     if KIND == "silu":
         output = x * tl.sigmoid(x)
     elif KIND == "gelu":
         output = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "relu":
+        output = tl.where(x < 0, 0.0, x)  # so that a NaN stays a NaN
+    elif KIND == "relu2":
+        output = tl.where(x < 0, 0.0, x * x)
     else:
         tl.static_assert(KIND == "gelu_tanh")
         # (1 + tanh(z)) / 2 is sigmoid(2 z).

@@ -17,23 +17,23 @@ from pyllm_kernels.launcher import Constant, Launcher
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return _norm(x, weight, epsilon, centred=False)
+    return _norm(x, weight, epsilon, None, centred=False)
 
 
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    return _add_norm(x, residual, weight, epsilon, factor, centred=False)
+    return _add_norm(x, residual, weight, epsilon, factor, None, centred=False)
 
 
-def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return _norm(x, weight, epsilon, centred=True)
+def layer_norm(x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None = None) -> Tensor:
+    return _norm(x, weight, epsilon, bias, centred=True)
 
 
 def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    return _add_norm(x, residual, weight, epsilon, factor, centred=True)
+    return _add_norm(x, residual, weight, epsilon, factor, bias, centred=True)
 
 
 def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
@@ -43,21 +43,23 @@ def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
     return total
 
 
-def _norm(x: Tensor, weight: Tensor, epsilon: float, centred: bool) -> Tensor:
+def _norm(x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None, *, centred: bool) -> Tensor:
     tokens, hidden = x.shape
     normed = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _norm_launcher(hidden, centred)((tokens, 1, 1), (x, weight, normed), (x.stride(0), epsilon))
+    tensors = x, weight, weight if bias is None else bias, normed
+    _norm_launcher(hidden, centred, bias is not None)((tokens, 1, 1), tensors, (x.stride(0), epsilon))
     return normed
 
 
 def _add_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, *, centred: bool
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, bias: Tensor | None, *, centred: bool
 ) -> tuple[Tensor, Tensor]:
     tokens, hidden = x.shape
     normed = torch.empty_like(x, memory_format=torch.contiguous_format)
     total = torch.empty_like(x, memory_format=torch.contiguous_format)
-    tensors = x, residual, weight, normed, total
-    _add_norm_launcher(hidden, centred)((tokens, 1, 1), tensors, (x.stride(0), residual.stride(0), epsilon, factor))
+    tensors = x, residual, weight, weight if bias is None else bias, normed, total
+    launch = _add_norm_launcher(hidden, centred, bias is not None)
+    launch((tokens, 1, 1), tensors, (x.stride(0), residual.stride(0), epsilon, factor))
     return normed, total
 
 
@@ -67,13 +69,13 @@ def _add_launcher(hidden: int) -> Launcher:
 
 
 @functools.cache
-def _norm_launcher(hidden: int, centred: bool) -> Launcher:
-    return Launcher(_norm_kernel, {"CENTRED": centred} | _row_constants(hidden))
+def _norm_launcher(hidden: int, centred: bool, biased: bool) -> Launcher:
+    return Launcher(_norm_kernel, {"CENTRED": centred, "BIASED": biased} | _row_constants(hidden))
 
 
 @functools.cache
-def _add_norm_launcher(hidden: int, centred: bool) -> Launcher:
-    return Launcher(_add_norm_kernel, {"CENTRED": centred} | _row_constants(hidden))
+def _add_norm_launcher(hidden: int, centred: bool, biased: bool) -> Launcher:
+    return Launcher(_add_norm_kernel, {"CENTRED": centred, "BIASED": biased} | _row_constants(hidden))
 
 
 def _row_constants(hidden: int) -> dict[str, Constant]:
@@ -90,10 +92,12 @@ def _num_warps(block: int) -> int:
 def _norm_kernel(
     x_ptr,
     weight_ptr,
+    bias_ptr,
     normed_ptr,
     x_stride,
     epsilon,
     CENTRED: tl.constexpr,
+    BIASED: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -103,6 +107,8 @@ def _norm_kernel(
     x = tl.load(x_ptr + token * x_stride + columns, mask=mask, other=0.0)
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     normed = _normalise(x, weight, mask, epsilon, CENTRED, HIDDEN)
+    if BIASED:
+        normed += tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(normed_ptr + token * HIDDEN + columns, normed.to(normed_ptr.dtype.element_ty), mask=mask)
 
 
@@ -111,6 +117,7 @@ def _add_norm_kernel(
     x_ptr,
     residual_ptr,
     weight_ptr,
+    bias_ptr,
     normed_ptr,
     total_ptr,
     x_stride,
@@ -118,6 +125,7 @@ def _add_norm_kernel(
     epsilon,
     factor,
     CENTRED: tl.constexpr,
+    BIASED: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -129,6 +137,8 @@ def _add_norm_kernel(
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     total = (x.to(tl.float32) * factor + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
     normed = _normalise(total, weight, mask, epsilon, CENTRED, HIDDEN)
+    if BIASED:
+        normed += tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(total_ptr + token * HIDDEN + columns, total, mask=mask)
     tl.store(normed_ptr + token * HIDDEN + columns, normed.to(normed_ptr.dtype.element_ty), mask=mask)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +11,19 @@ from pyllm_kernels.op import op
 from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, widened
 
 _error_function = np.vectorize(math.erf, otypes=[np.float64])
+
+
+@dataclass(frozen=True, slots=True)
+class Xielu:
+    """`positive * x² + beta * x` of x above 0, else `negative * (exp(min(x, epsilon)) - 1 - x) + beta * x`.
+
+    From arXiv 2411.13010 (Apertus), where a layer learns both factors.
+    """
+
+    positive: float
+    negative: float
+    beta: float
+    epsilon: float
 
 
 def sigmoid(numbers: Floats) -> Floats:
@@ -35,23 +49,47 @@ def _gelu_tanh(numbers: Floats) -> Floats:
     return activated
 
 
-ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
+def _relu(numbers: Floats) -> Floats:
+    return np.maximum(numbers, np.float32(0))
+
+
+def _relu2(numbers: Floats) -> Floats:
+    return np.square(_relu(numbers))
+
+
+ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": _relu,
+    "relu2": _relu2,
+}
 """The functions by their names, in numpy."""
 
 
-def _activation(x: Array, kind: str, gated: bool = True) -> Array:
+def _xielu(numbers: Floats, kind: Xielu) -> Floats:
+    positive, negative, beta, epsilon = map(np.float32, (kind.positive, kind.negative, kind.beta, kind.epsilon))
+    below = (np.expm1(np.minimum(numbers, epsilon)) - numbers) * negative
+    activated: Floats = np.where(numbers > 0, positive * numbers * numbers, below) + beta * numbers
+    return activated
+
+
+def _activation(x: Array, kind: str | Xielu, gated: bool = True) -> Array:
+    def activated(numbers: Floats) -> Floats:
+        return _xielu(numbers, kind) if isinstance(kind, Xielu) else ACTIVATIONS[kind](numbers)
+
     if not gated:
-        return rounded(ACTIVATIONS[kind](widened(x)), x)
+        return rounded(activated(widened(x)), x)
     gate, up = np.split(widened(x), 2, axis=-1)
-    return rounded(ACTIVATIONS[kind](gate) * up, x)
+    return rounded(activated(gate) * up, x)
 
 
 @op(reference=_activation, triton="pyllm_kernels.gpu.elementwise")
-def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
+def activation(x: Tensor, kind: str | Xielu, gated: bool = True) -> Tensor:
     """`act(gate) * up` in float32 (arXiv 2002.05202); x [tokens, 2n] is the gate, then up -> [tokens, n] of x's dtype.
 
-    The kind is "silu", "gelu" (by the error function) or "gelu_tanh" (arXiv 1606.08415). Not gated: `act(x)`,
-    [tokens, n] -> [tokens, n].
+    The kind is "silu", "gelu" (by the error function), "gelu_tanh" (arXiv 1606.08415), "relu", "relu2" (its square,
+    arXiv 2109.08668) or an `Xielu`. Not gated: `act(x)`, [tokens, n] -> [tokens, n].
     """
     tokens, width = x.shape
     out = graph.empty((tokens, width // 2 if gated else width), x)

@@ -18,7 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
     x [tokens, hidden] and weight [hidden], float32, float16 or bfloat16 -> [tokens, hidden] of x's dtype.
     """
-    return _norm(x, weight, epsilon, centred=False)
+    return _norm(x, weight, epsilon, None, centred=False)
 
 
 def _add_rms_norm(x: Array, residual: Array, weight: Array, epsilon: float, factor: float = 1.0) -> tuple[Array, Array]:
@@ -35,49 +35,50 @@ def add_rms_norm(
     x, residual [tokens, hidden] of one dtype; the sum is rounded to that dtype before it is normalised, so that the
     norm is that of the stream for the next layer. Both inputs stay unchanged.
     """
-    return _add_norm(x, residual, weight, epsilon, factor, centred=False)
+    return _add_norm(x, residual, weight, epsilon, factor, None, centred=False)
 
 
-def _layer_norm(x: Array, weight: Array, epsilon: float) -> Array:
+def _layer_norm(x: Array, weight: Array, epsilon: float, bias: Array | None = None) -> Array:
     wide = widened(x)
-    return rounded(_scaled(wide - wide.mean(-1, keepdims=True), weight, epsilon), x)
+    scaled = _scaled(wide - wide.mean(-1, keepdims=True), weight, epsilon)
+    return rounded(scaled if bias is None else scaled + widened(bias), x)
 
 
 @op(reference=_layer_norm, triton="pyllm_kernels.gpu.norm")
-def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """`(x - mean) / sqrt(variance + epsilon) * weight` over the last dimension, in float32 (arXiv 1607.06450).
+def layer_norm(x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None = None) -> Tensor:
+    """`(x - mean) / sqrt(variance + epsilon) * weight + bias` over the last dimension, in float32 (arXiv 1607.06450).
 
-    Shapes and dtypes as for `rms_norm`. There is no bias.
+    Shapes and dtypes as for `rms_norm`; the bias is like the weight.
     """
-    return _norm(x, weight, epsilon, centred=True)
+    return _norm(x, weight, epsilon, bias, centred=True)
 
 
 def _add_layer_norm(
-    x: Array, residual: Array, weight: Array, epsilon: float, factor: float = 1.0
+    x: Array, residual: Array, weight: Array, epsilon: float, factor: float = 1.0, bias: Array | None = None
 ) -> tuple[Array, Array]:
     total = add.reference(x, residual, factor)
-    return _layer_norm(total, weight, epsilon), total
+    return _layer_norm(total, weight, epsilon, bias), total
 
 
 @op(reference=_add_layer_norm, triton="pyllm_kernels.gpu.norm")
 def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Like `add_rms_norm`, with `layer_norm`."""
-    return _add_norm(x, residual, weight, epsilon, factor, centred=True)
+    return _add_norm(x, residual, weight, epsilon, factor, bias, centred=True)
 
 
-def _norm(x: Tensor, weight: Tensor, epsilon: float, *, centred: bool) -> Tensor:
+def _norm(x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None, *, centred: bool) -> Tensor:
     out = graph.empty(x.shape, x)
-    _cpu.ops.norm(x, weight, epsilon, centred, out)
+    _cpu.ops.norm(x, weight, epsilon, centred, out, bias)
     return out
 
 
 def _add_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, *, centred: bool
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, bias: Tensor | None, *, centred: bool
 ) -> tuple[Tensor, Tensor]:
     out, total = graph.empty(x.shape, x), graph.empty(x.shape, x)
-    _cpu.ops.add_norm(x, residual, factor, weight, epsilon, centred, out, total)
+    _cpu.ops.add_norm(x, residual, factor, weight, epsilon, centred, out, total, bias)
     return out, total
 
 

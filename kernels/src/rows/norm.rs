@@ -16,7 +16,7 @@ use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 /// Independent partial sums, so that additions need not wait for each other.
 const SUMS: usize = 4;
 
-/// `out = normalised(x) * weight`; with a stream, `stream.sum = factor * x + stream.residual` is normalised.
+/// `out = normalised(x) * weight + bias`; with a stream, `stream.sum = factor * x + stream.residual` is normalised.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Norm {
     pub(crate) tokens: usize,
@@ -27,6 +27,8 @@ pub(crate) struct Norm {
     pub(crate) x: Matrix,
     /// One row.
     pub(crate) weight: Matrix,
+    /// One row, of the dtype of the weight.
+    pub(crate) bias: Option<Matrix>,
     pub(crate) out: Matrix,
     pub(crate) stream: Option<Stream>,
 }
@@ -42,14 +44,25 @@ pub(crate) struct Stream {
 
 /// The root mean square norm of x, or with `centred` a layer norm.
 #[pyfunction]
-pub(crate) fn norm(py: Python<'_>, x: Array, weight: Array, epsilon: f32, centred: bool, out: Array) -> PyResult<()> {
-    let op = read_norm(&x, &weight, epsilon, centred, &out)?;
+#[pyo3(signature = (x, weight, epsilon, centred, out, bias=None))]
+pub(crate) fn norm(
+    py: Python<'_>,
+    x: Array,
+    weight: Array,
+    epsilon: f32,
+    centred: bool,
+    out: Array,
+    bias: Option<Array>,
+) -> PyResult<()> {
+    let op = read_norm(&x, &weight, bias.as_ref(), epsilon, centred, &out)?;
+    let arrays: Vec<_> = [&x, &weight, &out].into_iter().chain(&bias).collect();
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
-    unsafe { execute(py, op, &[&x, &weight, &out]) }
+    unsafe { execute(py, op, &arrays) }
 }
 
 /// `factor * x + residual` in `sum`, and its norm in `out`.
 #[pyfunction]
+#[pyo3(signature = (x, residual, factor, weight, epsilon, centred, out, sum, bias=None))]
 #[expect(clippy::too_many_arguments, reason = "an op has what its function in Python says")]
 pub(crate) fn add_norm(
     py: Python<'_>,
@@ -61,19 +74,35 @@ pub(crate) fn add_norm(
     centred: bool,
     out: Array,
     sum: Array,
+    bias: Option<Array>,
 ) -> PyResult<()> {
-    let op = read_norm(&x, &weight, epsilon, centred, &out)?;
+    let op = read_norm(&x, &weight, bias.as_ref(), epsilon, centred, &out)?;
     let stream = |name, array: &Array| array.matrix_of(name, op.x.dtype, [op.tokens, op.hidden]);
     let stream = Stream { factor, residual: stream("residual", &residual)?, sum: stream("sum", &sum)? };
+    let arrays: Vec<_> = [&x, &residual, &weight, &out, &sum].into_iter().chain(&bias).collect();
     // SAFETY: as above.
-    unsafe { execute(py, Norm { stream: Some(stream), ..op }, &[&x, &residual, &weight, &out, &sum]) }
+    unsafe { execute(py, Norm { stream: Some(stream), ..op }, &arrays) }
 }
 
-fn read_norm(x: &Array, weight: &Array, epsilon: f32, centred: bool, out: &Array) -> PyResult<Norm> {
+fn read_norm(
+    x: &Array,
+    weight: &Array,
+    bias: Option<&Array>,
+    epsilon: f32,
+    centred: bool,
+    out: &Array,
+) -> PyResult<Norm> {
     let shape @ [tokens, hidden] = x.dimensions("x")?;
     let weight = weight.vector("weight", hidden)?;
+    let bias = match bias {
+        Some(bias) => {
+            bias.check_dtype("bias", weight.dtype)?;
+            Some(bias.vector("bias", hidden)?)
+        }
+        None => None,
+    };
     let (x, out) = (x.matrix("x", shape)?, out.matrix_of("out", x.dtype("x")?, shape)?);
-    Ok(Norm { tokens, hidden, epsilon, centred, x, weight, out, stream: None })
+    Ok(Norm { tokens, hidden, epsilon, centred, x, weight, bias, out, stream: None })
 }
 
 impl Op for Norm {
@@ -143,7 +172,7 @@ struct Normalise<'a, X, W, const CENTRED: bool> {
 impl<X: Storage, W: Storage, const CENTRED: bool> Kernel for Normalise<'_, X, W, CENTRED> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, row: usize) {
-        let Norm { hidden, epsilon, x, weight, out, stream, .. } = *self.norm;
+        let Norm { hidden, epsilon, x, weight, bias, out, stream, .. } = *self.norm;
         // SAFETY: as the caller promises.
         unsafe {
             let mut x = x.row::<X>(row);
@@ -167,12 +196,16 @@ impl<X: Storage, W: Storage, const CENTRED: bool> Kernel for Normalise<'_, X, W,
                 x.mul_add(x, sum)
             });
             let inverse_rms = V::splat(1.0 / (squares / size + epsilon).sqrt());
-            let (weight, out) = (weight.row::<W>(0), out.row::<X>(row));
+            let (weight, bias) = (weight.row::<W>(0), bias.map(|bias| bias.row::<W>(0)));
+            let out = out.row::<X>(row);
             for at in (0..hidden).step_by(LANES) {
                 let x: V = X::load_up_to(x.add(at), hidden - at);
                 let x = if CENTRED { x.sub(centre) } else { x };
-                let weight = W::load_up_to(weight.add(at), hidden - at);
-                X::store_up_to(x.mul(inverse_rms).mul(weight), out.add(at), hidden - at);
+                let mut scaled = x.mul(inverse_rms).mul(W::load_up_to(weight.add(at), hidden - at));
+                if let Some(bias) = bias {
+                    scaled = scaled.add(W::load_up_to(bias.add(at), hidden - at));
+                }
+                X::store_up_to(scaled, out.add(at), hidden - at);
             }
         }
     }
@@ -220,8 +253,9 @@ mod tests {
             let mut x: Vec<f32> = numbers.iter().map(|number| number.0).collect();
             let mut residual: Vec<f32> = numbers.iter().map(|number| number.1).collect();
             let mut weight: Vec<f32> = numbers.iter().map(|number| number.2).collect();
+            let mut bias: Vec<f32> = weight.iter().map(|weight| 1.0 - 2.0 * weight).collect();
             let size = f64::from(hidden as u32);
-            for (factor, centred) in [(1.0, false), (0.5, true)] {
+            for (factor, centred, biased) in [(1.0, false, false), (0.5, true, false), (0.5, true, true)] {
                 let sum: Vec<f32> = numbers.iter().map(|number| factor * number.0 + number.1).collect();
                 let centre = if centred { sum.iter().map(|&sum| f64::from(sum)).sum::<f64>() / size } else { 0.0 };
                 let mean = sum.iter().map(|&sum| (f64::from(sum) - centre).powi(2)).sum::<f64>() / size;
@@ -236,14 +270,16 @@ mod tests {
                         centred,
                         x: rows(&mut x),
                         weight: rows(&mut weight),
+                        bias: biased.then(|| rows(&mut bias)),
                         out: rows(&mut out),
                         stream,
                     };
                     // SAFETY: every row is a vector of as many numbers; the test asks for what the machine has.
                     unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
                     prop_assert_eq!(&total, &sum);
-                    for ((&out, &sum), &weight) in out.iter().zip(&sum).zip(&weight) {
-                        let expected = (f64::from(sum) - centre) / (mean + 1e-5).sqrt() * f64::from(weight);
+                    for (((&out, &sum), &weight), &bias) in out.iter().zip(&sum).zip(&weight).zip(&bias) {
+                        let bias = if biased { f64::from(bias) } else { 0.0 };
+                        let expected = (f64::from(sum) - centre) / (mean + 1e-5).sqrt() * f64::from(weight) + bias;
                         // A mean rounded to float32 is off by as much as the numbers around it are.
                         let tolerance = if centred { 2e-6 * (1.0 + 9.0 / (mean + 1e-5).sqrt()) } else { 1e-6 };
                         let error = (f64::from(out) - expected).abs();

@@ -1,5 +1,7 @@
 """Norms over the last dimension, alone or fused with the residual addition: `NormSpec` as a layer."""
 
+from functools import partial
+
 from pyllm_kernels.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pyllm_kernels.tensors import Tensor
 
@@ -9,20 +11,30 @@ from pyllm.workers.loaders.weights import WeightReader
 
 
 class Norm:
-    """A norm, whole on every rank. `weight` is [size]."""
+    """A norm, whole on every rank. `weight` is [size], as is the bias, if there is one."""
 
     def __init__(self, spec: NormSpec, size: int, placement: WeightPlacement) -> None:
         kernels = placement.kernels
         self._epsilon = spec.epsilon
-        self._normalise = kernels[rms_norm] if spec.kind == "rms" else kernels[layer_norm]
-        self._add = kernels[add_rms_norm] if spec.kind == "rms" else kernels[add_layer_norm]
         # `1 + w` in bfloat16 would lose most of a small w.
         dtype = "float32" if spec.unit_offset else placement.dtype
+        self._is_scaled = spec.weight
         self.weight = placement.device.empty((size,), dtype)
+        self._bias = placement.device.empty((size,), dtype) if spec.bias else None
+        if spec.kind == "rms":
+            self._normalise, self._add = kernels[rms_norm], kernels[add_rms_norm]
+        else:
+            self._normalise = partial(kernels[layer_norm], bias=self._bias)
+            self._add = partial(kernels[add_layer_norm], bias=self._bias)
 
     def load(self, reader: WeightReader, name: str) -> None:
-        """Fill the scale."""
-        reader.read(f"{name}.weight", tuple(self.weight.shape), self.weight)
+        """Fill the scale and the bias."""
+        if self._is_scaled:
+            reader.read(f"{name}.weight", tuple(self.weight.shape), self.weight)
+        else:
+            self.weight[:] = 1
+        if self._bias is not None:
+            reader.read(f"{name}.bias", tuple(self._bias.shape), self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, size] -> [tokens, size]
         return self._normalise(x, self.weight, self._epsilon)
