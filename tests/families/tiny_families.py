@@ -77,6 +77,23 @@ _ERNIE_MOE = {
     "moe_num_shared_experts": 1,
     "intermediate_size": 128,
 }
+_LLAMA4 = {
+    "num_local_experts": 6,
+    "intermediate_size": 64,
+    "intermediate_size_mlp": 48,
+    "attention_chunk_size": 128,
+    "no_rope_layer_interval": 2,
+    "floor_scale": 16,
+}
+_PHIMOE_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.5, 2.5, 3.5, 4.5],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 128,
+}
 _HUNYUAN_MOE = {"num_experts": 6, "moe_topk": [2, 2], "intermediate_size": 64}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _WINDOW = {"sliding_window": 24}
@@ -190,6 +207,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan": ("HunYuanDenseV1", _HEAD),
     "hunyuan-alpha": ("HunYuanDenseV1", _HEAD | {"attention_bias": True} | _rope("dynamic", alpha=50.0, factor=1.0)),
     "hunyuan-moe": ("HunYuanMoEV1", _HEAD | _HUNYUAN_MOE),
+    "llama4": ("Llama4Text", _HEAD | _LLAMA4),
+    "llama4-dense": (
+        "Llama4Text",
+        _HEAD | _LLAMA4 | {"moe_layers": [1], "use_qk_norm": False, "attention_bias": True, "num_experts_per_tok": 2},
+    ),
+    "phimoe": ("Phimoe", _EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2}),
+    "phimoe-longrope": ("Phimoe", _EXPERTS | _WINDOW | {"rope_parameters": _PHIMOE_ROPE}),
     "flex-olmo": ("FlexOlmo", _EXPERTS | {"num_experts": 6}),
     "granite-moe-shared": ("GraniteMoeShared", _SCALED | _EXPERTS | {"shared_intermediate_size": 48}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
