@@ -28,7 +28,15 @@ from pyllm_kernels.matrix_rows import (
     empty_bytes,
     zero_rows,
 )
-from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.metadata import (
+    UNSCALED,
+    AttentionLayer,
+    AttentionMetadata,
+    AttentionShape,
+    KVScales,
+    QKNorm,
+    StateRows,
+)
 from pyllm_kernels.op import BackendError, Kernels
 from pyllm_kernels.ops.activation import Xielu
 from pyllm_kernels.ops.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
@@ -70,6 +78,7 @@ __all__ = [
     "Router",
     "Scales",
     "SparseRows",
+    "StateRows",
     "Xielu",
     "batch_invariant",
     "check_card",

@@ -1,4 +1,4 @@
-"""The inputs of attention for a batch and for a layer: rows, tasks, norms and scales.
+"""The inputs of attention and of recurrent layers for a batch and for a layer: rows, tasks, norms and scales.
 
 Knows no requests; a row's slot leads to its blocks.
 """
@@ -91,6 +91,23 @@ class AttentionMetadata:
     num_tokens: int
     batch_invariant: bool = False
     tasks: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """The rows of a step for a layer with states, and the state that each reads and writes. All int32.
+
+    A row's tokens follow one another in a sequence. Rows are computed in their order: one may read the state that an
+    earlier one wrote, so two rows may be of one sequence. A row's source stays unchanged, unless it is its destination.
+
+    - `query_starts` [rows + 1]: as in `AttentionMetadata`.
+    - `sources` [rows]: the index of the state before the row; -1: zeros, at the start of a sequence.
+    - `destinations` [rows]: the index of the state after the row; -1: it is not kept.
+    """
+
+    query_starts: Tensor
+    sources: Tensor
+    destinations: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def _read(config: Config) -> ModelSpec:
         attention_norm=norm,
         feed_forward_norm=norm,
     )
-    rope = read_rope(config, layer.attention.head_size, theta=500_000.0)
+    rope = read_rope(config, layer.own_attention.head_size, theta=500_000.0)
     return read_model(config, [layer] * num_layers(config), [rope])
 
 

@@ -139,7 +139,7 @@ def with_experts(
     """A copy with experts of a size in place of some feed-forward layers, by the indices of the layers."""
     layers = (
         replace_struct(layer, feed_forward=replace_struct(layer.feed_forward, size=size, routing=routing))
-        if has_experts(index)
+        if layer.feed_forward is not None and has_experts(index)
         else layer
         for index, layer in enumerate(spec.layers)
     )

@@ -28,7 +28,7 @@ def read_dense(config: Config) -> ModelSpec:
         attention_norm=norm,
         feed_forward_norm=norm,
     )
-    return read_model(_with_stretched_base(config, layer.attention.head_size), [layer] * num_layers(config))
+    return read_model(_with_stretched_base(config, layer.own_attention.head_size), [layer] * num_layers(config))
 
 
 def read_moe(config: Config) -> ModelSpec:

@@ -31,7 +31,7 @@ def read(config: Config) -> ModelSpec:
         attention_norm=norm,
         feed_forward_norm=norm,
     )
-    rope = read_rope(config, layer.attention.head_size, theta=5_000_000.0)
+    rope = read_rope(config, layer.own_attention.head_size, theta=5_000_000.0)
     return read_model(config, [layer] * num_layers(config), [rope])
 
 

@@ -74,7 +74,7 @@ def read_flex_olmo(config: Config) -> ModelSpec:
 def _read(config: Config, types: list[str]) -> ModelSpec:
     """The model; RoPE scaling applies to full-attention layers only."""
     layers = _layers(config, types)
-    head_size = layers[0].attention.head_size
+    head_size = layers[0].own_attention.head_size
     full = read_rope(config, head_size, layer_type="full_attention")
     local = read_rope(config.without("rope_scaling"), head_size, layer_type="sliding_attention")
     return read_model(config, layers, [full, local], max_position_embeddings=config.integer("max_position_embeddings"))

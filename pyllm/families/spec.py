@@ -347,6 +347,12 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     parallel: bool = False
 
     @property
+    def own_attention(self) -> AttentionSpec:
+        """The attention of a layer that has some."""
+        assert self.attention is not None, "a layer without attention"
+        return self.attention
+
+    @property
     def norms(self) -> dict[str, NormSpec]:
         """The norms of this layer, by their names."""
         norms = {

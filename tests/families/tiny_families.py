@@ -109,6 +109,14 @@ _CLASSIC = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "in
 _FALCON = {"num_kv_heads": 2, "ffn_hidden_size": 48, "new_decoder_architecture": True, "tie_word_embeddings": True}
 _SCALED_BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 48}
 
+_LFM2 = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_multiple_of": 16,
+    "block_ffn_dim_multiplier": 1.3,
+    "tie_word_embeddings": True,
+}
+
 
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4} | parameters}
@@ -216,6 +224,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe-longrope": ("Phimoe", _EXPERTS | _WINDOW | {"rope_parameters": _PHIMOE_ROPE}),
     "flex-olmo": ("FlexOlmo", _EXPERTS | {"num_experts": 6}),
     "granite-moe-shared": ("GraniteMoeShared", _SCALED | _EXPERTS | {"shared_intermediate_size": 48}),
+    "lfm2": ("Lfm2", _LFM2),
+    "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
