@@ -23,7 +23,7 @@ use crate::rows::activation::{Activate, Activation, Kind};
 use crate::threads::Pool;
 use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
-use routing::{Router, RouterArrays, Routes};
+use routing::{Pair, Router, RouterArrays, Routes};
 
 /// The matrices of all experts of this rank, packed one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -224,7 +224,7 @@ impl ExpertMatrices {
     }
 }
 
-/// Copies the row of each pair's token to its place among the expert's rows.
+/// Copies the row of each pair's token to its place among the expert's rows, times its weight if that is for inputs.
 struct Gather<'a, X> {
     from: Matrix,
     to: *mut X,
@@ -238,10 +238,20 @@ unsafe impl<X> Sync for Gather<'_, X> {}
 impl<X: Storage> Kernel for Gather<'_, X> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, pair: usize) {
-        let (from, row) = (self.from.row::<X>(pair / self.routes.active), self.routes.pairs[pair].row);
-        let Some(row) = row else { return };
+        let from = self.from.row::<X>(pair / self.routes.active);
+        let Pair { weight, row: Some(row), .. } = self.routes.pairs[pair] else { return };
+        let to = self.to.wrapping_add(row as usize * self.width);
         // SAFETY: as the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(from, self.to.add(row as usize * self.width), self.width) };
+        unsafe {
+            if !self.routes.weighs_inputs {
+                return std::ptr::copy_nonoverlapping(from, to, self.width);
+            }
+            let weight = V::splat(weight);
+            for at in (0..self.width).step_by(LANES) {
+                let left = self.width - at;
+                X::store_up_to(X::load_up_to::<V>(from.add(at), left).mul(weight), to.add(at), left);
+            }
+        }
     }
 }
 
@@ -294,7 +304,8 @@ impl<X: Storage> Kernel for WeightedSum<'_, X> {
                         let bias = bias.row::<X>(self.routes.matrix_of(pair)).cast_const();
                         result = result.add(X::load_up_to(bias.add(at), width - at));
                     }
-                    sum = result.mul_add(V::splat(pair.weight), sum);
+                    let weight = if self.routes.weighs_inputs { 1.0 } else { pair.weight };
+                    sum = result.mul_add(V::splat(weight), sum);
                 }
                 X::store_up_to(sum, out.add(at), width - at);
             }

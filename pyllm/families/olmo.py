@@ -116,4 +116,6 @@ OLMOE = Family(
     read=read_olmoe,
     gguf=GgufNames(architectures=("olmoe",), fields=GGUF_EXPERTS),
 )
-FLEX_OLMO = Family(architectures=("FlexOlmoForCausalLM",), read=read_flex_olmo, tensors=TensorNames(parts=POST_NORM_PARTS))
+FLEX_OLMO = Family(
+    architectures=("FlexOlmoForCausalLM",), read=read_flex_olmo, tensors=TensorNames(parts=POST_NORM_PARTS)
+)

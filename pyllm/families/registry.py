@@ -26,12 +26,14 @@ from pyllm.families import (
     hunyuan,
     lfm2,
     llama,
+    llama4,
     minimax_m2,
     mistral,
     nemotron,
     olmo,
     phi,
     phi3,
+    phimoe,
     qwen,
     qwen3_next,
     smollm3,
@@ -95,6 +97,8 @@ FAMILIES = (
     minimax_m2.FAMILY,
     hunyuan.HUNYUAN,
     hunyuan.HUNYUAN_MOE,
+    llama4.FAMILY,
+    phimoe.FAMILY,
 )
 
 

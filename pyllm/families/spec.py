@@ -71,10 +71,11 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Multiplies the query at position p by `1 + beta * log(1 + floor(p / original_length))` (Llama 4)."""
+    """Multiplies the query at position p by `1 + beta * log(1 + floor((p + first) / original_length))` (Llama 4)."""
 
     beta: float
     original_length: int
+    first: int = 0
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,10 +145,12 @@ class SharedExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
 class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Mixture of experts: each token goes through the `active` of the `experts` with the largest scores.
 
-    - `scores`: a softmax over the router's logits (arXiv 1701.06538), or the sigmoid of each (arXiv 2412.19437). The
-      scores of the chosen experts are their weights.
+    - `scores`: a softmax over the router's logits (arXiv 1701.06538), the sigmoid of each (arXiv 2412.19437), or a
+      softmax over those that are left and near enough to their largest (arXiv 2409.12136), which are a part of
+      `tolerance` away at most. The scores of the chosen experts are their weights.
     - `normalised`: the weights sum to 1.
     - `factor`: multiplies the weights.
+    - `weighs_inputs`: the weights multiply the inputs of the experts, not their outputs (Llama 4).
     - `correction`: each expert has a bias that is added to its score for the choice alone.
     - `groups`: limits the choice to some groups.
     - `float32`: the logits are computed in float32, whatever the dtype of the model.
@@ -157,8 +160,10 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     experts: int
     active: int
     normalised: bool = True
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    tolerance: float = 0.0
     factor: float = 1.0
+    weighs_inputs: bool = False
     correction: bool = False
     groups: ExpertGroups | None = None
     float32: bool = False
@@ -436,6 +441,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def attentions(self) -> Iterator[AttentionSpec]:
         """The attention of each layer that has some."""
         return (layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def query_scaling(self) -> QueryScaling | None:
+        """The query scaling of the layers that have some, which is the same in all of them."""
+        return next((found for attention in self.attentions if (found := attention.query_scaling) is not None), None)
 
     @property
     def has_states(self) -> bool:

@@ -17,7 +17,7 @@ def check_supported(spec: ModelSpec) -> None:
         ConfigError: with the feature that is not supported.
     """
     for name in ("heads", "kv_heads", "head_size", "query_scaling"):
-        if len({getattr(attention, name) for attention in spec.attentions}) > 1:
+        if len({getattr(attention, name) for attention in spec.attentions} - {None}) > 1:
             raise ConfigError(f"the layers of {spec.architecture} differ in {name}, which is not supported")
     size = spec.attention.head_size
     if size % 2:

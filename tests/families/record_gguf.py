@@ -44,12 +44,24 @@ FAMILIES = (
     "qwen3-moe",
     "olmoe",
     "granite-moe",
+    "granite-moe-shared",
+    "qwen2-moe",
+    "glm4-moe",
+    "dots1",
+    "ernie",
+    "ernie-moe",
+    "minimax-m2",
+    "hunyuan",
+    "hunyuan-moe",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
     "cohere2": {"rotary_pct": 1.0},
     "qwen3-moe": {"num_experts": 6, "norm_topk_prob": True},
     "granite-4": {"layer_types": ["attention", "attention"]},
+    "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
+    "dots1": {"scoring_func": "sigmoid"},
+    "hunyuan-moe": {"moe_intermediate_size": [64, 64], "num_shared_expert": [1, 1]},
     "phi3": {"original_max_position_embeddings": 256},
 }
 VOCABULARY = 264

@@ -77,6 +77,23 @@ _ERNIE_MOE = {
     "moe_num_shared_experts": 1,
     "intermediate_size": 128,
 }
+_LLAMA4 = {
+    "num_local_experts": 6,
+    "intermediate_size": 64,
+    "intermediate_size_mlp": 48,
+    "attention_chunk_size": 128,
+    "no_rope_layer_interval": 2,
+    "floor_scale": 16,
+}
+_PHIMOE_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.5, 2.5, 3.5, 4.5],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 128,
+}
 _HUNYUAN_MOE = {"num_experts": 6, "moe_topk": [2, 2], "intermediate_size": 64}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _WINDOW = {"sliding_window": 24}
@@ -128,8 +145,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", _WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
-    "qwen2-moe": ("Qwen2Moe", _EXPERTS | _SHARED | {"norm_topk_prob": True}),
-    "qwen2-moe-dense": ("Qwen2Moe", _EXPERTS | _SHARED | {"decoder_sparse_step": 2, "qkv_bias": False}),
+    "qwen2-moe": ("Qwen2Moe", _EXPERTS | _SHARED),
+    "qwen2-moe-dense": (
+        "Qwen2Moe",
+        _EXPERTS | _SHARED | {"decoder_sparse_step": 2, "qkv_bias": False, "norm_topk_prob": True},
+    ),
+    "qwen2-moe-window": (
+        "Qwen2Moe",
+        _EXPERTS | _SHARED | _WINDOW | {"num_hidden_layers": 4, "use_sliding_window": True, "max_window_layers": 2},
+    ),
     "qwen3": ("Qwen3", _HEAD),
     "qwen3-bias": ("Qwen3", _HEAD | {"attention_bias": True}),
     "gemma2": ("Gemma2", _GEMMA),
@@ -184,9 +208,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "vault-gemma": ("VaultGemma", _GEMMA),
     "glm4-moe": ("Glm4Moe", _DEEPSEEK | {"n_group": 2, "use_qk_norm": True}),
     "glm4-moe-bias": ("Glm4Moe", _DEEPSEEK | {"norm_topk_prob": False, "attention_bias": True}),
-    "dots1": ("Dots1", _DEEPSEEK | _WINDOW | {"max_window_layers": 1, "n_group": 3, "topk_group": 2}),
-    "dots1-whole": ("Dots1", _DEEPSEEK | {"sliding_window": None, "attention_bias": True, "norm_topk_prob": True}),
-    "ernie": ("Ernie4_5", _HEAD | {"use_bias": True, "tie_word_embeddings": True}),
+    "dots1": (
+        "Dots1",
+        _DEEPSEEK
+        | {"sliding_window": None, "n_group": 3, "topk_group": 2, "norm_topk_prob": True, "num_key_value_heads": 4},
+    ),
+    "dots1-window": ("Dots1", _DEEPSEEK | _WINDOW | {"max_window_layers": 1, "attention_bias": True}),
+    "ernie": ("Ernie4_5", _HEAD | {"tie_word_embeddings": True}),
+    "ernie-bias": ("Ernie4_5", _HEAD | {"use_bias": True}),
     "ernie-moe": ("Ernie4_5_Moe", _ERNIE_MOE),
     "ernie-moe-some": (
         "Ernie4_5_Moe",
@@ -194,9 +223,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_layer_end_index": 1, "moe_layer_start_index": 0},
     ),
     "minimax-m2": ("MiniMaxM2", _HEAD | _EXPERTS | _rope("default", partial_rotary_factor=0.5)),
-    "hunyuan": ("HunYuanDenseV1", _HEAD | {"attention_bias": True}),
-    "hunyuan-alpha": ("HunYuanDenseV1", _HEAD | _rope("dynamic", alpha=50.0, factor=1.0)),
+    "hunyuan": ("HunYuanDenseV1", _HEAD),
+    "hunyuan-alpha": ("HunYuanDenseV1", _HEAD | {"attention_bias": True} | _rope("dynamic", alpha=50.0, factor=1.0)),
     "hunyuan-moe": ("HunYuanMoEV1", _HEAD | _HUNYUAN_MOE),
+    "llama4": ("Llama4Text", _HEAD | _LLAMA4),
+    "llama4-dense": (
+        "Llama4Text",
+        _HEAD | _LLAMA4 | {"moe_layers": [1], "use_qk_norm": False, "attention_bias": True, "num_experts_per_tok": 2},
+    ),
+    "phimoe": ("Phimoe", _EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2}),
+    "phimoe-longrope": ("Phimoe", _EXPERTS | _WINDOW | {"rope_parameters": _PHIMOE_ROPE}),
     "flex-olmo": ("FlexOlmo", _EXPERTS | {"num_experts": 6}),
     "granite-moe-shared": ("GraniteMoeShared", _SCALED | _EXPERTS | {"shared_intermediate_size": 48}),
     "qwen3-next": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),

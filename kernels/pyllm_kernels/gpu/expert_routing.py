@@ -54,7 +54,8 @@ def choose_experts(logits: Tensor, router: Router) -> Choice:
         experts,
         weights,
         router.factor,
-        SIGMOID=router.scores == "sigmoid",
+        router.tolerance,
+        SCORES=router.scores,
         NUM_EXPERTS=num_experts,
         ACTIVE=router.active,
         NORMALISED=router.normalised,
@@ -105,7 +106,8 @@ def _choose_kernel(
     experts_ptr,
     weights_ptr,
     factor,
-    SIGMOID: tl.constexpr,
+    tolerance,
+    SCORES: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     ACTIVE: tl.constexpr,
     NORMALISED: tl.constexpr,
@@ -118,7 +120,7 @@ def _choose_kernel(
     experts = tl.arange(0, BLOCK)
     is_expert = experts < NUM_EXPERTS
     logits = tl.load(logits_ptr + token * NUM_EXPERTS + experts, mask=is_expert, other=float("-inf")).to(tl.float32)
-    if SIGMOID:
+    if SCORES == "sigmoid":
         scores = tl.where(is_expert, 1 / (1 + tl.exp(-logits)), 0.0)
     else:
         scores = tl.exp(logits - tl.max(logits, axis=0))
@@ -133,12 +135,29 @@ def _choose_kernel(
         is_candidate = _in_best_groups(keys, experts, NUM_EXPERTS // NUM_GROUPS, NUM_GROUPS, ACTIVE_GROUPS, BEST, BLOCK)
     is_taken = _largest(keys, is_candidate, experts, ACTIVE, BLOCK)
     weights = scores
+    if SCORES == "sparse_mixer":
+        weights = _mix(logits, is_expert, experts, tolerance, ACTIVE, BLOCK)
     if NORMALISED:
         weights = weights / (tl.sum(tl.where(is_taken, weights, 0.0), axis=0) + 1e-20)
     weights *= factor
     places = token * ACTIVE + tl.cumsum(is_taken.to(tl.int32), axis=0) - 1
     tl.store(experts_ptr + places, experts, mask=is_taken)
     tl.store(weights_ptr + places, weights, mask=is_taken)
+
+
+@triton.jit
+def _mix(logits, is_expert, experts, tolerance, ACTIVE: tl.constexpr, BLOCK: tl.constexpr):
+    """The weight of each expert that is one of the largest, by the rule of "sparse_mixer"."""
+    weights = tl.zeros([BLOCK], dtype=tl.float32)
+    left = tl.where(is_expert, 1, 0)
+    for _ in tl.static_range(ACTIVE):
+        is_best = _largest(logits, left > 0, experts, 1, BLOCK)
+        largest = tl.sum(tl.where(is_best, logits, 0.0), axis=0)
+        is_far = (largest - logits) / tl.maximum(tl.abs(logits), largest) > tolerance
+        total = tl.sum(tl.where((left > 0) & (is_far == 0), tl.exp(logits - largest), 0.0), axis=0)
+        weights = tl.where(is_best, 1 / total, weights)
+        left = tl.where(is_best, 0, left)
+    return weights
 
 
 @triton.jit

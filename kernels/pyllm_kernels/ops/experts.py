@@ -31,8 +31,11 @@ class Router:
 
     - `normalised`: the weights taken add up to 1.
     - `first`, `count`: the range of this rank's experts.
-    - `scores`: a "softmax" over all logits, or the "sigmoid" of each (DeepSeek V3, arXiv 2412.19437).
+    - `scores`: a "softmax" over all logits; the "sigmoid" of each (DeepSeek V3, arXiv 2412.19437); or "sparse_mixer"
+      (arXiv 2409.12136): experts are chosen one after the other, by a softmax over those that are left and whose logits
+      differ from their largest by at most `tolerance` times the larger magnitude.
     - `factor`: multiplies the weights.
+    - `weighs_inputs`: the weights multiply the inputs of the experts, not their outputs (Llama 4).
     - `correction`: float32 [experts], added to the scores for the choice alone, also for that of `groups`.
     """
 
@@ -42,7 +45,9 @@ class Router:
     first: int
     count: int
     scores: str = "softmax"
+    tolerance: float = 0.0
     factor: float = 1.0
+    weighs_inputs: bool = False
     correction: Tensor | None = None
     groups: ExpertGroups | None = None
 
@@ -78,12 +83,14 @@ def _experts(x: Array, logits: Array, router: Router, kind: str | ClampedSwiglu,
     for index in range(router.count):
         tokens, places = np.nonzero(chosen == router.first + index)
         if len(tokens):
-            rows = x[tokens]
+            rows, factors = x[tokens], weights[tokens, places][:, None]
+            if router.weighs_inputs:
+                rows, factors = rounded(widened(rows) * factors, x), np.ones_like(factors)
             gate = _outputs(rows, matrices.gate, matrices.gate_bias, index, router)
             up = _outputs(rows, matrices.up, matrices.up_bias, index, router)
             inner = rounded(_combine(gate, up, kind), x)
             result = _outputs(inner, matrices.down, matrices.down_bias, index, router)
-            total[tokens] += weights[tokens, places][:, None] * result
+            total[tokens] += factors * result
     return rounded(total, x)
 
 
@@ -109,6 +116,8 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu
 
 def _choose(logits: Floats, router: Router) -> tuple[Array, Floats]:
     """The experts of each token and their weights, [tokens, active]."""
+    if router.scores == "sparse_mixer":
+        return _mix(logits, router)
     scores = softmax(logits) if router.scores == "softmax" else sigmoid(logits)
     if router.correction is None and router.groups is None:
         keys = logits  # Scores have the order of the logits, and equal ones may be of unequal logits.
@@ -121,6 +130,19 @@ def _choose(logits: Floats, router: Router) -> tuple[Array, Floats]:
     if router.normalised:
         weights = weights / (weights.sum(-1, keepdims=True) + _LEAST_SUM)
     return chosen, weights * np.float32(router.factor)
+
+
+def _mix(logits: Floats, router: Router) -> tuple[Array, Floats]:
+    left, chosen, weights = logits.copy(), [], []
+    for _ in range(router.active):
+        best = _largest(left, 1)
+        largest = np.take_along_axis(left, best, -1)
+        is_far = (largest - logits) / np.maximum(np.abs(logits), largest) > router.tolerance
+        shares = softmax(np.where(is_far, -np.inf, left))
+        chosen.append(best)
+        weights.append(np.take_along_axis(shares, best, -1))
+        np.put_along_axis(left, best, -np.inf, -1)
+    return np.concatenate(chosen, -1), np.concatenate(weights, -1) * np.float32(router.factor)
 
 
 def _without_other_groups(keys: Floats, groups: ExpertGroups) -> Floats:

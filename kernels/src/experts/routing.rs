@@ -22,6 +22,8 @@ pub(crate) struct Router {
     pub(crate) normalised: bool,
     /// Multiplies the weights.
     pub(crate) factor: f32,
+    /// Whether the weights multiply the inputs of the experts, not their outputs.
+    pub(crate) weighs_inputs: bool,
     /// Added to the scores for the choice alone: the address of a float32 for each expert.
     pub(crate) correction: Option<usize>,
     pub(crate) groups: Option<Groups>,
@@ -35,6 +37,11 @@ pub(crate) struct Router {
 pub(crate) enum Scores {
     Softmax,
     Sigmoid,
+    /// The softmax over the experts that are not chosen yet, and whose logits differ from the largest of them by at most
+    /// this part of the larger magnitude.
+    SparseMixer {
+        tolerance: f32,
+    },
 }
 
 /// `count` groups of equal size; only experts of the `active` best are chosen. A group's score is the sum of its `best`
@@ -52,8 +59,10 @@ pub(crate) struct RouterArrays {
     num_experts: usize,
     active: usize,
     scores: PyBackedStr,
+    tolerance: f32,
     normalised: bool,
     factor: f32,
+    weighs_inputs: bool,
     pub(crate) correction: Option<Array>,
     groups: Option<Groups>,
     first: usize,
@@ -63,7 +72,7 @@ pub(crate) struct RouterArrays {
 impl RouterArrays {
     /// The router, checked.
     pub(crate) fn router(&self) -> PyResult<Router> {
-        let Self { num_experts, active, normalised, factor, groups, first, count, .. } = *self;
+        let Self { num_experts, active, normalised, factor, weighs_inputs, groups, first, count, .. } = *self;
         if active == 0 || active > num_experts || count == 0 || first + count > num_experts {
             return Err(PyValueError::new_err(format!(
                 "{active} of {num_experts} experts, of which those from {first} on, {count} in number, are here"
@@ -82,11 +91,20 @@ impl RouterArrays {
         let scores = match &*self.scores {
             "softmax" => Scores::Softmax,
             "sigmoid" => Scores::Sigmoid,
-            name => return Err(PyValueError::new_err(format!("no scores {name:?}: use softmax or sigmoid"))),
+            "sparse_mixer" => Scores::SparseMixer { tolerance: self.tolerance },
+            name => {
+                let text = format!("no scores {name:?}: use softmax, sigmoid or sparse_mixer");
+                return Err(PyValueError::new_err(text));
+            }
         };
+        let is_mixed = matches!(scores, Scores::SparseMixer { .. });
+        if is_mixed && (normalised || self.correction.is_some() || groups.is_some()) {
+            let text = "a sparse mixer has neither normalised weights, nor a correction, nor groups";
+            return Err(PyValueError::new_err(text));
+        }
         let correction = self.correction.as_ref();
         let correction = correction.map(|bias| bias.elements("correction", "float32", &[num_experts])).transpose()?;
-        Ok(Router { num_experts, active, scores, normalised, factor, correction, groups, first, count })
+        Ok(Router { num_experts, active, scores, normalised, factor, weighs_inputs, correction, groups, first, count })
     }
 }
 
@@ -102,6 +120,8 @@ pub(super) struct Pair {
 /// The pairs of each token one after the other, by expert, and the row groups of experts that have any.
 pub(super) struct Routes {
     pub(super) active: usize,
+    /// See `Router`.
+    pub(super) weighs_inputs: bool,
     first_expert: usize,
     pub(super) pairs: Vec<Pair>,
     pub(super) groups: Vec<RowGroup>,
@@ -137,7 +157,8 @@ impl Routes {
             }
         }
         let num_rows = groups.last().map_or(0, |group| group.rows.end);
-        Self { active: router.active, first_expert: router.first, pairs, groups, num_rows }
+        let Router { active, weighs_inputs, first, .. } = *router;
+        Self { active, weighs_inputs, first_expert: first, pairs, groups, num_rows }
     }
 
     /// Index of a pair's expert among this rank's matrices, if the pair has a row.
@@ -173,7 +194,10 @@ impl Router {
             let row = unsafe { std::slice::from_raw_parts(logits.row::<L>(token), self.num_experts) };
             memory.logits.clear();
             memory.logits.extend(row.iter().map(|&logit| logit.widen()));
-            self.choose(correction, &mut memory, pairs);
+            match self.scores {
+                Scores::SparseMixer { tolerance } => self.mix(tolerance, &mut memory, pairs),
+                Scores::Softmax | Scores::Sigmoid => self.choose(correction, &mut memory, pairs),
+            }
         }
     }
 
@@ -183,14 +207,9 @@ impl Router {
         order.clear();
         order.extend(0..logits.len() as u32);
         let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let score = |logit: f32| match self.scores {
-            Scores::Softmax => (logit - greatest).exp(),
-            Scores::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
-        };
-        let sum_of_all = || match self.scores {
-            Scores::Softmax => logits.iter().copied().map(score).sum(),
-            Scores::Sigmoid => 1.0,
-        };
+        let is_sigmoid = self.scores == Scores::Sigmoid;
+        let score = |logit: f32| if is_sigmoid { 1.0 / (1.0 + (-logit).exp()) } else { (logit - greatest).exp() };
+        let sum_of_all = || if is_sigmoid { 1.0 } else { logits.iter().copied().map(score).sum() };
         if correction.is_none() && self.groups.is_none() {
             keep_largest(logits, order, self.active); // Scores have the order of the logits.
         } else {
@@ -215,6 +234,28 @@ impl Router {
             let weight = score(logits[expert as usize]) / sum * self.factor;
             Pair { expert, weight, row: None }
         }));
+    }
+
+    /// Choose one expert after the other, by `Scores::SparseMixer`.
+    fn mix(&self, tolerance: f32, memory: &mut Memory, pairs: &mut Vec<Pair>) {
+        let Memory { logits, order, .. } = memory;
+        order.clear();
+        order.extend(0..logits.len() as u32);
+        let start = pairs.len();
+        for _ in 0..self.active {
+            let mut best = 0;
+            for (place, &expert) in order.iter().enumerate() {
+                if logits[expert as usize].total_cmp(&logits[order[best] as usize]).is_gt() {
+                    best = place;
+                }
+            }
+            let largest = logits[order[best] as usize];
+            let rest = order.iter().map(|&expert| logits[expert as usize]);
+            let is_near = |&logit: &f32| !((largest - logit) / logit.abs().max(largest) > tolerance);
+            let sum: f32 = rest.filter(is_near).map(|logit| (logit - largest).exp()).sum();
+            pairs.push(Pair { expert: order.remove(best), weight: self.factor / sum, row: None });
+        }
+        pairs[start..].sort_unstable_by_key(|pair| pair.expert);
     }
 }
 
@@ -264,6 +305,7 @@ mod tests {
         scores: Scores::Softmax,
         normalised: true,
         factor: 1.0,
+        weighs_inputs: false,
         correction: None,
         groups: None,
         first: 0,
@@ -323,6 +365,15 @@ mod tests {
         };
         assert_eq!(chosen(1, &[3.0, -9.0, 1.0, 1.0]), [0, 1]);
         assert_eq!(chosen(2, &[3.0, -9.0, 1.0, 1.0]), [2, 3]);
+    }
+
+    #[test]
+    fn a_sparse_mixer_weighs_each_expert_against_those_near_it_that_are_left() {
+        let router = Router { scores: Scores::SparseMixer { tolerance: 0.25 }, normalised: false, ..ROUTER };
+        let found = weights(&router, &[1.0, 4.0, 3.0, 2.5]);
+        let near = |distance: f32| 1.0 / (1.0 + distance.exp());
+        assert_eq!(found.iter().map(|&(expert, _)| expert).collect::<Vec<_>>(), [1, 2]);
+        assert!(found.iter().zip([near(-1.0), near(-0.5)]).all(|(pair, weight)| (pair.1 - weight).abs() < 1e-6));
     }
 
     #[test]

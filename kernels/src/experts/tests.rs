@@ -127,6 +127,7 @@ fn router(active: usize) -> Router {
         scores: Scores::Softmax,
         normalised: true,
         factor: 1.0,
+        weighs_inputs: false,
         correction: None,
         groups: None,
         first: 0,

@@ -82,7 +82,9 @@ class Experts:
             own.start,
             own.stop - own.start,
             scores=routing.scores,
+            tolerance=routing.tolerance,
             factor=routing.factor,
+            weighs_inputs=routing.weighs_inputs,
             correction=placement.device.empty((routing.experts,), "float32") if routing.correction else None,
             groups=None if groups is None else ExpertGroups(groups.count, groups.active, groups.best),
         )

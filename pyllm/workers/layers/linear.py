@@ -80,8 +80,9 @@ class RowParallelLinear:
             reader.read(f"{name}.bias", self._shape[:1], self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features / ranks] -> [tokens, out_features]
-        total = self._placement.group.sum(self.partial(x))
-        return total if self._bias is None else self._placement.kernels[add_bias](total, self._bias)
+        kernels = self._placement.kernels
+        total = self._placement.group.sum(kernels[packed_linear](x, self.packed))
+        return total if self._bias is None else kernels[add_bias](total, self._bias)
 
     def partial(self, x: Tensor) -> Tensor:
         """This rank's part of the sum, without the bias."""
