@@ -128,12 +128,6 @@ _NAMES = replace_names(
     stacked=_QUERY_AND_GATE | {"linear_attn.in_proj_qkv": _CONVOLVED},
     grouped=frozenset({"self_attn.q_proj"}),
 )
-_MOE_NAMES = replace_names(
-    _NAMES,
-    parts=_PARTS | {"feed_forward.experts.down": "mlp.experts.down_proj"},
-    stacked=_NAMES.stacked | {"mlp.experts.gate_up_proj": ("feed_forward.experts.gate", "feed_forward.experts.up")},
-    bare=_BARE | {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"},
-)
 QWEN3_NEXT = Family(architectures=("Qwen3NextForCausalLM",), read=read_qwen3_next, tensors=_NEXT_NAMES)
 QWEN3_5 = Family(
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), read=read_qwen3_5, tensors=_NAMES
@@ -141,5 +135,5 @@ QWEN3_5 = Family(
 QWEN3_5_MOE = Family(
     architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     read=read_qwen3_5_moe,
-    tensors=_MOE_NAMES,
+    tensors=_NAMES,
 )
