@@ -85,6 +85,10 @@ class Config:
             raise self.error(name, value, "a string")
         return value
 
+    def equals(self, name: str, value: Any) -> bool:
+        """Whether the field is present with this value."""
+        return name in self and bool(self._fields[name] == value)
+
     def items(self, name: str, count: int) -> list[Any]:
         """A list of `count` items, one for each layer."""
         values = self._get(name, _REQUIRED)

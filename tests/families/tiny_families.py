@@ -120,6 +120,14 @@ _DELTA = _HEAD | {
     "linear_value_head_dim": 24,
 }
 _SHARED_EXPERT = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 48}
+_MAMBA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_d_head": 16,
+    "rms_norm_eps": 0.01,
+}
 _LFM2 = {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -239,6 +247,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next-dense": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"mlp_only_layers": [0, 2], "linear_num_value_heads": 2, "num_experts": 6, "norm_topk_prob": False}),
     "qwen3.5": ("Qwen3_5Text", _DELTA | {"attention_bias": True}),
     "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
+    "granite-4-mamba": ("GraniteMoeHybrid", _SCALED | _DENSE | _MAMBA | {"mamba_proj_bias": True}),
+    "granite-4-mamba-experts": (
+        "GraniteMoeHybrid",
+        _MAMBA | _EXPERTS | {"shared_intermediate_size": 48, "mamba_n_groups": 2, "attention_multiplier": 0.2},
+    ),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
