@@ -29,7 +29,7 @@ def read(config: Config) -> ModelSpec:
         attention_norm=norm,
         feed_forward_norm=norm,
     )
-    rope = read_rope(_with_attention_factor(config), layer.attention.head_size, theta=1_000_000.0)
+    rope = read_rope(_with_attention_factor(config), layer.own_attention.head_size, theta=1_000_000.0)
     has_head_bias = config.flag("lm_head_bias", False)
     return read_model(config, [layer] * num_layers(config), [rope], head_bias=has_head_bias)
 

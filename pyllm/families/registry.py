@@ -10,6 +10,7 @@ from itertools import chain
 from pyllm.errors import ConfigError
 from pyllm.families import (
     apertus,
+    bamba,
     cohere,
     dots1,
     ernie,
@@ -30,6 +31,7 @@ from pyllm.families import (
     minimax_m2,
     mistral,
     nemotron,
+    nemotron_h,
     olmo,
     phi,
     phi3,
@@ -84,6 +86,8 @@ FAMILIES = (
     apertus.FAMILY,
     nemotron.NEMOTRON,
     nemotron.JAIS2,
+    nemotron_h.FAMILY,
+    bamba.FAMILY,
     starcoder2.FAMILY,
     stablelm.FAMILY,
     falcon.FAMILY,

@@ -44,7 +44,7 @@ def _step_limits(config: Config) -> tuple[float, float]:
     values = config.items("time_step_limit", 2)
     limits = [value.get("__float__") if isinstance(value, dict) else value for value in values]
     try:
-        low, high = map(float, limits)
+        low, high = (float(str(limit)) for limit in limits)
     except (TypeError, ValueError):
         low = high = math.nan
     if not 0 <= low <= high:

@@ -120,13 +120,23 @@ _DELTA = _HEAD | {
     "linear_value_head_dim": 24,
 }
 _SHARED_EXPERT = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 48}
-_MAMBA = {
+_BAMBA = {
     "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "mamba_n_heads": 4,
     "mamba_d_state": 16,
     "mamba_d_head": 16,
     "rms_norm_eps": 0.01,
+}
+_MAMBA = _BAMBA | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_NEMOTRON_H = _HEAD | {
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "layer_norm_epsilon": 0.01,
+    "time_step_min": 1e-9,  # transformers alone bounds steps by it, and in prompts alone
 }
 _LFM2 = {
     "num_hidden_layers": 3,
@@ -252,6 +262,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybrid",
         _MAMBA | _EXPERTS | {"shared_intermediate_size": 48, "mamba_n_groups": 2, "attention_multiplier": 0.2},
     ),
+    "nemotron-h": ("NemotronH", _NEMOTRON_H),
+    "nemotron-h-bias": ("NemotronH", _NEMOTRON_H | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    "bamba": ("Bamba", _BAMBA | {"attn_layer_indices": [1], "time_step_limit": (0.2, 0.9)}),
+    "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
