@@ -36,10 +36,10 @@ def _gated_delta_rule(
     out = np.empty_like(value)
     for row, state in each_row(rows, states):
         for token in range(row.start, row.stop):
-            state *= factors[token][:, None, None]
+            state[...] *= factors[token][:, None, None]
             known = np.einsum("hk,hkv->hv", key[token], state)
             learnt = (value[token] - known) * shares[token][:, None]
-            state += key[token][:, :, None] * learnt[:, None]
+            state[...] += key[token][:, :, None] * learnt[:, None]
             out[token] = np.einsum("hk,hkv->hv", query[token], state)
     return rounded(out.reshape(tokens, -1), qkv)
 
