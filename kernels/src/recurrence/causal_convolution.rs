@@ -166,6 +166,9 @@ impl<X: Storage, const GATED: bool> Kernel for Chunk<'_, X, GATED> {
         unsafe {
             let taps = self.taps(first, end);
             for row in self.steps.rows() {
+                for index in 0..self.op.width - 1 {
+                    row.coming.prefetch(index * self.op.channels + first, end - first);
+                }
                 for token in row.tokens.clone() {
                     for at in (first..blocks).step_by(VECTORS * LANES) {
                         self.convolve::<V, VECTORS>(&row, token, &taps[at - first..], at, VECTORS * LANES);

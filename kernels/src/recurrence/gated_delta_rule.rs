@@ -1,5 +1,6 @@
 //! The gated delta rule (arXiv 2412.06464): a state is a matrix from keys to values, which forgets by a factor, and
-//! learns the difference between a token's value and the one that it has for the token's key.
+//! learns the difference between a token's value and the one that it has for the token's key. Kimi's has a factor for
+//! each dimension of the keys (arXiv 2510.26692).
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -8,7 +9,7 @@ use std::ptr::with_exposed_provenance;
 
 use pyo3::prelude::*;
 
-use super::{RowArrays, StateRows, States, Steps, heads_a_group};
+use super::{Coming, RowArrays, StateRows, States, Steps, heads_a_group};
 use crate::arrays::Array;
 use crate::execution::execute;
 use crate::isa::Isa;
@@ -29,11 +30,14 @@ pub(crate) struct GatedDeltaRule {
     value_dim: usize,
     /// A row is a token: all queries, all keys, all values.
     qkv: Matrix,
-    /// A row is a token: a number for each value head.
+    /// A row is a token: a number for each value head, or `decays_a_head`.
     decay: Matrix,
+    decays_a_head: usize,
+    /// A row is a token: a number for each value head.
     beta: Matrix,
-    /// Addresses of float32 [value_heads].
+    /// Address of float32 [value_heads].
     decay_scale: usize,
+    /// Address of as many float32 as a token has in `decay`.
     decay_bias: usize,
     rows: StateRows,
     states: States,
@@ -57,7 +61,8 @@ pub(crate) fn gated_delta_rule(
 ) -> PyResult<()> {
     let [_, value_heads, key_dim, value_dim] = states.dimensions("states")?;
     heads_a_group(value_heads, key_heads)?;
-    let (dtype, tokens) = (qkv.dtype("qkv")?, qkv.len());
+    let (dtype, [tokens, of_decay]) = (qkv.dtype("qkv")?, decay.dimensions("decay")?);
+    let decays_a_head = if of_decay == value_heads { 1 } else { key_dim };
     let op = GatedDeltaRule {
         tokens,
         key_heads,
@@ -65,10 +70,11 @@ pub(crate) fn gated_delta_rule(
         key_dim,
         value_dim,
         qkv: qkv.matrix("qkv", [tokens, 2 * key_heads * key_dim + value_heads * value_dim])?,
-        decay: decay.matrix_of("decay", dtype, [tokens, value_heads])?,
+        decay: decay.matrix_of("decay", dtype, [tokens, decays_a_head * value_heads])?,
+        decays_a_head,
         beta: beta.matrix_of("beta", dtype, [tokens, value_heads])?,
         decay_scale: decay_scale.elements("decay_scale", "float32", &[value_heads])?,
-        decay_bias: decay_bias.elements("decay_bias", "float32", &[value_heads])?,
+        decay_bias: decay_bias.elements("decay_bias", "float32", &[decays_a_head * value_heads])?,
         rows: rows.read()?,
         states: States::of(&states, &[value_heads, key_dim, value_dim])?,
         out: out.matrix_of("out", dtype, [tokens, value_heads * value_dim])?,
@@ -92,7 +98,13 @@ impl Op for GatedDeltaRule {
         // SAFETY: as the caller promises; the steps' indices are valid.
         unsafe {
             let steps = self.rows.steps(extent, &self.states)?;
-            for_dtype!(self.qkv.dtype, X => self.run_as::<X>(&steps, extent.tokens, isa, pool));
+            for_dtype!(self.qkv.dtype, X => {
+                if self.decays_a_head == 1 {
+                    self.run_as::<X, false>(&steps, extent.tokens, isa, pool);
+                } else {
+                    self.run_as::<X, true>(&steps, extent.tokens, isa, pool);
+                }
+            });
         }
         Ok(())
     }
@@ -102,8 +114,8 @@ impl GatedDeltaRule {
     /// # Safety
     ///
     /// See `Op::run`; qkv is made of X.
-    unsafe fn run_as<X: Storage>(&self, steps: &Steps<'_>, tokens: usize, isa: Isa, pool: &mut Pool) {
-        let kernel = Head::<X> { op: self, steps, elements: PhantomData };
+    unsafe fn run_as<X: Storage, const MANY: bool>(&self, steps: &Steps<'_>, tokens: usize, isa: Isa, pool: &mut Pool) {
+        let kernel = Head::<X, MANY> { op: self, steps, elements: PhantomData };
         // SAFETY: as the caller promises.
         unsafe { run_rows(&kernel, self.value_heads, self.key_dim * self.value_dim * tokens, isa, pool, &|_| {}) }
     }
@@ -114,15 +126,15 @@ impl GatedDeltaRule {
     }
 }
 
-/// A value head.
-struct Head<'a, X> {
+/// A value head; `MANY`, it has a decay for each dimension of its keys.
+struct Head<'a, X, const MANY: bool> {
     op: &'a GatedDeltaRule,
     steps: &'a Steps<'a>,
     elements: PhantomData<X>,
 }
 
 // SAFETY: a task has a head of its own, in the states as well.
-unsafe impl<X> Sync for Head<'_, X> {}
+unsafe impl<X, const MANY: bool> Sync for Head<'_, X, MANY> {}
 
 /// Tokens whose queries and keys are loaded together, so that some columns of a state stay in the L1 cache for them.
 const BATCH: usize = 32;
@@ -135,38 +147,44 @@ const NARROW: usize = 2;
 struct Batch {
     /// Normalised, and scaled; `key_dim` for each token.
     queries: *mut f32,
-    /// Normalised; also that of the following token, unless the row ends.
+    /// Normalised; like the two below, also that of the following token, unless the row ends.
     keys: *mut f32,
-    /// The value that the state has for the next key, before it forgets.
+    /// The keys times the decays.
+    faded_keys: *mut f32,
+    /// The factors by which the state forgets, one or `key_dim` for each token.
+    decays: *mut f32,
+    /// The value that the state has for the next key once it has forgotten.
     recalled: *mut f32,
-    /// The factors by which the state forgets.
-    decays: [f32; BATCH],
     /// The shares of the differences that the state learns.
     betas: [f32; BATCH],
     tokens: Range<usize>,
     /// Whether the row ends with them.
     is_last: bool,
+    /// The same head's state for the next row.
+    coming: Coming,
 }
 
-impl<X: Storage> Kernel for Head<'_, X> {
+impl<X: Storage, const MANY: bool> Kernel for Head<'_, X, MANY> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, head: usize) {
         let GatedDeltaRule { key_dim, value_dim, .. } = *self.op;
         let (queries, keys, size) = (BATCH * key_dim, (BATCH + 1) * key_dim, self.op.size());
         let values = value_dim.next_multiple_of(LANES);
-        let memory = scratch::of_thread(queries + keys + values + size);
+        let memory = scratch::of_thread(queries + 3 * keys + values + size);
         // SAFETY: as the caller promises; there is so much memory.
         unsafe {
             let mut batch = Batch {
                 queries: memory,
                 keys: memory.add(queries),
-                recalled: memory.add(queries + keys),
-                decays: [0.0; BATCH],
+                faded_keys: memory.add(queries + keys),
+                decays: memory.add(queries + 2 * keys),
+                recalled: memory.add(queries + 3 * keys),
                 betas: [0.0; BATCH],
                 tokens: 0..0,
                 is_last: false,
+                coming: Coming(None),
             };
-            let dropped = memory.add(queries + keys + values);
+            let dropped = memory.add(queries + 3 * keys + values);
             for row in self.steps.rows() {
                 let to = row.destination.map_or(dropped, |state| state.add(head * size));
                 let mut from = to.cast_const();
@@ -177,6 +195,7 @@ impl<X: Storage> Kernel for Head<'_, X> {
                 if row.tokens.is_empty() {
                     std::ptr::copy(from, to, size);
                 }
+                batch.coming = row.coming.from(head * size);
                 for start in row.tokens.clone().step_by(BATCH) {
                     batch.tokens = start..row.tokens.end.min(start + BATCH);
                     batch.is_last = batch.tokens.end == row.tokens.end;
@@ -189,7 +208,7 @@ impl<X: Storage> Kernel for Head<'_, X> {
     }
 }
 
-impl<X: Storage> Head<'_, X> {
+impl<X: Storage, const MANY: bool> Head<'_, X, MANY> {
     /// Load all of the tokens but their values.
     ///
     /// # Safety
@@ -197,25 +216,53 @@ impl<X: Storage> Head<'_, X> {
     /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, head: usize, batch: &mut Batch) {
-        let GatedDeltaRule { key_heads, key_dim, qkv, decay, beta, decay_scale, decay_bias, .. } = *self.op;
+        let GatedDeltaRule { key_heads, key_dim, qkv, beta, .. } = *self.op;
         let key_head = head / (self.op.value_heads / key_heads);
         #[expect(clippy::cast_precision_loss, reason = "no head is as wide as 2^24")]
         let scale = 1.0 / (key_dim as f32).sqrt();
         // SAFETY: as the caller promises.
         unsafe {
-            let number = |address: usize| V::splat(*with_exposed_provenance::<f32>(address).add(head));
-            let (rate, bias) = (number(decay_scale).exp(), number(decay_bias));
             for (index, token) in batch.tokens.clone().enumerate() {
                 let query = qkv.row::<X>(token).add(key_head * key_dim);
                 normalise::<V, X>(query, batch.queries.add(index * key_dim), key_dim, scale);
-                let step = V::splat((*decay.row::<X>(token).add(head)).widen()).add(bias).softplus();
-                batch.decays[index] = V::splat(0.0).sub(rate.mul(step)).exp().lowest();
                 batch.betas[index] = V::splat((*beta.row::<X>(token).add(head)).widen()).sigmoid().lowest();
             }
             let with_next = batch.tokens.start..batch.tokens.end + usize::from(!batch.is_last);
             for (index, token) in with_next.enumerate() {
                 let key = qkv.row::<X>(token).add((key_heads + key_head) * key_dim);
                 normalise::<V, X>(key, batch.keys.add(index * key_dim), key_dim, 1.0);
+                self.fade::<V>(head, token, index, batch);
+            }
+        }
+    }
+
+    /// Find the decays of a token, and its key after them.
+    ///
+    /// # Safety
+    ///
+    /// See `Kernel::run`.
+    #[inline(always)]
+    unsafe fn fade<V: Vector>(&self, head: usize, token: usize, index: usize, batch: &Batch) {
+        let GatedDeltaRule { key_dim, decay, decay_scale, decay_bias, .. } = *self.op;
+        // SAFETY: as the caller promises.
+        unsafe {
+            let rate = V::splat(0.0).sub(V::splat(*with_exposed_provenance::<f32>(decay_scale).add(head)).exp());
+            let first = if MANY { head * key_dim } else { head };
+            let step = decay.row::<X>(token).add(first);
+            let bias = with_exposed_provenance::<f32>(decay_bias).add(first);
+            let mut decays = V::splat((*step).widen()).add(V::splat(*bias)).softplus().mul(rate).exp();
+            if !MANY {
+                *batch.decays.add(index) = decays.lowest();
+            }
+            for at in (0..key_dim).step_by(LANES) {
+                let (place, left) = (index * key_dim + at, key_dim - at);
+                if MANY {
+                    let step = X::load_up_to::<V>(step.add(at), left).add(f32::load_up_to(bias.add(at), left));
+                    decays = step.softplus().mul(rate).exp();
+                    f32::store_up_to(decays, batch.decays.add(place), left);
+                }
+                let key: V = f32::load_up_to(batch.keys.add(place), left);
+                f32::store_up_to(key.mul(decays), batch.faded_keys.add(place), left);
             }
         }
     }
@@ -277,7 +324,7 @@ impl<X: Storage> Head<'_, X> {
         }
     }
 
-    /// Find the value that a state has for the first key.
+    /// Find the value that a state has for the first key once it has forgotten.
     ///
     /// # Safety
     ///
@@ -289,7 +336,7 @@ impl<X: Storage> Head<'_, X> {
         unsafe {
             let mut sums = [V::splat(0.0); COUNT];
             for key in 0..self.op.key_dim {
-                let (state, factor) = (from.add(key * self.op.value_dim + at), V::splat(*batch.keys.add(key)));
+                let (state, factor) = (from.add(key * self.op.value_dim + at), V::splat(*batch.faded_keys.add(key)));
                 for (index, sum) in sums.iter_mut().enumerate() {
                     let numbers = f32::load_up_to::<V>(state.add(index * LANES), left - index * LANES);
                     *sum = factor.mul_add(numbers, *sum);
@@ -326,17 +373,26 @@ impl<X: Storage> Head<'_, X> {
                 (qkv.row::<X>(token).add(2 * key_heads * key_dim + place), out.row::<X>(token).add(place));
             let (queries, keys) = (batch.queries.add(index * key_dim), batch.keys.add(index * key_dim));
             let recalled_at = |vector: usize| batch.recalled.add(at + vector * LANES);
-            let (decay, beta) = (V::splat(batch.decays[index]), V::splat(batch.betas[index]));
-            let mut learnt = [decay; COUNT];
+            let beta = V::splat(batch.betas[index]);
+            let mut learnt = [beta; COUNT];
             for (vector, learnt) in learnt.iter_mut().enumerate() {
-                let known = V::load(recalled_at(vector)).mul(decay);
+                let known = V::load(recalled_at(vector));
                 *learnt = X::load_up_to::<V>(value.add(vector * LANES), left_at(vector)).sub(known).mul(beta);
             }
+            let faded_keys = batch.faded_keys.add((index + 1) * key_dim);
+            let decays = batch.decays.add(if MANY { index * key_dim } else { index });
+            let mut decay = V::splat(*decays);
             let (mut sums, mut recalled) = ([V::splat(0.0); COUNT], [V::splat(0.0); COUNT]);
             for number in 0..key_dim {
                 let (from, to) = (from.add(number * value_dim + at), to.add(number * value_dim + at));
                 let (query, key) = (V::splat(*queries.add(number)), V::splat(*keys.add(number)));
-                let next_key = if FOLLOWED { V::splat(*keys.add(key_dim + number)) } else { key };
+                if !FOLLOWED {
+                    batch.coming.prefetch(number * value_dim + at, COUNT * LANES);
+                }
+                let next_key = if FOLLOWED { V::splat(*faded_keys.add(number)) } else { key };
+                if MANY {
+                    decay = V::splat(*decays.add(number));
+                }
                 for vector in 0..COUNT {
                     let old = f32::load_up_to::<V>(from.add(vector * LANES), left_at(vector));
                     let new = key.mul_add(learnt[vector], old.mul(decay));

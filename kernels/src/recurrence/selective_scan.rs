@@ -159,6 +159,7 @@ impl<X: Storage> Kernel for Chunk<'_, X> {
                 if row.tokens.is_empty() {
                     std::ptr::copy(from, to, count * state_size);
                 }
+                row.coming.prefetch(first * state_size, count * state_size);
                 for token in row.tokens {
                     self.load_steps::<V>(token, first, count, &mut memory);
                     self.advance::<V>(token, &Channels { count, from, to }, &mut memory);

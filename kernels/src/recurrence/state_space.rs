@@ -7,7 +7,7 @@ use std::ptr::with_exposed_provenance;
 
 use pyo3::prelude::*;
 
-use super::{RowArrays, StateRows, States, Steps, heads_a_group, sums_of};
+use super::{Coming, RowArrays, StateRows, States, Steps, heads_a_group, sums_of};
 use crate::arrays::Array;
 use crate::execution::execute;
 use crate::isa::Isa;
@@ -143,6 +143,8 @@ struct Token {
     sums: *mut f32,
     /// The factor by which the state forgets.
     decay: f32,
+    /// The same head's state for the next row, behind the last token.
+    coming: Coming,
 }
 
 impl<X: Storage> Kernel for Head<'_, X> {
@@ -154,8 +156,14 @@ impl<X: Storage> Kernel for Head<'_, X> {
         // SAFETY: as the caller promises; there is so much memory.
         unsafe {
             let sums = memory.add(of_head + 2 * of_group);
-            let mut token =
-                Token { x: memory, b: memory.add(of_head), c: memory.add(of_head + of_group), sums, decay: 0.0 };
+            let mut token = Token {
+                x: memory,
+                b: memory.add(of_head),
+                c: memory.add(of_head + of_group),
+                sums,
+                decay: 0.0,
+                coming: Coming(None),
+            };
             sums.write_bytes(0, of_head * LANES);
             let dropped = sums.add(of_head * LANES);
             for row in self.steps.rows() {
@@ -168,8 +176,10 @@ impl<X: Storage> Kernel for Head<'_, X> {
                 if row.tokens.is_empty() {
                     std::ptr::copy(from, to, self.op.size());
                 }
-                for index in row.tokens {
+                let coming = row.coming.from(head * self.op.size());
+                for index in row.tokens.clone() {
                     self.load::<V>(head, index, &mut token);
+                    token.coming = if index + 1 == row.tokens.end { coming } else { Coming(None) };
                     let mut at = 0;
                     while at + TOGETHER <= head_dim {
                         self.advance::<V, TOGETHER>(&token, from, to, at);
@@ -224,6 +234,7 @@ impl<X: Storage> Head<'_, X> {
             for (index, x) in rows.x.iter_mut().enumerate() {
                 *x = V::splat(*token.x.add(at + index));
             }
+            token.coming.prefetch(at * state_size, COUNT * state_size);
             let whole = state_size - state_size % LANES;
             for column in (0..whole).step_by(LANES) {
                 rows.advance(token, column, LANES);
