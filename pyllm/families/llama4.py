@@ -8,7 +8,9 @@ from typing import Any
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
+    GGUF_EXPERTS,
     Family,
+    GgufNames,
     num_layers,
     read_attention,
     read_feed_forward,
@@ -19,7 +21,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, QueryScaling, SharedExpertSpec
-from pyllm.families.tensors import LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TEXT_MODEL_NAMES
 
 
 def read(config: Config) -> ModelSpec:
@@ -102,6 +104,7 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "use_qk_norm": True,
 }
+_MAVERICK_EXPERTS = 128
 _EXPERTS = ("feed_forward.experts.gate", "feed_forward.experts.up", "feed_forward.experts.down")
 _OF_GATE_AND_UP, _OF_DOWN = "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"
 FAMILY = Family(
@@ -124,5 +127,18 @@ FAMILY = Family(
         bare=frozenset({_OF_GATE_AND_UP, _OF_DOWN}),
         transposed=frozenset(_EXPERTS),
         interleaved=True,
+    ),
+    gguf=GgufNames(
+        architectures=("llama4",),
+        tensors=replace(GGUF_NAMES, interleaved=True),
+        fields=GGUF_EXPERTS
+        | {
+            "attention.sliding_window": "attention_chunk_size",
+            "expert_feed_forward_length": "intermediate_size",
+            "feed_forward_length": "intermediate_size_mlp",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        # GGUF files do not have this field; llama.cpp knows Maverick by the number of its experts.
+        complete=lambda config: config.replaced(use_qk_norm=config.integer("num_local_experts") != _MAVERICK_EXPERTS),
     ),
 )

@@ -23,13 +23,14 @@ def read(config: Config) -> ModelSpec:
     tolerance = 2 * config.number("router_jitter_noise", 0.01)
     routing = read_routing(config, normalised=False, scores="sparse_mixer", tolerance=tolerance)
     window = config.optional_integer("sliding_window")
+    attention = read_attention(config, bias=bias, output_bias=bias, window=window)
     layer = LayerSpec(
-        attention=read_attention(config, bias=bias, output_bias=bias, window=window),
+        attention=attention,
         feed_forward=read_feed_forward(config, routing=routing),
         attention_norm=norm,
         feed_forward_norm=norm,
     )
-    rope = read_rope(_with_attention_factor(config), layer.own_attention.head_size, theta=1_000_000.0)
+    rope = read_rope(_with_attention_factor(config), attention.head_size, theta=1_000_000.0)
     has_head_bias = config.flag("lm_head_bias", False)
     return read_model(config, [layer] * num_layers(config), [rope], head_bias=has_head_bias)
 

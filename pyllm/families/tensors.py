@@ -656,9 +656,18 @@ def _left_over(
         rest -= {f"{head}.weight"}
     rest = {name for name in rest if not name.endswith(names.derived)}
     skipped = tuple(sorted(rest))
-    if skipped and names.are_all:
+    unknown = [name for name in skipped if not _is_of_further_layer(name, names, len(spec.layers))]
+    if unknown and names.are_all:
         raise ConfigError(
-            f"{len(skipped)} tensors belong to no layer of {spec.architecture}: {', '.join(skipped[:5])}; the model "
+            f"{len(unknown)} tensors belong to no layer of {spec.architecture}: {', '.join(unknown[:5])}; the model "
             "needs a feature that is not supported, or the files are of another model"
         )
     return skipped
+
+
+def _is_of_further_layer(name: str, names: TensorNames, num_layers: int) -> bool:
+    """Whether a tensor is of a layer after those of the model, which predicts further tokens (GLM-4.5)."""
+    before, _, after = names.layer.partition("{}")
+    rests = (name.removeprefix(f"{root}{before}") for root in names.roots if name.startswith(f"{root}{before}"))
+    number = next(rests, "").partition(after)[0]
+    return number.isdigit() and int(number) >= num_layers

@@ -53,6 +53,7 @@ FAMILIES = (
     "minimax-m2",
     "hunyuan",
     "hunyuan-moe",
+    "llama4-scout",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {

@@ -94,6 +94,8 @@ def test_missing_misshapen_and_surplus_tensors_are_named() -> None:
         map_tensors(spec, TensorNames(), swapped)
     with pytest.raises(ConfigError, match=r"1 tensors belong to no layer of LlamaForCausalLM: model\.layers\.0\.x"):
         map_tensors(spec, TensorNames(are_all=True), [*tensors, tensor("model.layers.0.x", 3)])
+    further = tensor(f"model.layers.{len(spec.layers)}.x", 3)
+    assert map_tensors(spec, TensorNames(are_all=True), [*tensors, further])[1] == (further.name,)
     with pytest.raises(ConfigError, match="several tensors of one name"):
         map_tensors(spec, TensorNames(), [*tensors, tensors[0]])
 

@@ -245,6 +245,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-alpha": ("HunYuanDenseV1", _HEAD | {"attention_bias": True} | _rope("dynamic", alpha=50.0, factor=1.0)),
     "hunyuan-moe": ("HunYuanMoEV1", _HEAD | _HUNYUAN_MOE),
     "llama4": ("Llama4Text", _HEAD | _LLAMA4),
+    "llama4-scout": (
+        "Llama4Text",
+        _HEAD | _EXPERTS | {"num_hidden_layers": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2},
+    ),
     "llama4-dense": (
         "Llama4Text",
         _HEAD | _LLAMA4 | {"moe_layers": [1], "use_qk_norm": False, "attention_bias": True, "num_experts_per_tok": 2},

@@ -60,6 +60,24 @@ def test_scores_are_corrected_and_chosen_from_groups(scores: str, groups: Expert
     check_choice(torch.randn(20, 24), router)
 
 
+@pytest.mark.parametrize("tolerance", [0.02, 0.4, 10.0])
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_a_sparse_mixer_chooses_one_after_the_other(active: int, tolerance: float) -> None:
+    from pyllm_kernels.gpu.expert_routing import choose_experts
+
+    logits = torch.randn(20, 7)
+    router = Router(7, active, False, 0, 7, scores="sparse_mixer", tolerance=tolerance, factor=1.5)
+    found, weights = choose_experts(logits.to(DEVICE), router), torch.zeros(20, 7)
+    left = logits.clone()
+    for _ in range(active):
+        largest, best = left.max(-1, keepdim=True)
+        is_far = (largest - logits) / torch.maximum(logits.abs(), largest) > tolerance
+        shares = left.masked_fill(is_far, -torch.inf).softmax(-1)
+        weights.scatter_(1, best, 1.5 * shares.gather(1, best))
+        left.scatter_(1, best, -torch.inf)
+    torch.testing.assert_close(torch.zeros(20, 7).scatter(1, found.experts.long().cpu(), found.weights.cpu()), weights)
+
+
 @NUMPY_WARNS
 @pytest.mark.parametrize("normalised", [True, False])
 def test_of_equal_scores_the_first_experts_are_taken(normalised: bool) -> None:

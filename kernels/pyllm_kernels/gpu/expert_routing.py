@@ -153,8 +153,9 @@ def _mix(logits, is_expert, experts, tolerance, ACTIVE: tl.constexpr, BLOCK: tl.
     for _ in tl.static_range(ACTIVE):
         is_best = _largest(logits, left > 0, experts, 1, BLOCK)
         largest = tl.sum(tl.where(is_best, logits, 0.0), axis=0)
-        is_far = (largest - logits) / tl.maximum(tl.abs(logits), largest) > tolerance
-        total = tl.sum(tl.where((left > 0) & (is_far == 0), tl.exp(logits - largest), 0.0), axis=0)
+        others = tl.where(left > 0, logits, largest)
+        is_far = (largest - others) / tl.maximum(tl.abs(others), largest) > tolerance
+        total = tl.sum(tl.where(is_far, 0.0, tl.where(left > 0, tl.exp(others - largest), 0.0)), axis=0)
         weights = tl.where(is_best, 1 / total, weights)
         left = tl.where(is_best, 0, left)
     return weights
