@@ -130,10 +130,6 @@ class Config:
         """A copy with fields under other names, as in `hidden_size="n_embd"`; a field that is there stays as it is."""
         return self.with_defaults(**{name: self._fields[own] for name, own in names.items() if own in self._fields})
 
-    def renamed(self, names: Mapping[str, str]) -> "Config":
-        """A copy with other names of fields; a field that has the new name already stays."""
-        return self.with_defaults(**{new: self._fields[name] for name, new in names.items() if name in self})
-
     def with_section(self, name: str, **changes: Any) -> "Config":
         """A copy with other values in a dictionary within."""
         return self.replaced(**{name: self.section(name)._fields | changes})

@@ -14,21 +14,21 @@ from pyllm.families.state_space import (
 from pyllm.families.tensors import TensorNames
 
 _PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-_FIELDS = {
-    "mamba_num_heads": "mamba_n_heads",
-    "mamba_head_dim": "mamba_d_head",
-    "n_groups": "mamba_n_groups",
-    "ssm_state_size": "mamba_d_state",
-    "conv_kernel": "mamba_d_conv",
-    "use_conv_bias": "mamba_conv_bias",
+_OWN_NAMES = {
+    "mamba_n_heads": "mamba_num_heads",
+    "mamba_d_head": "mamba_head_dim",
+    "mamba_n_groups": "n_groups",
+    "mamba_d_state": "ssm_state_size",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
 }
-"""Its names of the fields that `read_state_space` reads."""
+"""Of the fields that `read_state_space` reads."""
 
 
 def read_nemotron_h(config: Config) -> ModelSpec:
     """The model that a config.json of Nemotron-H describes; layers of experts are refused."""
     config.refuse_unless(sliding_window=None, residual_in_fp32=False)
-    config = config.renamed(_FIELDS).with_defaults(head_dim=128, mamba_n_groups=8, mamba_d_state=128, mamba_d_head=64)
+    config = config.renamed(**_OWN_NAMES).with_defaults(head_dim=128, mamba_n_groups=8, mamba_d_state=128, mamba_d_head=64)
     config = config.replaced(mamba_proj_bias=config.flag("use_bias", False))
     norm = read_norm(config, "layer_norm_epsilon")
     attention = read_attention(config, rope=None)
