@@ -22,11 +22,12 @@ from pyllm.families.family import (
 from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
 from pyllm.families.state_space import (
     ATTENTION_LAYERS,
+    GGUF_STATE_SPACE,
     MAMBA_LAYERS,
     read_state_space,
-    state_space_bare,
-    state_space_inputs,
-    state_space_parts,
+    with_gguf_head_size,
+    with_gguf_state_space,
+    with_state_space,
 )
 from pyllm.families.tensors import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
 
@@ -133,13 +134,36 @@ GRANITE_MOE = Family(
     ),
 )
 _DENSE = "shared_mlp.dense"  # A model without experts has its feed-forward layer under the name of the shared one.
+
+
+def _complete_granite4(config: Config) -> Config:
+    """Add the kind of each layer, and the fields that llama.cpp's files have in other terms."""
+    layers = num_layers(config)
+    kinds = [("linear_attention", "full_attention")[attends] for attends in config.items("attention_layers", layers)]
+    size = config.integer("shared_intermediate_size", config.integer("intermediate_size"))
+    experts = config.integer("num_local_experts", 0, least=0)
+    config = with_gguf_head_size(_complete(config))
+    return config.replaced(layer_types=kinds, shared_intermediate_size=size, num_local_experts=experts)
+
+
 GRANITE4 = Family(
     architectures=("GraniteMoeHybridForCausalLM",),
     read=read_granite4,
-    tensors=TensorNames(
-        parts=_EXPERT_PARTS | {"feed_forward.down": "shared_mlp.output_linear"} | state_space_parts("mamba"),
-        stacked=_STACKED_EXPERTS | {_DENSE: GATE_UP} | state_space_inputs("mamba"),
-        aliases={_DENSE: "shared_mlp.input_linear"},
-        bare=state_space_bare("mamba"),
+    tensors=with_state_space(
+        TensorNames(
+            parts=_EXPERT_PARTS | {"feed_forward.down": "shared_mlp.output_linear"},
+            stacked=_STACKED_EXPERTS | {_DENSE: GATE_UP},
+            aliases={_DENSE: "shared_mlp.input_linear"},
+        ),
+        "mamba",
+    ),
+    gguf=GgufNames(
+        architectures=("granitehybrid",),
+        tensors=with_gguf_state_space(replace_names(GGUF_NAMES, interleaved=True)),
+        fields=_GGUF_FIELDS
+        | GGUF_EXPERTS
+        | GGUF_STATE_SPACE
+        | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+        complete=_complete_granite4,
     ),
 )

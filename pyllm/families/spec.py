@@ -236,7 +236,7 @@ class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short
 class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta"):
     """The gated delta rule (arXiv 2412.06464) after a causal convolution over `width` tokens.
 
-    Its output is normalised over each head, and gated. Each value head has a matrix [key_size, value_size] as its state; several may have the query and the key of one head.
+    Its output is normalised over each head, and gated. Each value head has a matrix [key_size, value_size] as its state; several may have the query and the key of one head: adjacent ones, or if `is_tiled` those at equal distances.
     """
 
     key_heads: int
@@ -245,6 +245,7 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     value_size: int
     width: int
     epsilon: float
+    is_tiled: bool = False
 
     @property
     def convolved(self) -> tuple[int, ...]:
@@ -272,7 +273,7 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     @property
     def parts(self) -> tuple[int, ...]:
         """See `ShortConvolutionSpec`."""
-        return self.key_heads, self.value_heads
+        return (1,) if self.is_tiled else (self.key_heads, self.value_heads)
 
     def convolved_features(self, ranks: int) -> int:
         """See `ShortConvolutionSpec`."""

@@ -25,6 +25,7 @@ from pyllm.families.spec import (
 )
 from pyllm.families.transformers_probe import Probed
 
+
 class MissingTensorError(ConfigError):
     """A model's files lack a tensor that its architecture needs."""
 
@@ -76,7 +77,17 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
     value: float
 
 
-Transform = Rows | Deinterleave | GroupRows | Transpose | Add
+class LogOfNegative(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The logarithm of the element without its sign: llama.cpp's files have `-exp` of the decays of a state."""
+
+
+class Scale(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Multiplies each element by a number."""
+
+    value: float
+
+
+Transform = Rows | Deinterleave | GroupRows | Transpose | Add | LogOfNegative | Scale
 
 
 class Quantised(msgspec.Struct, frozen=True, array_like=True):
@@ -189,6 +200,7 @@ class TensorNames:
     - `bare`: tensors of a layer without `.weight` after the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
     - `offset_added`: the scales of norms with `unit_offset` already include the 1.
+    - `has_negative_decays`: `recurrence.decay_scale` is `-exp` of what transformers has.
     - `transposed`: parts of a layer whose float matrices have one column an output, as in GPT-2's Conv1D.
     - `derived`: endings of tensors that follow from the configuration and are left out.
     - `are_all`: a tensor that is no parameter means a feature that is not supported, and is refused as in llama.cpp.
@@ -210,6 +222,7 @@ class TensorNames:
     bare: frozenset[str] = frozenset({LLAMA_PARTS["feed_forward.correction"]})
     interleaved: bool = False
     offset_added: bool = False
+    has_negative_decays: bool = False
     transposed: frozenset[str] = frozenset()
     derived: tuple[str, ...] = (
         *(".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"),
@@ -267,6 +280,7 @@ GGUF_NAMES = TensorNames(
     layer="blk.{}.",
     parts=GGUF_PARTS,
     offset_added=True,
+    has_negative_decays=True,
     derived=("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
     are_all=True,
 )
@@ -563,7 +577,9 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
-    if len(needed) == 2 and tensor.shape == (needed[0], 1, needed[1]):  # the weights of a convolution
+    # The weights of a convolution, and in llama.cpp's files vectors with a row for each head or group.
+    is_vector = len(needed) == 1 and math.prod(tensor.shape) == needed[0]
+    if is_vector or tensor.shape == (needed[0], 1, *needed[1:]):
         tensor = msgspec.structs.replace(tensor, shape=needed)
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
@@ -612,6 +628,8 @@ def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: Tensor
             return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
         if part in {"attention.query_norm", "attention.key_norm"}:
             return _offset(attention.query_key_norm, names) if kind == "weight" else ()
+    if part == "recurrence.decay_scale" and names.has_negative_decays:
+        return (LogOfNegative(),)
     return _offset(layer.norms.get(part), names) if kind == "weight" else ()
 
 

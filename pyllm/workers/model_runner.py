@@ -289,7 +289,9 @@ class ModelRunner:
     @_computing
     def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_states: int = 0) -> None:
         """Allocate the KV cache and the host pool, with the same numbers on every rank; time swaps, capture graphs."""
-        self._memory.allocate(num_blocks, num_host_blocks, num_states)  # Before graphs, which take a share of the memory left.
+        self._memory.allocate(
+            num_blocks, num_host_blocks, num_states
+        )  # Before graphs, which take a share of the memory left.
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
@@ -448,7 +450,8 @@ class ModelRunner:
         layers = tuple(
             layer
             for layer in sorted(kv_cache.layers)
-            if layer >= settings.sparse_attention_dense_layers and self._memory.groups[kv_cache.layers[layer].group].window is None
+            if layer >= settings.sparse_attention_dense_layers
+            and self._memory.groups[kv_cache.layers[layer].group].window is None
         )
         max_rows = scheduler.max_num_seqs + scheduler.max_num_batched_tokens
         group = self._placement.group

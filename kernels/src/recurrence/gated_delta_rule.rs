@@ -26,6 +26,8 @@ pub(crate) struct GatedDeltaRule {
     tokens: usize,
     key_heads: usize,
     value_heads: usize,
+    /// Whether adjacent value heads have different key heads, and not the same one.
+    is_tiled: bool,
     key_dim: usize,
     value_dim: usize,
     /// A row is a token: all queries, all keys, all values.
@@ -57,6 +59,7 @@ pub(crate) fn gated_delta_rule(
     rows: RowArrays,
     states: Array,
     key_heads: usize,
+    is_tiled: bool,
     out: Array,
 ) -> PyResult<()> {
     let [_, value_heads, key_dim, value_dim] = states.dimensions("states")?;
@@ -67,6 +70,7 @@ pub(crate) fn gated_delta_rule(
         tokens,
         key_heads,
         value_heads,
+        is_tiled,
         key_dim,
         value_dim,
         qkv: qkv.matrix("qkv", [tokens, 2 * key_heads * key_dim + value_heads * value_dim])?,
@@ -216,8 +220,8 @@ impl<X: Storage, const MANY: bool> Head<'_, X, MANY> {
     /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, head: usize, batch: &mut Batch) {
-        let GatedDeltaRule { key_heads, key_dim, qkv, beta, .. } = *self.op;
-        let key_head = head / (self.op.value_heads / key_heads);
+        let GatedDeltaRule { key_heads, value_heads, is_tiled, key_dim, qkv, beta, .. } = *self.op;
+        let key_head = if is_tiled { head % key_heads } else { head / (value_heads / key_heads) };
         #[expect(clippy::cast_precision_loss, reason = "no head is as wide as 2^24")]
         let scale = 1.0 / (key_dim as f32).sqrt();
         // SAFETY: as the caller promises.
