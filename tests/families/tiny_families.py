@@ -117,7 +117,7 @@ _DELTA = _HEAD | {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
+    "linear_value_head_dim": 16,
 }
 _SHARED_EXPERT = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 48}
 _BAMBA = {
@@ -258,7 +258,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "flex-olmo": ("FlexOlmo", _EXPERTS | {"num_experts": 6}),
     "granite-moe-shared": ("GraniteMoeShared", _SCALED | _EXPERTS | {"shared_intermediate_size": 48}),
     "qwen3-next": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
-    "qwen3-next-dense": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"mlp_only_layers": [0, 2], "linear_num_value_heads": 2, "num_experts": 6, "norm_topk_prob": False}),
+    "qwen3-next-dense": (
+        "Qwen3Next",
+        _DELTA
+        | _EXPERTS
+        | _SHARED_EXPERT
+        | {
+            "mlp_only_layers": [0, 2],
+            "linear_num_value_heads": 2,
+            "linear_value_head_dim": 24,
+            "num_experts": 6,
+            "norm_topk_prob": False,
+        },
+    ),
     "qwen3.5": ("Qwen3_5Text", _DELTA | {"attention_bias": True}),
     "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
     "granite-4-mamba": ("GraniteMoeHybrid", _SCALED | _DENSE | _MAMBA | {"mamba_proj_bias": True}),
