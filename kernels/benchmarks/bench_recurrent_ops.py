@@ -1,7 +1,7 @@
 """`python kernels/benchmarks/bench_recurrent_ops.py`: the ops with states, on the shapes of models.
 
-One JSON object a line: the best time of many for one layer, since other work on the machine only ever adds to it, beside
-that of reading and writing the states once. Layers take turns, so that each finds its states in memory, as in a step.
+One JSON object a line: the best time of many for one layer, since other work on the machine only ever adds to it,
+beside that of reading and writing the states once. Layers take turns, so that each finds its states in memory.
 """
 
 import argparse
@@ -94,31 +94,40 @@ def main() -> None:
     pyllm_kernels.set_num_threads(arguments.threads)
     pyllm_kernels.stay_awake(True)
     for op, step in itertools.product(arguments.ops, arguments.steps):
-        count, length = STEPS[step]
-        call, shape = OPS[op](count * length, arguments.dtype)
-        layers = [numbers(count, *shape) for _ in range(LAYERS)]
-        every = np.arange(count, dtype=np.int32)
-        rows = StateRows(np.arange(0, count * length + 1, length, dtype=np.int32), every, every)
-        runs = [lambda states=states: call(rows, states) for states in layers]
-        passes = [lambda states=states: KERNELS[scale_and_cap](states.reshape(-1, shape[-1]), 1.0) for states in layers]
         record = {"name": f"recurrent_ops.{op}.{step}", "dtype": arguments.dtype, "threads": arguments.threads}
         record |= {"instruction_set": pyllm_kernels.instruction_set()}
-        record |= {"us": best_time(runs, arguments.seconds), "us_of_states": best_time(passes, arguments.seconds)}
-        print(json.dumps(record), flush=True)
+        print(json.dumps(record | times(op, step, arguments.dtype, arguments.seconds)), flush=True)
     pyllm_kernels.stay_awake(False)
 
 
-def best_time(calls: list[Callable[[], object]], seconds: float) -> float:
-    """The least microseconds of one call; they take turns."""
+def times(op: str, step: str, dtype: str, seconds: float) -> dict[str, float]:
+    """Microseconds of an op, and of a pass through its states."""
+    count, length = STEPS[step]
+    call, shape = OPS[op](count * length, dtype)
+    layers = [numbers(count, *shape) for _ in range(LAYERS)]
+    every = np.arange(count, dtype=np.int32)
+    rows = StateRows(np.arange(0, count * length + 1, length, dtype=np.int32), every, every)
+
+    def pass_through(states: Array) -> object:
+        return KERNELS[scale_and_cap](states.reshape(-1, shape[-1]), 1.0)
+
+    return {
+        "us": best_time(lambda states: call(rows, states), layers, seconds),
+        "us_of_states": best_time(pass_through, layers, seconds),
+    }
+
+
+def best_time(call: Callable[[Array], object], layers: list[Array], seconds: float) -> float:
+    """The least microseconds of one call; the layers take turns."""
     best = float("inf")
     end = time.perf_counter() + seconds
-    for call in itertools.cycle(calls):
+    for states in itertools.cycle(layers):
         started = time.perf_counter()
         if started > end:
-            return round(best * 1e6, 1)
-        call()
+            break
+        call(states)
         best = min(best, time.perf_counter() - started)
-    return best
+    return round(best * 1e6, 1)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use crate::arrays::Array;
 use crate::dtype::DType;
 use crate::op::{Extent, Indices, Matrix, OutOfRange, check_query_starts, check_range};
-use crate::vector::{LANES, Vector};
+use crate::vector::{LANES, Vector, prefetch};
 
 /// A `StateRows` of Python.
 #[derive(FromPyObject)]
@@ -84,6 +84,27 @@ struct Row {
     source: Option<*const f32>,
     /// The place of the state after it; None: it is not kept.
     destination: Option<*mut f32>,
+    /// The state that the next row reads.
+    coming: Coming,
+}
+
+/// A state, or a part of one, that is read soon.
+#[derive(Clone, Copy)]
+struct Coming(Option<*const f32>);
+
+impl Coming {
+    /// The state from a number on.
+    fn from(self, first: usize) -> Self {
+        Self(self.0.map(|state| state.wrapping_add(first)))
+    }
+
+    /// Prefetch some numbers.
+    #[inline(always)]
+    fn prefetch(self, first: usize, count: usize) {
+        if let Some(state) = self.0 {
+            prefetch(state.wrapping_add(first).addr(), count * size_of::<f32>());
+        }
+    }
 }
 
 impl StateRows {
@@ -113,9 +134,14 @@ impl Steps<'_> {
     fn rows(&self) -> impl Iterator<Item = Row> {
         (0..self.sources.len()).map(|row| Row {
             tokens: self.query_starts[row] as usize..self.query_starts[row + 1] as usize,
-            source: self.state(self.sources[row]).map(<*mut f32>::cast_const),
+            source: self.source(row),
             destination: self.state(self.destinations[row]),
+            coming: Coming((row + 1 < self.sources.len()).then(|| self.source(row + 1)).flatten()),
         })
+    }
+
+    fn source(&self, row: usize) -> Option<*const f32> {
+        self.state(self.sources[row]).map(<*mut f32>::cast_const)
     }
 
     fn state(&self, index: i32) -> Option<*mut f32> {

@@ -85,6 +85,10 @@ class Config:
             raise self.error(name, value, "a string")
         return value
 
+    def equals(self, name: str, value: Any) -> bool:
+        """Whether the field is present with this value."""
+        return name in self and bool(self._fields[name] == value)
+
     def items(self, name: str, count: int) -> list[Any]:
         """A list of `count` items, one for each layer."""
         values = self._get(name, _REQUIRED)
@@ -125,6 +129,10 @@ class Config:
     def renamed(self, **names: str) -> "Config":
         """A copy with fields under other names, as in `hidden_size="n_embd"`; a field that is there stays as it is."""
         return self.with_defaults(**{name: self._fields[own] for name, own in names.items() if own in self._fields})
+
+    def renamed(self, names: Mapping[str, str]) -> "Config":
+        """A copy with other names of fields; a field that has the new name already stays."""
+        return self.with_defaults(**{new: self._fields[name] for name, new in names.items() if name in self})
 
     def with_section(self, name: str, **changes: Any) -> "Config":
         """A copy with other values in a dictionary within."""

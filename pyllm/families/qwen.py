@@ -76,19 +76,17 @@ def _read(config: Config, attention: AttentionSpec, slides: Callable[[int], bool
     return read_model(config, layers)
 
 
+SHARED_EXPERT_PARTS = {
+    "feed_forward.shared.gate": "mlp.shared_expert.gate_proj",
+    "feed_forward.shared.up": "mlp.shared_expert.up_proj",
+    "feed_forward.shared.down": "mlp.shared_expert.down_proj",
+    "feed_forward.shared_gate": "mlp.shared_expert_gate",
+}
 QWEN2 = Family(architectures=("Qwen2ForCausalLM",), read=read_qwen2, gguf=GgufNames(architectures=("qwen2",)))
 QWEN2_MOE = Family(
     architectures=("Qwen2MoeForCausalLM",),
     read=read_qwen2_moe,
-    tensors=TensorNames(
-        parts=LLAMA_PARTS
-        | {
-            "feed_forward.shared.gate": "mlp.shared_expert.gate_proj",
-            "feed_forward.shared.up": "mlp.shared_expert.up_proj",
-            "feed_forward.shared.down": "mlp.shared_expert.down_proj",
-            "feed_forward.shared_gate": "mlp.shared_expert_gate",
-        }
-    ),
+    tensors=TensorNames(parts=LLAMA_PARTS | SHARED_EXPERT_PARTS),
     gguf=GgufNames(
         architectures=("qwen2moe",),
         fields=GGUF_EXPERTS

@@ -224,6 +224,10 @@ class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short
         """The numbers of features or heads that ranks share equally."""
         return (self.size,)
 
+    def convolved_features(self, ranks: int) -> int:
+        """Features of the convolution on each of `ranks`."""
+        return self.size // ranks
+
     def memory(self, ranks: int) -> Shape:
         """The shape of the state beside that of the convolution, on each of `ranks`; empty: there is none."""
         return ()
@@ -270,6 +274,10 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
         """See `ShortConvolutionSpec`."""
         return self.key_heads, self.value_heads
 
+    def convolved_features(self, ranks: int) -> int:
+        """See `ShortConvolutionSpec`."""
+        return sum(self.convolved) // ranks
+
     def memory(self, ranks: int) -> Shape:
         """See `ShortConvolutionSpec`."""
         return self.value_heads // ranks, self.key_size, self.value_size
@@ -315,7 +323,12 @@ class StateSpaceSpec(msgspec.Struct, frozen=True, kw_only=True, tag="state_space
     @property
     def parts(self) -> tuple[int, ...]:
         """See `ShortConvolutionSpec`."""
-        return self.heads, self.groups, self.norm_groups or self.heads
+        return (self.heads, self.groups) if self.groups > 1 else (self.heads,)  # ranks may share the only group
+
+    def convolved_features(self, ranks: int) -> int:
+        """See `ShortConvolutionSpec`."""
+        groups = max(1, self.groups // ranks)
+        return self.output_size // ranks + 2 * groups * self.state_size
 
     def memory(self, ranks: int) -> Shape:
         """See `ShortConvolutionSpec`."""

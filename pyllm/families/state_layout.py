@@ -18,7 +18,7 @@ def state_shapes(recurrence: RecurrenceSpec, ranks: int) -> tuple[Shape, ...]:
 
     They are the last inputs of its convolution, [width - 1, features], and the matrix of each head, if there is one.
     """
-    convolution = (recurrence.width - 1, sum(recurrence.convolved) // ranks)
+    convolution = (recurrence.width - 1, recurrence.convolved_features(ranks))
     memory = recurrence.memory(ranks)
     return (convolution, memory) if memory else (convolution,)
 

@@ -5,7 +5,7 @@ Knows no format: readers list the tensors of a file (`FileTensor`), and loaders 
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -217,6 +217,19 @@ class TensorNames:
     )
     are_all: bool = False
 
+    def of_files(self, tensors: Container[str], prefix: str) -> "TensorNames":
+        """These names, for files that may have all experts of a layer in one tensor, as transformers 5 keeps them."""
+        experts, _, _ = self.parts.get("feed_forward.experts.down", "").partition(".{}.")
+        gate_up, down = f"{experts}.gate_up_proj", f"{experts}.down_proj"
+        if f"{prefix}{gate_up}" not in tensors:
+            return self
+        return replace(
+            self,
+            parts={**self.parts, "feed_forward.experts.down": down},
+            stacked={**self.stacked, gate_up: ("feed_forward.experts.gate", "feed_forward.experts.up")},
+            bare=self.bare | {gate_up, down},
+        )
+
     def source_of(self, part: str) -> tuple[str, tuple[str, ...]]:
         """The name of the tensor that holds a part of a layer, and all parts that it holds, in their order."""
         for name, parts in self.stacked.items():
@@ -400,6 +413,7 @@ def map_tensors(
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index, layer in enumerate(spec.layers):
         shapes, prefix = parameters_of_layer(spec, layer), f"{root}{names.layer.format(index)}"
+        names = names.of_files(tensors, prefix)
         for name, shape in shapes.items():
             part, _, kind = name.rpartition(".")
             part, expert = _expert_of(part)

@@ -109,6 +109,35 @@ _CLASSIC = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "in
 _FALCON = {"num_kv_heads": 2, "ffn_hidden_size": 48, "new_decoder_architecture": True, "tie_word_embeddings": True}
 _SCALED_BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 48}
 
+# An epsilon that keeps a head's output near zero, whose norm would enlarge the rounding of float32 sums.
+_DELTA = _HEAD | {
+    "rms_norm_eps": 0.1,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+_SHARED_EXPERT = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 48}
+_BAMBA = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_d_head": 16,
+    "rms_norm_eps": 0.01,
+}
+_MAMBA = _BAMBA | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_NEMOTRON_H = _HEAD | {
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "layer_norm_epsilon": 0.01,
+    "time_step_min": 1e-9,  # transformers alone bounds steps by it, and in prompts alone
+}
 _LFM2 = {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -228,6 +257,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe-longrope": ("Phimoe", _EXPERTS | _WINDOW | {"rope_parameters": _PHIMOE_ROPE}),
     "flex-olmo": ("FlexOlmo", _EXPERTS | {"num_experts": 6}),
     "granite-moe-shared": ("GraniteMoeShared", _SCALED | _EXPERTS | {"shared_intermediate_size": 48}),
+    "qwen3-next": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
+    "qwen3-next-dense": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"mlp_only_layers": [0, 2], "linear_num_value_heads": 2, "num_experts": 6, "norm_topk_prob": False}),
+    "qwen3.5": ("Qwen3_5Text", _DELTA | {"attention_bias": True}),
+    "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
+    "granite-4-mamba": ("GraniteMoeHybrid", _SCALED | _DENSE | _MAMBA | {"mamba_proj_bias": True}),
+    "granite-4-mamba-experts": (
+        "GraniteMoeHybrid",
+        _MAMBA | _EXPERTS | {"shared_intermediate_size": 48, "mamba_n_groups": 2, "attention_multiplier": 0.2},
+    ),
+    "nemotron-h": ("NemotronH", _NEMOTRON_H),
+    "nemotron-h-bias": ("NemotronH", _NEMOTRON_H | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    "bamba": ("Bamba", _BAMBA | {"attn_layer_indices": [1], "time_step_limit": (0.2, 0.9)}),
+    "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
@@ -253,7 +295,7 @@ def oracle(name: str) -> PreTrainedModel:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
         else:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
-            assert any(kind in parameter_name for kind in ("norm", "ln_", "bias", "sinks", "alpha"))
+            assert any(kind in parameter_name for kind in ("norm", "ln_", "bias", "sinks", "alpha", "A_log", ".D"))
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("e_score_correction_bias"):

@@ -156,4 +156,4 @@ def refuses_what_is_no_state(case: Case) -> None:
     with pytest.raises(ValueError, match="states is float64: give float32"):
         case.on(CPU, slice(None), rows, states.astype(np.float64))
     with pytest.raises(ValueError, match=r"is of shape \[.*\]: it must be of"):
-        case.on(CPU, slice(None), rows, np.zeros((2, *case.state_shape[:-1], case.state_shape[-1] + 1), np.float32))
+        case.on(CPU, slice(None), rows, np.zeros((2, case.state_shape[0] + 1, *case.state_shape[1:]), np.float32))

@@ -8,8 +8,8 @@ import torch
 from pyllm_kernels import Kernels, StateRows
 from pyllm_kernels.ops.state_space import selective_scan, state_space
 from pyllm_kernels.tensors import Array
-from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 from tests.kernels.recurrent_ops import (
     CPU,

@@ -31,15 +31,16 @@ def _gated_delta_rule(
     )
     query *= np.float32(key_dim**-0.5)
     value = value.reshape(tokens, value_heads, value_dim)
-    factors = np.exp(-np.exp(decay_scale) * softplus(widened(decay) + decay_bias))  # [tokens, value_heads]
+    steps = softplus(widened(decay) + decay_bias).reshape(tokens, value_heads, -1)
+    factors = np.exp(-np.exp(decay_scale)[:, None] * steps)  # [tokens, value_heads, key_dim or 1]
     shares = sigmoid(widened(beta))
     out = np.empty_like(value)
     for row, state in each_row(rows, states):
         for token in range(row.start, row.stop):
-            state *= factors[token][:, None, None]
+            state[...] *= factors[token][..., None]
             known = np.einsum("hk,hkv->hv", key[token], state)
             learnt = (value[token] - known) * shares[token][:, None]
-            state += key[token][:, :, None] * learnt[:, None]
+            state[...] += key[token][:, :, None] * learnt[:, None]
             out[token] = np.einsum("hk,hkv->hv", query[token], state)
     return rounded(out.reshape(tokens, -1), qkv)
 
@@ -63,7 +64,9 @@ def gated_delta_rule(
     `g * S + k (v - (g * S)^T k)^T * sigmoid(beta)`; its output is `S^T q` after that.
 
     - qkv [tokens, 2 * num_key_heads * key_dim + value_heads * value_dim]: all queries, all keys, all values.
-    - decay, beta [tokens, value_heads] of qkv's dtype; decay_scale, decay_bias float32 [value_heads], contiguous.
+    - decay, beta [tokens, value_heads] of qkv's dtype; decay_scale, decay_bias float32 [value_heads], contiguous. With
+      decay [tokens, value_heads * key_dim], and decay_bias as wide, g is a factor for each of a state's rows: Kimi's
+      delta attention (arXiv 2510.26692).
     - states float32 [num_states, value_heads, key_dim, value_dim]. Destinations are overwritten.
     - out [tokens, value_heads * value_dim] of qkv's dtype.
 

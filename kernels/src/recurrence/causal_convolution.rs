@@ -17,7 +17,7 @@ use crate::threads::Pool;
 use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
 /// Channels of a task: a token's are read in one piece, and the last tokens' stay in the L1 cache.
-const CHUNK: usize = 256;
+const CHUNK: usize = 512;
 /// Vectors at once.
 const VECTORS: usize = 4;
 const MAX_WIDTH: usize = 8;
@@ -161,23 +161,29 @@ impl<X: Storage, const GATED: bool> Kernel for Chunk<'_, X, GATED> {
     unsafe fn run<V: Vector>(&self, part: usize) {
         let first = part * CHUNK;
         let end = (first + CHUNK).min(self.op.channels);
+        let blocks = end - (end - first) % (VECTORS * LANES);
         // SAFETY: as the caller promises.
         unsafe {
             let taps = self.taps(first, end);
             for row in self.steps.rows() {
+                for index in 0..self.op.width - 1 {
+                    row.coming.prefetch(index * self.op.channels + first, end - first);
+                }
                 for token in row.tokens.clone() {
-                    let mut at = first;
-                    while at + VECTORS * LANES <= end {
+                    for at in (first..blocks).step_by(VECTORS * LANES) {
                         self.convolve::<V, VECTORS>(&row, token, &taps[at - first..], at, VECTORS * LANES);
-                        at += VECTORS * LANES;
                     }
-                    while at < end {
+                    for at in (blocks..end).step_by(LANES) {
                         self.convolve::<V, 1>(&row, token, &taps[at - first..], at, end - at);
-                        at += LANES;
                     }
                 }
-                if let Some(destination) = row.destination {
-                    self.keep_inputs::<V>(&row, destination, first, end);
+                if let Some(state) = row.destination {
+                    for at in (first..blocks).step_by(VECTORS * LANES) {
+                        self.keep_inputs::<V, VECTORS>(&row, state, at, VECTORS * LANES);
+                    }
+                    for at in (blocks..end).step_by(LANES) {
+                        self.keep_inputs::<V, 1>(&row, state, at, end - at);
+                    }
                 }
             }
         }
@@ -285,13 +291,14 @@ impl<X: Storage, const GATED: bool> Chunk<'_, X, GATED> {
     ///
     /// See `Kernel::run`.
     #[inline(always)]
-    unsafe fn keep_inputs<V: Vector>(&self, row: &Row, destination: *mut f32, first: usize, end: usize) {
+    unsafe fn keep_inputs<V: Vector, const COUNT: usize>(&self, row: &Row, to: *mut f32, at: usize, left: usize) {
         for index in 0..self.op.width - 1 {
-            for at in (first..end).step_by(LANES) {
-                // SAFETY: as the caller promises.
-                unsafe {
-                    let [input] = self.inputs::<V, 1>(row, row.tokens.len() + index, at, end - at);
-                    f32::store_up_to(input, destination.add(index * self.op.channels + at), end - at);
+            // SAFETY: as the caller promises.
+            unsafe {
+                let inputs = self.inputs::<V, COUNT>(row, row.tokens.len() + index, at, left);
+                let to = to.add(index * self.op.channels + at);
+                for (vector, input) in inputs.into_iter().enumerate() {
+                    f32::store_up_to(input, to.add(vector * LANES), left - vector * LANES);
                 }
             }
         }

@@ -124,8 +124,17 @@ struct Memory {
     rates: *mut f32,
     width: usize,
     steps: [f32; CHUNK],
+    /// The input of each channel times the step.
+    inputs: [f32; CHUNK],
     /// Sixteen sums a channel, which make its product with c.
     sums: [f32; CHUNK * LANES],
+}
+
+/// The states of a task's channels, before a token and after it.
+struct Channels {
+    count: usize,
+    from: *const f32,
+    to: *mut f32,
 }
 
 impl<X: Storage> Kernel for Chunk<'_, X> {
@@ -135,7 +144,7 @@ impl<X: Storage> Kernel for Chunk<'_, X> {
         let (first, width) = (part * CHUNK, state_size.next_multiple_of(LANES));
         let count = CHUNK.min(channels - first);
         let rates = scratch::of_thread(CHUNK * (width + state_size));
-        let mut memory = Memory { rates, width, steps: [0.0; CHUNK], sums: [0.0; CHUNK * LANES] };
+        let mut memory = Memory { rates, width, steps: [0.0; CHUNK], inputs: [0.0; CHUNK], sums: [0.0; CHUNK * LANES] };
         // SAFETY: as the caller promises; there is so much memory.
         unsafe {
             let dropped = rates.add(CHUNK * width);
@@ -150,9 +159,10 @@ impl<X: Storage> Kernel for Chunk<'_, X> {
                 if row.tokens.is_empty() {
                     std::ptr::copy(from, to, count * state_size);
                 }
+                row.coming.prefetch(first * state_size, count * state_size);
                 for token in row.tokens {
                     self.load_steps::<V>(token, first, count, &mut memory);
-                    self.advance::<V>(token, first, count, from, to, &mut memory);
+                    self.advance::<V>(token, &Channels { count, from, to }, &mut memory);
                     self.finish::<V>(token, first, count, &memory);
                     from = to;
                 }
@@ -190,7 +200,10 @@ impl<X: Storage> Chunk<'_, X> {
             unsafe {
                 let step = X::load_up_to::<V>(self.op.step.row::<X>(token).add(first + at), count - at);
                 let bias = with_exposed_provenance::<f32>(self.op.step_bias).add(first + at);
-                step.add(f32::load_up_to(bias, count - at)).softplus().store(memory.steps[at..].as_mut_ptr());
+                let step = step.add(f32::load_up_to(bias, count - at)).softplus();
+                step.store(memory.steps[at..][..LANES].as_mut_ptr());
+                let x = X::load_up_to::<V>(self.op.x.row::<X>(token).add(first + at), count - at);
+                x.mul(step).store(memory.inputs[at..][..LANES].as_mut_ptr());
             }
         }
     }
@@ -201,34 +214,50 @@ impl<X: Storage> Chunk<'_, X> {
     ///
     /// See `Kernel::run`.
     #[inline(always)]
-    unsafe fn advance<V: Vector>(
-        &self,
-        token: usize,
-        first: usize,
-        count: usize,
-        from: *const f32,
-        to: *mut f32,
-        memory: &mut Memory,
-    ) {
-        let SelectiveScan { state_size, x, b, c, .. } = *self.op;
+    unsafe fn advance<V: Vector>(&self, token: usize, states: &Channels, memory: &mut Memory) {
+        let state_size = self.op.state_size;
+        let whole = state_size - state_size % LANES;
         // SAFETY: as the caller promises.
         unsafe {
-            let (x, b, c) = (x.row::<X>(token).add(first), b.row::<X>(token), c.row::<X>(token));
-            for at in (0..state_size).step_by(LANES) {
-                let left = state_size - at;
-                let (b, c): (V, V) = (X::load_up_to(b.add(at), left), X::load_up_to(c.add(at), left));
-                for channel in 0..count {
-                    let place = channel * state_size + at;
-                    let step = memory.steps[channel];
-                    let learnt = V::splat((*x.add(channel)).widen() * step);
-                    let rate = V::load(memory.rates.add(channel * memory.width + at));
-                    let decay = rate.mul(V::splat(step)).exp();
-                    let new = learnt.mul_add(b, f32::load_up_to::<V>(from.add(place), left).mul(decay));
-                    f32::store_up_to(new, to.add(place), left);
-                    let sums = memory.sums[channel * LANES..].as_mut_ptr();
-                    let before = if at == 0 { V::splat(0.0) } else { V::load(sums) };
-                    new.mul_add(c, before).store(sums);
-                }
+            for at in (0..whole).step_by(LANES) {
+                self.advance_part::<V>(token, states, at, LANES, memory);
+            }
+            if whole < state_size {
+                self.advance_part::<V>(token, states, whole, state_size - whole, memory);
+            }
+        }
+    }
+
+    /// Advance up to sixteen numbers of each state.
+    ///
+    /// # Safety
+    ///
+    /// See `Kernel::run`.
+    #[inline(always)]
+    unsafe fn advance_part<V: Vector>(
+        &self,
+        token: usize,
+        states: &Channels,
+        at: usize,
+        left: usize,
+        memory: &mut Memory,
+    ) {
+        let SelectiveScan { state_size, b, c, .. } = *self.op;
+        let Channels { count, from, to } = *states;
+        // SAFETY: as the caller promises.
+        unsafe {
+            let b: V = X::load_up_to(b.row::<X>(token).add(at), left);
+            let c: V = X::load_up_to(c.row::<X>(token).add(at), left);
+            for channel in 0..count {
+                let place = channel * state_size + at;
+                let rate = V::load(memory.rates.add(channel * memory.width + at));
+                let decay = rate.mul(V::splat(memory.steps[channel])).exp();
+                let old: V = f32::load_up_to(from.add(place), left);
+                let new = V::splat(memory.inputs[channel]).mul_add(b, old.mul(decay));
+                f32::store_up_to(new, to.add(place), left);
+                let sums = memory.sums[channel * LANES..][..LANES].as_mut_ptr();
+                let before = if at == 0 { V::splat(0.0) } else { V::load(sums) };
+                new.mul_add(c, before).store(sums);
             }
         }
     }

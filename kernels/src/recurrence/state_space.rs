@@ -7,7 +7,7 @@ use std::ptr::with_exposed_provenance;
 
 use pyo3::prelude::*;
 
-use super::{RowArrays, StateRows, States, Steps, heads_a_group, sums_of};
+use super::{Coming, RowArrays, StateRows, States, Steps, heads_a_group, sums_of};
 use crate::arrays::Array;
 use crate::execution::execute;
 use crate::isa::Isa;
@@ -143,6 +143,8 @@ struct Token {
     sums: *mut f32,
     /// The factor by which the state forgets.
     decay: f32,
+    /// The same head's state for the next row, behind the last token.
+    coming: Coming,
 }
 
 impl<X: Storage> Kernel for Head<'_, X> {
@@ -154,8 +156,14 @@ impl<X: Storage> Kernel for Head<'_, X> {
         // SAFETY: as the caller promises; there is so much memory.
         unsafe {
             let sums = memory.add(of_head + 2 * of_group);
-            let mut token =
-                Token { x: memory, b: memory.add(of_head), c: memory.add(of_head + of_group), sums, decay: 0.0 };
+            let mut token = Token {
+                x: memory,
+                b: memory.add(of_head),
+                c: memory.add(of_head + of_group),
+                sums,
+                decay: 0.0,
+                coming: Coming(None),
+            };
             sums.write_bytes(0, of_head * LANES);
             let dropped = sums.add(of_head * LANES);
             for row in self.steps.rows() {
@@ -168,8 +176,10 @@ impl<X: Storage> Kernel for Head<'_, X> {
                 if row.tokens.is_empty() {
                     std::ptr::copy(from, to, self.op.size());
                 }
-                for index in row.tokens {
+                let coming = row.coming.from(head * self.op.size());
+                for index in row.tokens.clone() {
                     self.load::<V>(head, index, &mut token);
+                    token.coming = if index + 1 == row.tokens.end { coming } else { Coming(None) };
                     let mut at = 0;
                     while at + TOGETHER <= head_dim {
                         self.advance::<V, TOGETHER>(&token, from, to, at);
@@ -220,21 +230,19 @@ impl<X: Storage> Head<'_, X> {
         unsafe {
             let (from, to) = (from.add(at * state_size), to.add(at * state_size));
             let decay = V::splat(token.decay);
-            let (mut x, mut sums) = ([decay; COUNT], [V::splat(0.0); COUNT]);
-            for (index, x) in x.iter_mut().enumerate() {
+            let mut rows = Rows { from, to, state_size, decay, x: [decay; COUNT], sums: [V::splat(0.0); COUNT] };
+            for (index, x) in rows.x.iter_mut().enumerate() {
                 *x = V::splat(*token.x.add(at + index));
             }
-            for column in (0..state_size).step_by(LANES) {
-                let left = state_size - column;
-                let (b, c) = (V::load(token.b.add(column)), V::load(token.c.add(column)));
-                for index in 0..COUNT {
-                    let old = f32::load_up_to::<V>(from.add(index * state_size + column), left);
-                    let new = x[index].mul_add(b, old.mul(decay));
-                    f32::store_up_to(new, to.add(index * state_size + column), left);
-                    sums[index] = new.mul_add(c, sums[index]);
-                }
+            token.coming.prefetch(at * state_size, COUNT * state_size);
+            let whole = state_size - state_size % LANES;
+            for column in (0..whole).step_by(LANES) {
+                rows.advance(token, column, LANES);
             }
-            for (index, sum) in sums.into_iter().enumerate() {
+            if whole < state_size {
+                rows.advance(token, whole, state_size - whole);
+            }
+            for (index, sum) in rows.sums.into_iter().enumerate() {
                 sum.store(token.sums.add((at + index) * LANES));
             }
         }
@@ -255,6 +263,39 @@ impl<X: Storage> Head<'_, X> {
             for at in (0..head_dim).step_by(LANES) {
                 let skipped = X::load_up_to::<V>(x.add(at), head_dim - at).mul(skip);
                 X::store_up_to(sums_of::<V>(token.sums.add(at * LANES)).add(skipped), out.add(at), head_dim - at);
+            }
+        }
+    }
+}
+
+/// Some rows of a head's state.
+struct Rows<V, const COUNT: usize> {
+    from: *const f32,
+    to: *mut f32,
+    state_size: usize,
+    decay: V,
+    /// The input of each row times the step.
+    x: [V; COUNT],
+    sums: [V; COUNT],
+}
+
+impl<V: Vector, const COUNT: usize> Rows<V, COUNT> {
+    /// Advance up to sixteen columns.
+    ///
+    /// # Safety
+    ///
+    /// See `Kernel::run`.
+    #[inline(always)]
+    unsafe fn advance(&mut self, token: &Token, column: usize, left: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let (b, c) = (V::load(token.b.add(column)), V::load(token.c.add(column)));
+            for index in 0..COUNT {
+                let place = index * self.state_size + column;
+                let old: V = f32::load_up_to(self.from.add(place), left);
+                let new = self.x[index].mul_add(b, old.mul(self.decay));
+                f32::store_up_to(new, self.to.add(place), left);
+                self.sums[index] = new.mul_add(c, self.sums[index]);
             }
         }
     }

@@ -8,7 +8,7 @@ from pyllm_kernels.ops.causal_convolution import causal_convolution, gated_convo
 from pyllm_kernels.ops.gated_delta_rule import gated_delta_rule
 from pyllm_kernels.ops.gated_norm import gated_norm
 from pyllm_kernels.ops.state_space import state_space
-from pyllm_kernels.tensors import Tensor, split
+from pyllm_kernels.tensors import Tensor, copied, split
 
 from pyllm.families.spec import GatedDeltaSpec, RecurrenceSpec, ShortConvolutionSpec, StateSpaceSpec
 from pyllm.workers.layers.forward_context import ForwardContext
@@ -26,10 +26,17 @@ class Projections:
     def __init__(self, spec: RecurrenceSpec, hidden_size: int, placement: WeightPlacement) -> None:
         has_bias = not isinstance(spec, GatedDeltaSpec) and spec.bias
         self._names = tuple(spec.inputs)
-        self.inputs = ColumnParallelLinear(hidden_size, tuple(spec.inputs.values()), placement, has_bias)
+        shares = {name: placement.share(size) for name, size in spec.inputs.items()}
+        if isinstance(spec, StateSpaceSpec):
+            group = placement.share_of_heads(spec.groups, spec.state_size)
+            shares |= {"input": group, "readout": group}
+        self._shares = tuple(shares.values())
+        self.inputs = ColumnParallelLinear(
+            hidden_size, tuple(spec.inputs.values()), placement, has_bias, tuple(shares.values())
+        )
         self.output = RowParallelLinear(spec.output_size, hidden_size, placement, has_bias)
-        self._spec, self._placement = spec, placement
-        channels = sum(spec.convolved) // placement.group.size
+        self._spec = spec
+        channels = sum(self.inputs.sizes[: len(spec.convolved)])
         self.weight = placement.device.empty((channels, spec.width), "float32")
         self.bias = placement.device.empty((channels,), "float32") if spec.has_convolution_bias else None
 
@@ -39,8 +46,7 @@ class Projections:
         self.output.load(reader, f"{prefix}output")
         spec, total = self._spec, sum(self._spec.convolved)
         before, here = 0, 0
-        for size in spec.convolved:
-            share = self._placement.share(size)
+        for size, share in zip(spec.convolved, self._shares, strict=False):
             rows = slice(before + share.start, before + share.stop)
             part = slice(here, here + share.stop - share.start)
             reader.read(f"{prefix}convolution.weight", (total, spec.width), self.weight[part], rows)
@@ -108,20 +114,24 @@ class StateSpace:
 
     def __init__(self, spec: StateSpaceSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._layer, self._kernels, self._spec = layer, placement.kernels, spec
+        self._group, self._device = placement.group, placement.device
+        # A norm over the features of several ranks needs all of them.
+        self._is_norm_cut = spec.norm_groups % placement.group.size != 0
         self.projections = Projections(spec, hidden_size, placement)
         self._heads, self._features = placement.share(spec.heads), placement.share(spec.output_size)
         value, read, written, gate, step = self.projections.inputs.sizes
         self._sizes, self._convolved = [value + read + written, gate, step], [value, read, written]
         empty = placement.device.empty
         self.decay_scale, self.step_bias, self.skip = (empty((step,), "float32") for _ in range(3))
-        self.norm = empty((value,), "float32")
+        self.norm = empty((spec.output_size if self._is_norm_cut else value,), "float32")
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.projections.load(reader, prefix)
         for name, out in (("decay_scale", self.decay_scale), ("step_bias", self.step_bias), ("skip", self.skip)):
             reader.read(f"{prefix}{name}.weight", (self._spec.heads,), out, self._heads)
         if self._spec.norm_groups:
-            reader.read(f"{prefix}norm.weight", (self._spec.output_size,), self.norm, self._features)
+            own = slice(None) if self._is_norm_cut else self._features
+            reader.read(f"{prefix}norm.weight", (self._spec.output_size,), self.norm, own)
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         rows, (tail, memory) = context.states_of(self._layer)
@@ -141,8 +151,15 @@ class StateSpace:
             memory,
             spec.step_limits,
         )
-        group_size = spec.output_size // spec.norm_groups
-        return layer.output(kernels[gated_norm](values, gate, self.norm, spec.epsilon, group_size, True))
+        return layer.output(self._normalise(values, gate))
+
+    def _normalise(self, values: Tensor, gate: Tensor) -> Tensor:
+        group_size, epsilon = self._spec.output_size // self._spec.norm_groups, self._spec.epsilon
+        normalise = self._kernels[gated_norm]
+        if not self._is_norm_cut:
+            return normalise(values, gate, self.norm, epsilon, group_size, True)
+        values, gate = (self._device.concatenate(self._group.gather(part), -1) for part in (values, copied(gate)))
+        return copied(normalise(values, gate, self.norm, epsilon, group_size, True)[:, self._features])
 
 
 Recurrence = ShortConvolution | GatedDelta | StateSpace
