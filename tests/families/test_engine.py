@@ -110,7 +110,7 @@ def test_windows_that_are_swapped_out_and_in(tmp_path: Path, family: str) -> Non
     check(write_tiny_family(tmp_path, family), family, ranks=1, kv_offloading_size="8MiB")
 
 
-@pytest.mark.parametrize("family", [full("qwen3-moe"), "gpt-oss-clamped"])
+@pytest.mark.parametrize("family", [full("qwen3-moe"), full("glm4-moe"), full("llama4"), "gpt-oss-clamped"])
 def test_experts_whole_on_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2, enable_expert_parallel=True)
 
