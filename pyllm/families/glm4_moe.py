@@ -1,4 +1,6 @@
-"""GLM-4.5 to 4.7 (arXiv 2508.06471): experts as in DeepSeek V3 after some dense layers; RoPE on half of each head."""
+"""GLM-4.5 to 4.7 (arXiv 2508.06471): experts as in DeepSeek V3 after some dense layers, RoPE on half of each head; and
+Solar Open: experts in every layer, RoPE on whole heads.
+"""
 
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     with_deepseek_experts,
+    without_further_layers,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS
@@ -32,19 +35,32 @@ def read(config: Config) -> ModelSpec:
     return with_deepseek_experts(config, read_model(config, [layer] * num_layers(config)))
 
 
+def read_solar_open(config: Config) -> ModelSpec:
+    """The model that a config.json of Solar Open describes."""
+    return read(
+        config.replaced(first_k_dense_replace=0, use_qk_norm=False).with_defaults(
+            head_dim=128,
+            intermediate_size=config.integer("moe_intermediate_size"),
+            partial_rotary_factor=1.0,
+            rope_theta=1_000_000.0,
+        )
+    )
+
+
 def _complete(config: Config) -> Config:
-    """Leave out the layers at the end that predict further tokens."""
-    further = config.integer("nextn_predict_layers", 0, least=0)
-    return config.replaced(num_hidden_layers=num_layers(config) - further)
+    """Add the fields that a file of Solar Open leaves out."""
+    size = config.integer("moe_intermediate_size")
+    return without_further_layers(config.with_defaults(first_k_dense_replace=0, intermediate_size=size))
 
 
-FAMILY = Family(
+GLM4_MOE = Family(
     architectures=("Glm4MoeForCausalLM",),
     read=read,
     gguf=GgufNames(
         architectures=("glm4moe",),
         tensors=replace(GGUF_NAMES, parts=GGUF_PARTS | {"feed_forward_norm": "post_attention_norm"}),
-        fields=GGUF_DEEPSEEK_EXPERTS | {"nextn_predict_layers": "nextn_predict_layers"},
+        fields=GGUF_DEEPSEEK_EXPERTS,
         complete=_complete,
     ),
 )
+SOLAR_OPEN = Family(architectures=("SolarOpenForCausalLM",), read=read_solar_open)

@@ -61,6 +61,8 @@ FAMILIES = (
     "granite-4-mamba",
     "granite-4-mamba-experts",
     "nemotron-h",
+    "solar-open",
+    "exaone-moe-4",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
@@ -72,6 +74,7 @@ _OLDER_FIELDS = {
     "nemotron-h": {"hybrid_override_pattern": "M-*M-", "layers_block_type": None, "num_experts_per_tok": None},
     "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
+    "exaone-moe-4": {"scoring_func": "sigmoid"},
     "hunyuan-moe": {"moe_intermediate_size": [64, 64], "num_shared_expert": [1, 1]},
     "phi3": {"original_max_position_embeddings": 256},
 }

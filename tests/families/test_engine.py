@@ -78,7 +78,7 @@ def check(
         max_model_len=128,
         max_num_batched_tokens=32,
         kv_cache_memory_bytes=8 * block_bytes + 40 * state_bytes(spec, ranks, range(len(spec.layers))),
-        num_gpu_blocks_override=8,
+        num_gpu_blocks_override=8 * len(list(spec.attentions)) // layers_of_group(groups),
         expected_growth=0.0,
         tensor_parallel_size=ranks,
         pipeline_parallel_size=stages,
@@ -110,7 +110,7 @@ def test_windows_that_are_swapped_out_and_in(tmp_path: Path, family: str) -> Non
     check(write_tiny_family(tmp_path, family), family, ranks=1, kv_offloading_size="8MiB")
 
 
-@pytest.mark.parametrize("family", [full("qwen3-moe"), "gpt-oss-clamped"])
+@pytest.mark.parametrize("family", [full("qwen3-moe"), full("glm4-moe"), full("llama4"), "gpt-oss-clamped"])
 def test_experts_whole_on_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2, enable_expert_parallel=True)
 

@@ -70,6 +70,9 @@ _DEEPSEEK = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
 }
+_SOLAR = _HEAD | {name: value for name, value in _DEEPSEEK.items() if name != "first_k_dense_replace"}
+_EXAONE_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_shared_experts": 2}
+_HY_V3 = _EXAONE_MOE | {"num_shared_experts": 1}
 _ERNIE_MOE = {
     "moe_num_experts": 6,
     "moe_k": 2,
@@ -225,6 +228,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", _HEAD | {"tie_word_embeddings": True, "hidden_act": "gelu"}),
     "vault-gemma": ("VaultGemma", _GEMMA),
     "glm4-moe": ("Glm4Moe", _DEEPSEEK | {"n_group": 2, "use_qk_norm": True}),
+    "solar-open": ("SolarOpen", _SOLAR | _rope("default", partial_rotary_factor=1.0)),
+    "solar-open-bias": ("SolarOpen", _SOLAR | {"attention_bias": True, "n_group": 2}),
+    "exaone-moe": ("ExaoneMoe", _EXAONE_MOE | _WINDOW | {"sliding_window_pattern": 2, "n_group": 2}),
+    "exaone-moe-first": (
+        "ExaoneMoe",
+        _EXAONE_MOE | _WINDOW | {"mlp_layer_types": ["sparse", "dense"], "layer_types": ["full_attention"] * 2},
+    ),
+    "exaone-moe-4": ("ExaoneMoe", _EXAONE_MOE | _WINDOW | {"num_hidden_layers": 4}),
+    "hy-v3": ("HYV3", _HEAD | _HY_V3),
+    "hy-v3-first": ("HYV3", _HEAD | _HY_V3 | {"mlp_layer_types": ["sparse", "dense"], "attention_bias": True}),
     "glm4-moe-bias": ("Glm4Moe", _DEEPSEEK | {"norm_topk_prob": False, "attention_bias": True}),
     "dots1": (
         "Dots1",
