@@ -28,6 +28,12 @@ _SIZES: dict[str, Any] = {
 }
 _HEAD = {"head_dim": 16}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4} | parameters}
+
+
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
@@ -114,7 +120,7 @@ _SCALED_BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights
 
 # An epsilon that keeps a head's output near zero, whose norm would enlarge the rounding of float32 sums.
 _DELTA = _HEAD | {
-    "rms_norm_eps": 0.1,
+    "rms_norm_eps": 0.01,
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
@@ -122,6 +128,7 @@ _DELTA = _HEAD | {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+_MROPE = _rope("default", partial_rotary_factor=0.25, mrope_section=[1, 1, 0])  # the same for all positions of texts
 _SHARED_EXPERT = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 48}
 _BAMBA = {
     "num_hidden_layers": 3,
@@ -148,10 +155,6 @@ _LFM2 = {
     "block_ffn_dim_multiplier": 1.3,
     "tie_word_embeddings": True,
 }
-
-
-def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4} | parameters}
 
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
@@ -284,9 +287,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
-    "qwen3.5": ("Qwen3_5Text", _DELTA | {"attention_bias": True}),
-    "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
-    "granite-4-mamba": ("GraniteMoeHybrid", _SCALED | _DENSE | _MAMBA | {"mamba_proj_bias": True}),
+    "qwen3.5": ("Qwen3_5Text", _DELTA | _MROPE),
+    "qwen3.5-bias": ("Qwen3_5Text", _DELTA | {"attention_bias": True}),
+    "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA | _MROPE | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
+    "granite-4-mamba": ("GraniteMoeHybrid", _SCALED | _DENSE | _MAMBA),
+    "granite-4-mamba-bias": (
+        "GraniteMoeHybrid",
+        _DENSE | _MAMBA | {"attention_multiplier": 0.2, "mamba_proj_bias": True},
+    ),
     "granite-4-mamba-experts": (
         "GraniteMoeHybrid",
         _MAMBA | _EXPERTS | {"shared_intermediate_size": 48, "mamba_n_groups": 2, "attention_multiplier": 0.2},
