@@ -35,7 +35,7 @@ pub(crate) struct GatedDeltaRule {
     decays_a_head: usize,
     /// A row is a token: a number for each value head.
     beta: Matrix,
-    /// Address of float32 [value_heads].
+    /// Address of a float32 for each value head.
     decay_scale: usize,
     /// Address of as many float32 as a token has in `decay`.
     decay_bias: usize,
@@ -132,9 +132,6 @@ struct Head<'a, X, const MANY: bool> {
     steps: &'a Steps<'a>,
     elements: PhantomData<X>,
 }
-
-// SAFETY: a task has a head of its own, in the states as well.
-unsafe impl<X, const MANY: bool> Sync for Head<'_, X, MANY> {}
 
 /// Tokens whose queries and keys are loaded together, so that some columns of a state stay in the L1 cache for them.
 const BATCH: usize = 32;

@@ -131,9 +131,6 @@ struct Head<'a, X> {
     elements: PhantomData<X>,
 }
 
-// SAFETY: a task has a head of its own, in the states as well.
-unsafe impl<X> Sync for Head<'_, X> {}
-
 /// The numbers of one token and head.
 struct Token {
     /// The input times the step.
