@@ -86,6 +86,8 @@ class Scheduler:
         vocab_size: int,
         num_host_blocks: int = 0,
         kv_groups: Sequence[Mapping[str, int | None]] = ...,
+        num_states: int = 0,
+        state_checkpoint_blocks: int = 0,
         enable_prefix_caching: bool = True,
         max_pinned_blocks: int = 0,
         prefix_hash: str = "blake3",
@@ -110,6 +112,10 @@ class Scheduler:
 
         Each of `kv_groups` is some layers with their own blocks for the same tokens, with `{"window": positions}` if
         they have a sliding window; by default there is one group without a window.
+
+        A model with layers that keep a state of all tokens before has `num_states` for all sequences, at least 2. States
+        stay for the prefix cache where a prompt ends, where a second one branches off, after the last block of an output,
+        and every `state_checkpoint_blocks` blocks of a prompt (0: nowhere else).
 
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3, or sha256_cbor
@@ -463,7 +469,8 @@ class Scheduler:
         `num_swapped_out` (with their keys and values on the host), `num_held`, `num_paused` (beams that were preempted
         and wait for their siblings), `num_loading`; `num_blocks`, `num_free_blocks` (with those that the prefix cache
         still knows), `num_used_blocks`, `num_cached_blocks`, `num_pinned_blocks`, `num_saving_blocks`;
-        `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`; `num_speculative_tokens`. Counters:
+        `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`, and of states `num_states`,
+        `num_free_states`, `num_cached_states`; `num_speculative_tokens`. Counters:
         `num_preemptions` and of those `num_swapped` and `num_ended_preemptions` (of requests that have ended),
         `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and of those `host_prefix_hits` and
         `loaded_prefix_hits` (tokens, at first admission), `num_uncached_tokens` (likewise), `num_computed_tokens`,

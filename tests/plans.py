@@ -70,6 +70,7 @@ class Planner:
         random.Random(1).shuffle(self.free_on_host)
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
+        self.states: dict[int, int] = {}  # the one that a slot reads next; each writes that of its own number
         self._steps = 0
         self._changes: dict[str, list[int]] = {}
         self._sampling: list[bytes] = []
@@ -88,7 +89,7 @@ class Planner:
         for row in self._table_rows(slot):
             self.free += self.tables.get(row, [])
             self.tables[row] = []
-        self.lengths[slot] = 0
+        self.lengths[slot], self.states[slot] = 0, -1
         self._changes["slot_inits"].append(slot)
         self._sampling.append(msgspec.msgpack.encode(sampling))
         self._histories.append(history)
@@ -98,6 +99,7 @@ class Planner:
         """Copy a slot with the next step; the last block, which both would write to, is copied, too."""
         self._changes["slot_copies"] += [source, destination]
         self.tables[destination], self.lengths[destination] = list(self.tables[source]), self.lengths[source]
+        self.states[destination] = self.states[source]
         if self.lengths[source] % self.block_size:
             self.unshare(destination)
 
@@ -131,7 +133,7 @@ class Planner:
         changes, sampling, histories = self._changes, self._sampling, self._histories
         positions, logits_rows = [], []
         slot_mappings: list[list[int]] = [[] for _ in range(self._num_groups)]
-        query_starts, sampled_starts = [0], [0]
+        query_starts, sampled_starts, sources = [0], [0], []
         for row in rows:
             for position in range(self.lengths[row.slot], self.lengths[row.slot] + len(row.tokens)):
                 index, offset = divmod(position, self.block_size)
@@ -143,6 +145,8 @@ class Planner:
                     slot_mapping.append(self.tables[table_row][index] * self.block_size + offset)
             self.lengths[row.slot] += len(row.tokens)
             query_starts.append(len(positions))
+            sources.append(self.states.get(row.slot, -1))
+            self.states[row.slot] = row.slot
             logits_rows += [len(positions) - 1] * len(row.uniforms)
             sampled_starts.append(len(logits_rows))
         counts, frame = encode(
@@ -161,6 +165,8 @@ class Planner:
                 "history_starts": np.cumsum([0, *(len(prompt) + len(output) for prompt, output in histories)]),
                 "histories": [token for prompt, output in histories for token in (*prompt, *output)],
                 "prompt_lengths": self._prompt_lengths,
+                "state_sources": sources,
+                "state_destinations": [row.slot for row in rows],
                 **changes,
             }
         )

@@ -88,6 +88,8 @@ def launch_small_ops(target: Target) -> None:
     elementwise.add_bias(hidden, hidden[0])
     elementwise.scale_and_cap(hidden, 2.0)
     elementwise.scale_and_cap(hidden, 2.0, 30.0)
+    elementwise.sigmoid_gate(hidden, hidden)
+    elementwise.sigmoid_gate(hidden, hidden[:, :1].contiguous())
     positions = torch.zeros(TOKENS, dtype=torch.int32)
     for samples in range(1, 5):  # Parameters of a step are adjacent, so their number determines their alignment.
         ones = torch.ones(5, samples)
@@ -114,6 +116,8 @@ def launch_rope(target: Target, hidden: torch.Tensor, positions: torch.Tensor) -
     for keys_of_dtype, values_of_dtype in caches:
         tables = positions, cos_sin, positions
         rope.rope_and_kv_write(query, key, key, *tables, keys_of_dtype, values_of_dtype, head_norm)
+    after = replace(head_norm, after_rotation=True)
+    rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, keys, values, after)
     # RoPE for a part of each head, or for none.
     for rotary_size in (head_size // 2, 0):
         part = torch.zeros(64, rotary_size)

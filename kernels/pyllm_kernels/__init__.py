@@ -28,12 +28,20 @@ from pyllm_kernels.matrix_rows import (
     empty_bytes,
     zero_rows,
 )
-from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.metadata import (
+    UNSCALED,
+    AttentionLayer,
+    AttentionMetadata,
+    AttentionShape,
+    KVScales,
+    QKNorm,
+    StateRows,
+)
 from pyllm_kernels.op import BackendError, Kernels
 from pyllm_kernels.ops.activation import Xielu
 from pyllm_kernels.ops.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.ops.edit_logits import LogitsEdits
-from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertMatrices, Router
+from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertGroups, ExpertMatrices, Router
 from pyllm_kernels.ops.packed_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.registry import batch_invariant, select
 from pyllm_kernels.tensors import dtype_name
@@ -53,6 +61,7 @@ __all__ = [
     "CaptureError",
     "CardError",
     "ClampedSwiglu",
+    "ExpertGroups",
     "ExpertMatrices",
     "Graph",
     "KVScales",
@@ -69,6 +78,7 @@ __all__ = [
     "Router",
     "Scales",
     "SparseRows",
+    "StateRows",
     "Xielu",
     "batch_invariant",
     "check_card",

@@ -1,4 +1,4 @@
-"""The inputs of attention for a batch and for a layer: rows, tasks, norms and scales.
+"""The inputs of attention and of recurrent layers for a batch and for a layer: rows, tasks, norms and scales.
 
 Knows no requests; a row's slot leads to its blocks.
 """
@@ -94,12 +94,30 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class StateRows:
+    """The rows of a step for a layer with states, and the state that each reads and writes. All int32.
+
+    A row's tokens follow one another in a sequence. Rows are computed in their order: one may read the state that an
+    earlier one wrote, so two rows may be of one sequence. A row's source stays unchanged, unless it is its destination.
+
+    - `query_starts` [rows + 1]: as in `AttentionMetadata`.
+    - `sources` [rows]: the index of the state before the row; -1: zeros, at the start of a sequence.
+    - `destinations` [rows]: the index of the state after the row; -1: it is not kept.
+    """
+
+    query_starts: Tensor
+    sources: Tensor
+    destinations: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class QKNorm:
-    """RMSNorm of each head of query and key, before the rotation; weights [head_dim]."""
+    """RMSNorm of each head of query and key, before the rotation or after it; weights [head_dim]."""
 
     query_weight: Tensor
     key_weight: Tensor
     epsilon: float
+    after_rotation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

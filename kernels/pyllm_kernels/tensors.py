@@ -80,6 +80,11 @@ def softmax(scores: Array) -> Array:
     return normalised
 
 
+def softplus(numbers: Floats) -> Floats:
+    """`log(1 + exp(x))`, without overflow."""
+    return np.logaddexp(np.float32(0), numbers)
+
+
 def product(x: Array, weight: Floats, out: Array | None = None) -> Array:
     """`x @ weight.T`, rounded to the dtype of x; in `out`, if that is given.
 

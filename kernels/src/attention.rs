@@ -26,7 +26,7 @@ use crate::arrays::Array;
 use crate::execution::execute;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
-use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
+use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_query_starts, check_range};
 use crate::threads::Pool;
 use tile_backend::Call;
 
@@ -231,21 +231,14 @@ impl Sequences<'_> {
     /// Check all indices. With a window, positions before it need no block.
     fn check(&self, tokens: usize, cache: &KvLayer, num_slots: usize, window: usize) -> Result<(), OutOfRange> {
         check_range("slot of row", self.slots, 0..num_slots as i64)?;
-        check_range("query start", self.query_starts, 0..tokens as i64 + 1)?;
-        // A token outside all sequences would get leftovers in memory.
-        for (index, number) in [(0, 0), (self.slots.len(), tokens as i64)] {
-            check_range("query start", &self.query_starts[index..=index], number..number + 1)?;
-        }
+        check_query_starts(self.query_starts, tokens)?;
         let most = self.max_blocks * cache.block_size;
         for row in 0..self.slots.len() {
             let (start, end) = (i64::from(self.query_starts[row]), i64::from(self.query_starts[row + 1]));
-            let out_of_range = |what, number, from, to| OutOfRange::Index { what, index: row, number, from, to };
-            if end < start {
-                return Err(out_of_range("end of the queries of row", end, start, tokens as i64));
-            }
             let length = i64::from(self.lengths[row]);
             if !(end - start..=most as i64).contains(&length) {
-                return Err(out_of_range("length of the sequence of row", length, end - start, most as i64));
+                let (what, from) = ("length of the sequence of row", end - start);
+                return Err(OutOfRange::Index { what, index: row, number: length, from, to: most as i64 });
             }
             let (first, used) = (length - (end - start), (length as usize).div_ceil(cache.block_size));
             let passed = (first as usize + 1).saturating_sub(window) / cache.block_size;

@@ -1,5 +1,7 @@
 //! The run of an op that Python calls: at once, timed, or recorded in this thread's graph. Knows no particular op.
 
+pub(crate) mod graph;
+
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,12 +9,12 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
-use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
 use crate::memory::arena::Arena;
 use crate::op::Op;
 use crate::op::times::{OpName, OpTimes, Watch};
 use crate::threads::pool::pool;
+use graph::{Graph, GraphError};
 
 /// The graph that a thread records its ops in, with the arrays that they use.
 #[derive(Clone, Default)]

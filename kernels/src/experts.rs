@@ -23,8 +23,7 @@ use crate::rows::activation::{Activate, Activation, Kind};
 use crate::threads::Pool;
 use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
-pub(crate) use routing::Router;
-use routing::Routes;
+use routing::{Pair, Router, RouterArrays, Routes};
 
 /// The matrices of all experts of this rank, packed one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +41,7 @@ pub(crate) struct Experts {
     pub(crate) tokens: usize,
     /// [tokens, hidden]
     pub(crate) x: Matrix,
-    /// [tokens, experts], of the dtype of x.
+    /// [tokens, experts], of the dtype of x or float32.
     pub(crate) logits: Matrix,
     pub(crate) router: Router,
     pub(crate) kind: Kind,
@@ -77,17 +76,12 @@ pub(crate) fn experts(
     py: Python<'_>,
     x: Array,
     logits: Array,
-    router: Router,
+    router: RouterArrays,
     kind: Kind,
     matrices: PackedExperts,
     out: Array,
 ) -> PyResult<()> {
-    let Router { num_experts, active, first, count, .. } = router;
-    if active == 0 || active > num_experts || count == 0 || first + count > num_experts {
-        return Err(PyValueError::new_err(format!(
-            "{active} of {num_experts} experts, of which those from {first} on, {count} in number, are here"
-        )));
-    }
+    let rule @ Router { num_experts, count, .. } = router.router()?;
     let (dtype, shape @ [tokens, hidden]) = (x.dtype("x")?, x.dimensions("x")?);
     let PackedExperts { gate, up, down, gate_bias, up_bias, down_bias } = &matrices;
     let size = down.layout.get().0.in_features;
@@ -95,8 +89,8 @@ pub(crate) fn experts(
     let op = Experts {
         tokens,
         x: x.matrix("x", shape)?,
-        logits: logits.matrix_of("logits", dtype, [tokens, num_experts])?,
-        router,
+        logits: read_logits(&logits, dtype, [tokens, num_experts])?,
+        router: rule,
         kind,
         gate: read("gate", gate, gate_bias.as_ref(), [size, hidden])?,
         up: read("up", up, up_bias.as_ref(), [size, hidden])?,
@@ -106,10 +100,16 @@ pub(crate) fn experts(
     if op.gate.bias.is_some() != op.up.bias.is_some() {
         return Err(PyValueError::new_err("a bias of the gate or of up alone: give both or none"));
     }
-    let biases = [gate_bias, up_bias, down_bias].into_iter().flatten();
+    let biases = [gate_bias, up_bias, down_bias, &router.correction].into_iter().flatten();
     let arrays: Vec<_> = [&x, &logits, &gate.data, &up.data, &down.data, &out].into_iter().chain(biases).collect();
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
     unsafe { execute(py, op, &arrays) }
+}
+
+/// Logits of a dtype, or of float32.
+fn read_logits(logits: &Array, dtype: DType, shape: [usize; 2]) -> PyResult<Matrix> {
+    let dtype = if logits.dtype_name() == DType::Float32.name() { DType::Float32 } else { dtype };
+    logits.matrix_of("logits", dtype, shape)
 }
 
 /// The matrices of `count` experts, each of the shape [outputs, inputs].
@@ -162,7 +162,7 @@ impl Experts {
     /// See `Op::run`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool) {
         // SAFETY: as the caller promises.
-        let routes = unsafe { Routes::of::<X>(&self.router, self.logits, num_tokens) };
+        let routes = unsafe { Routes::of(&self.router, self.logits, num_tokens) };
         let (hidden, size) = (self.down.linear.out_features, self.down.linear.in_features);
         let num_rows = routes.num_rows.next_multiple_of(GROUP_ROWS);
         let mut memory = mem::take(&mut pool.rows);
@@ -224,7 +224,7 @@ impl ExpertMatrices {
     }
 }
 
-/// Copies the row of each pair's token to its place among the expert's rows.
+/// Copies the row of each pair's token to its place among the expert's rows, times its weight if that is for inputs.
 struct Gather<'a, X> {
     from: Matrix,
     to: *mut X,
@@ -238,10 +238,20 @@ unsafe impl<X> Sync for Gather<'_, X> {}
 impl<X: Storage> Kernel for Gather<'_, X> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, pair: usize) {
-        let (from, row) = (self.from.row::<X>(pair / self.routes.active), self.routes.pairs[pair].row);
-        let Some(row) = row else { return };
+        let from = self.from.row::<X>(pair / self.routes.active);
+        let Pair { weight, row: Some(row), .. } = self.routes.pairs[pair] else { return };
+        let to = self.to.wrapping_add(row as usize * self.width);
         // SAFETY: as the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(from, self.to.add(row as usize * self.width), self.width) };
+        unsafe {
+            if !self.routes.weighs_inputs {
+                return std::ptr::copy_nonoverlapping(from, to, self.width);
+            }
+            let weight = V::splat(weight);
+            for at in (0..self.width).step_by(LANES) {
+                let left = self.width - at;
+                X::store_up_to(X::load_up_to::<V>(from.add(at), left).mul(weight), to.add(at), left);
+            }
+        }
     }
 }
 
@@ -294,7 +304,8 @@ impl<X: Storage> Kernel for WeightedSum<'_, X> {
                         let bias = bias.row::<X>(self.routes.matrix_of(pair)).cast_const();
                         result = result.add(X::load_up_to(bias.add(at), width - at));
                     }
-                    sum = result.mul_add(V::splat(pair.weight), sum);
+                    let weight = if self.routes.weighs_inputs { 1.0 } else { pair.weight };
+                    sum = result.mul_add(V::splat(weight), sum);
                 }
                 X::store_up_to(sum, out.add(at), width - at);
             }

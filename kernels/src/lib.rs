@@ -10,7 +10,6 @@ mod blocks;
 mod capture;
 mod dtype;
 mod experts;
-mod graph;
 mod isa;
 mod kv_layer;
 mod linear;
@@ -19,6 +18,7 @@ mod memory;
 mod op;
 mod execution;
 mod ranks;
+mod recurrence;
 mod rope;
 mod rows;
 mod threads;
@@ -98,11 +98,21 @@ mod _cpu {
         #[pymodule_export]
         use crate::logits::sampling::sample;
         #[pymodule_export]
+        use crate::recurrence::causal_convolution::{causal_convolution, gated_convolution};
+        #[pymodule_export]
+        use crate::recurrence::gated_delta_rule::gated_delta_rule;
+        #[pymodule_export]
+        use crate::recurrence::selective_scan::selective_scan;
+        #[pymodule_export]
+        use crate::recurrence::state_space::state_space;
+        #[pymodule_export]
         use crate::rope::rope_and_kv_write;
         #[pymodule_export]
         use crate::rows::activation::activation;
         #[pymodule_export]
-        use crate::rows::elementwise::{add, add_bias, scale_and_cap};
+        use crate::rows::elementwise::{add, add_bias, scale_and_cap, sigmoid_gate, widen};
+        #[pymodule_export]
+        use crate::rows::gated_norm::gated_norm;
         #[pymodule_export]
         use crate::rows::norm::{add_norm, norm};
     }

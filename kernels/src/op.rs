@@ -126,6 +126,31 @@ pub(crate) fn check_range(what: &'static str, numbers: &[i32], allowed: Range<i6
     })
 }
 
+/// Check that rows own all tokens: their starts ascend from 0 to the number of tokens.
+pub(crate) fn check_query_starts(starts: &[i32], tokens: usize) -> Result<(), OutOfRange> {
+    check_range("query start", starts, 0..tokens as i64 + 1)?;
+    // A token outside all sequences would get leftovers in memory.
+    for (index, expected) in [(0, 0), (starts.len() - 1, tokens as i64)] {
+        let number = i64::from(starts[index]);
+        if number != expected {
+            return Err(OutOfRange::Index { what: "query start", index, number, from: expected, to: expected });
+        }
+    }
+    for (index, pair) in starts.windows(2).enumerate() {
+        if pair[1] < pair[0] {
+            let (number, from) = (pair[1].into(), pair[0].into());
+            return Err(OutOfRange::Index {
+                what: "end of the queries of row",
+                index,
+                number,
+                from,
+                to: tokens as i64,
+            });
+        }
+    }
+    Ok(())
+}
+
 /// A matrix in memory, its rows contiguous.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix {

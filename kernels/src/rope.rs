@@ -1,5 +1,5 @@
-//! The norm of each head of query and key, their rotary position embedding (arXiv 2104.09864), and the write of key and
-//! value into the paged cache.
+//! The norm of each head of query and key, before or after their rotary position embedding (arXiv 2104.09864), and the
+//! write of key and value into the paged cache.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -37,12 +37,14 @@ pub(crate) struct RopeAndKvWrite {
     pub(crate) cache: KvLayer,
 }
 
-/// Root mean square normalisation of each head before it is rotated (arXiv 1910.07467). The weights are one row each.
+/// Root mean square normalisation of each head (arXiv 1910.07467). The weights are one row each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadNorm {
     pub(crate) query_weight: Matrix,
     pub(crate) key_weight: Matrix,
     pub(crate) epsilon: f32,
+    /// Whether the heads are rotated first.
+    pub(crate) after_rotation: bool,
 }
 
 /// A `QKNorm` of Python.
@@ -51,6 +53,7 @@ pub(crate) struct NormArrays {
     query_weight: Array,
     key_weight: Array,
     epsilon: f32,
+    after_rotation: bool,
 }
 
 #[pyfunction]
@@ -78,6 +81,9 @@ pub(crate) fn rope_and_kv_write(
              those"
         )));
     }
+    if query_scales.is_some() && norm.as_ref().is_some_and(|norm| norm.after_rotation) {
+        return Err(PyValueError::new_err("a norm after the rotation would undo query_scales: give one of them"));
+    }
     let (dtype, of_key) = (query.dtype("query")?, [tokens, cache.kv_heads, head_dim]);
     let mut arrays = vec![&query, &key, &value, &positions, &cos_sin, &slot_mapping, &key_cache, &value_cache];
     let head_norm = match &norm {
@@ -88,6 +94,7 @@ pub(crate) fn rope_and_kv_write(
                 query_weight: norm.query_weight.vector("a norm's weight", head_dim)?,
                 key_weight: norm.key_weight.vector("a norm's weight", head_dim)?,
                 epsilon: norm.epsilon,
+                after_rotation: norm.after_rotation,
             })
         }
     };
@@ -165,9 +172,9 @@ impl<X: Storage, C: Storage> Kernel for Token<'_, X, C> {
         let keys = Heads { first: key.row::<X>(token), count: cache.kv_heads, size: cache.head_dim };
         // SAFETY: as the caller promises.
         unsafe {
-            if let Some(HeadNorm { query_weight, key_weight, epsilon }) = norm {
-                queries.normalise_by::<V>(query_weight, epsilon);
-                keys.normalise_by::<V>(key_weight, epsilon);
+            if let Some(norm) = norm.filter(|norm| !norm.after_rotation) {
+                queries.normalise_by::<V>(norm.query_weight, norm.epsilon);
+                keys.normalise_by::<V>(norm.key_weight, norm.epsilon);
             }
             let (rotary_size, cos_sin) = (cos_sin.stride, cos_sin.row::<f32>(position));
             keys.rotate::<V, false>(rotary_size, cos_sin, 1.0);
@@ -177,6 +184,10 @@ impl<X: Storage, C: Storage> Kernel for Token<'_, X, C> {
                     let scale = *std::ptr::with_exposed_provenance::<f32>(scales).add(position);
                     queries.rotate::<V, true>(rotary_size, cos_sin, scale);
                 }
+            }
+            if let Some(norm) = norm.filter(|norm| norm.after_rotation) {
+                queries.normalise_by::<V>(norm.query_weight, norm.epsilon);
+                keys.normalise_by::<V>(norm.key_weight, norm.epsilon);
             }
             if let Ok(cell) = usize::try_from(self.cells[token]) {
                 copy::<V, X, C>(key.row(token), cache.keys::<C>(cell), cache.width());
@@ -318,7 +329,7 @@ mod tests {
                     positions: Indices(positions.as_ptr().expose_provenance()),
                     cos_sin: rows(&mut cos_sin, rotary_size),
                     num_positions: 2,
-                    norm: has_norm.then_some(HeadNorm { query_weight, key_weight, epsilon: 1e-5 }),
+                    norm: has_norm.then_some(HeadNorm { query_weight, key_weight, epsilon: 1e-5, after_rotation: scale.is_none() }),
                     query_scales: scale.map(|_| scales.as_ptr().expose_provenance()),
                     slot_mapping: Indices(cells.as_ptr().expose_provenance()),
                     cache: KvLayer {

@@ -2,4 +2,5 @@
 
 pub(crate) mod activation;
 pub(crate) mod elementwise;
+pub(crate) mod gated_norm;
 pub(crate) mod norm;

@@ -117,6 +117,42 @@ pub(crate) trait Vector: Copy {
         constant(0.0).select(least.lanes_at_least(self), rest_and_q.add(constant(1.0)).scale(exponent))
     }
 
+    /// `1 / (1 + exp(-x))`.
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        // SAFETY: `self` exists.
+        let (zero, one) = unsafe { (Self::splat(0.0), Self::splat(1.0)) };
+        one.div(zero.sub(self).exp().add(one))
+    }
+
+    /// The sigmoid linear unit, `x * sigmoid(x)`.
+    #[inline(always)]
+    fn silu(self) -> Self {
+        // SAFETY: `self` exists.
+        let (zero, one) = unsafe { (Self::splat(0.0), Self::splat(1.0)) };
+        self.div(zero.sub(self).exp().add(one))
+    }
+
+    /// `log(1 + exp(x))`, to a few units in the last place.
+    #[inline(always)]
+    fn softplus(self) -> Self {
+        // SAFETY: `self` exists.
+        let constant = |value| unsafe { Self::splat(value) };
+        let (zero, two) = (constant(0.0), constant(2.0));
+        // log(1 + t) is twice the area tangent of s = t / (t + 2), which is up to 1/3: s + s³ / 3 + s⁵ / 5 and so on.
+        let t = zero.min(self).sub(zero.max(self)).exp();
+        let s = t.div(t.add(two));
+        let square = s.mul(s);
+        let series = square.mul_add(constant(1.0 / 15.0), constant(1.0 / 13.0));
+        let series = series.mul_add(square, constant(1.0 / 11.0));
+        let series = series.mul_add(square, constant(1.0 / 9.0));
+        let series = series.mul_add(square, constant(1.0 / 7.0));
+        let series = series.mul_add(square, constant(1.0 / 5.0));
+        let series = series.mul_add(square, constant(1.0 / 3.0));
+        let logarithm = two.mul(series.mul(square).mul_add(s, s));
+        logarithm.add(zero.max(self))
+    }
+
     /// The hyperbolic tangent, to an absolute error of 5e-7.
     #[inline(always)]
     fn tanh(self) -> Self {

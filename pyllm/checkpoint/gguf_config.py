@@ -84,6 +84,7 @@ def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     return {
         "vocab_size": shapes["token_embd.weight"][0],
         "tie_word_embeddings": "output.weight" not in shapes,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
         "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in shapes),

@@ -58,6 +58,14 @@ class CacheConfig(ConfigPart, frozen=True):
     disable_hybrid_kv_cache_manager: Annotated[
         bool, Meta(description="keep the KV blocks that are out of a sliding window, as if every layer read them")
     ] = False
+    state_checkpoint_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="tokens of a prompt between two states that the prefix cache keeps, of a model whose layers "
+            "keep a state of all tokens before; 0: only where prompts and outputs end, and where others branch off; "
+            "default: 256, or more, so that they take no more memory than keys and values"
+        ),
+    ] = None
     kv_offloading_size: Annotated[
         int,
         Meta(

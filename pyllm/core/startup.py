@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.engine_settings import CACHE_SETTINGS_OF_SCHEDULER, EngineConfig, ParallelConfig, is_rust
@@ -52,7 +52,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
     _, sampling_plugins = await asyncio.gather(
         executor.start(), asyncio.to_thread(offered_names, LOGITS_PROCESSORS, SAMPLERS)
     )
-    num_blocks, num_host_blocks = await _allocate(config, executor)
+    sizes = await _allocate(config, executor)
     max_model_len = engine.model.max_model_len
     assert max_model_len is not None, "the configuration was not resolved"
     groups = kv_groups(spec, max_model_len, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
@@ -76,9 +76,11 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
         scheduler = _make_scheduler(
             config,
             groups,
-            num_blocks=num_blocks,
-            max_saving_blocks=_max_saving_blocks(connector, num_blocks),
-            num_host_blocks=num_host_blocks,
+            num_blocks=sizes.num_blocks,
+            max_saving_blocks=_max_saving_blocks(connector, sizes.num_blocks),
+            num_host_blocks=sizes.num_host_blocks,
+            num_states=sizes.num_states,
+            state_checkpoint_blocks=-(-(engine.cache.state_checkpoint_tokens or 0) // engine.cache.block_size),
             swap_block_seconds=max(await executor.collective("swap_seconds")),
             max_model_len=max_model_len,
             cache_namespace=cache_namespace,
@@ -98,12 +100,12 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
     model = _model_info(
         config,
         groups,
-        num_blocks=num_blocks,
+        num_blocks=sizes.num_blocks,
         max_model_len=max_model_len,
         kv_cache_tokens=kv_cache_tokens,
         cache_namespace=cache_namespace,
     )
-    host_blocks = await whole_blocks(executor) if num_host_blocks else b""
+    host_blocks = await whole_blocks(executor) if sizes.num_host_blocks else b""
     crashes = FlightRecorder(Path(engine.recovery.flight_recorder_dir))
     return CoreSetup(
         scheduler=scheduler,
@@ -121,20 +123,35 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
     )
 
 
-async def _allocate(config: CoreConfig, executor: Executor) -> tuple[int, int]:
-    """Make the KV cache and host pool on every rank; returns the number of blocks of each. Raises ConfigError."""
+class _CacheSizes(NamedTuple):
+    """The blocks of the KV cache and of the host pool, and the states, on every rank."""
+
+    num_blocks: int
+    num_host_blocks: int
+    num_states: int
+
+
+async def _allocate(config: CoreConfig, executor: Executor) -> _CacheSizes:
+    """Make the KV cache, the states and the host pool on every rank. Raises ConfigError."""
     cache = config.engine.cache
-    num_blocks = cache.num_gpu_blocks_override or min(await executor.collective("num_blocks"))
+    states: tuple[int, ...] = ()
+    if config.checkpoint.spec.has_states:
+        # A pipeline stage without such layers sets no limit, and neither does one without attention below.
+        states = (min(number for number in await executor.collective("num_states") if number is not None),)
+        if states[0] < 2:
+            raise ConfigError("the KV cache has no room for two states of a sequence: raise kv_cache_memory_bytes")
+    fitting = [number for number in await executor.collective("num_blocks", *states) if number is not None]
+    num_blocks = cache.num_gpu_blocks_override or min(fitting)
     if num_blocks < 1:
         raise ConfigError(
             f"the KV cache has no room for one block of {cache.block_size} tokens: raise kv_cache_memory_bytes"
         )
     num_host_blocks = min(await executor.collective("num_host_blocks"))
-    await executor.collective("allocate", num_blocks, num_host_blocks)
+    await executor.collective("allocate", num_blocks, num_host_blocks, *states)
     for rank, held in enumerate(await executor.collective("statistics")):
         megabytes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in held.items())
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
-    return num_blocks, num_host_blocks
+    return _CacheSizes(num_blocks, num_host_blocks, sum(states))
 
 
 def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: Any) -> Scheduler:

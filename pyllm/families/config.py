@@ -34,6 +34,10 @@ class Config:
     def __len__(self) -> int:
         return len(self._fields)
 
+    def value(self, name: str) -> Any:
+        """The value of a field, of any kind; None if it is absent."""
+        return self._fields.get(name)
+
     def integer(self, name: str, default: int = _REQUIRED, least: int = 1, most: int = _LARGEST) -> int:
         """A whole number from `least` to `most`."""
         value = self._get(name, default)
@@ -84,6 +88,10 @@ class Config:
         if not isinstance(value, str):
             raise self.error(name, value, "a string")
         return value
+
+    def equals(self, name: str, value: Any) -> bool:
+        """Whether the field is present with this value."""
+        return name in self and bool(self._fields[name] == value)
 
     def items(self, name: str, count: int) -> list[Any]:
         """A list of `count` items, one for each layer."""

@@ -4,24 +4,42 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace as replace_struct
+
 from pyllm.families.config import Config
 from pyllm.families.rope import longest_context, read_rope
 from pyllm.families.spec import (
     ACTIVATIONS,
     AttentionSpec,
+    ExpertGroups,
     FeedForwardSpec,
     LayerSpec,
     ModelSpec,
     NormSpec,
     RopeSpec,
     RoutingSpec,
+    SharedExpertSpec,
 )
 from pyllm.families.tensors import GGUF_NAMES, HUGGINGFACE_NAMES, TensorNames
 
 MAX_LAYERS = 1024
 MAX_EXPERTS = 1024
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")  # names of their number
+_BEST_OF_GROUP = 2  # DeepSeek V3 scores a group by so many of its experts.
+_GGUF_SIGMOID = 2  # llama.cpp's number for sigmoid scores
 GGUF_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 """The keys of a GGUF file for experts, as `GgufNames.fields` has them."""
+GGUF_DEEPSEEK_EXPERTS = GGUF_EXPERTS | {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_gating_func": "expert_gating_func",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+"""The same for experts as in DeepSeek V3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +92,58 @@ def read_feed_forward(config: Config, name: str = "hidden_act", **features: Any)
     return FeedForwardSpec(**{"size": size, "activation": ACTIVATIONS[activation]} | features)
 
 
-def read_routing(config: Config, normalised: bool) -> RoutingSpec:
-    """The rule of a router: the number of experts, and how many of them process each token."""
-    name = "num_local_experts" if "num_local_experts" in config else "num_experts"  # in older files
+def read_routing(config: Config, normalised: bool, **features: Any) -> RoutingSpec:
+    """The rule of a router: the number of experts, and how many of them process each token.
+
+    `features` override fields of the spec.
+    """
+    name = next((name for name in _EXPERTS if name in config), _EXPERTS[-1])
     experts, active = config.integer(name, most=MAX_EXPERTS), config.integer("num_experts_per_tok")
     if active > experts:
         raise config.error("num_experts_per_tok", active, f"at most {name}, {experts}")
-    return RoutingSpec(experts=experts, active=active, normalised=normalised)
+    return RoutingSpec(**{"experts": experts, "active": active, "normalised": normalised} | features)
+
+
+def _read_deepseek_routing(config: Config) -> RoutingSpec:
+    config.refuse_unless(expert_gating_func=_GGUF_SIGMOID)
+    routing = read_routing(config, config.flag("norm_topk_prob", True))
+    count, active = config.integer("n_group", 1), config.integer("topk_group", 1)
+    size = routing.experts // count
+    if size * count != routing.experts or size < _BEST_OF_GROUP:
+        raise config.error(
+            "n_group", count, f"a number of groups of {_BEST_OF_GROUP} or more of {routing.experts} experts"
+        )
+    if active > count or active * size < routing.active:
+        raise config.error("topk_group", active, f"at most {count}, with {routing.active} experts in as many groups")
+    shared = config.integer("n_shared_experts", 1)
+    return replace_struct(
+        routing,
+        scores="sigmoid",
+        factor=config.positive("routed_scaling_factor", 1.0),
+        correction=True,
+        groups=ExpertGroups(count=count, active=active, best=_BEST_OF_GROUP) if count > 1 else None,
+        float32=True,
+        shared=SharedExpertSpec(size=shared * config.integer("moe_intermediate_size")),
+    )
+
+
+def with_deepseek_experts(config: Config, spec: ModelSpec) -> ModelSpec:
+    """A copy with DeepSeek V3's experts from layer `first_k_dense_replace` on."""
+    first, size = config.integer("first_k_dense_replace", 0, least=0), config.integer("moe_intermediate_size")
+    return with_experts(spec, _read_deepseek_routing(config), size, lambda index: index >= first)
+
+
+def with_experts(
+    spec: ModelSpec, routing: RoutingSpec, size: int, has_experts: Callable[[int], bool] = lambda _: True
+) -> ModelSpec:
+    """A copy with experts of a size in place of some feed-forward layers, by the indices of the layers."""
+    layers = (
+        replace_struct(layer, feed_forward=replace_struct(layer.feed_forward, size=size, routing=routing))
+        if layer.feed_forward is not None and has_experts(index)
+        else layer
+        for index, layer in enumerate(spec.layers)
+    )
+    return replace_struct(spec, layers=tuple(layers))
 
 
 def read_norm(config: Config, name: str = "rms_norm_eps", **features: Any) -> NormSpec:
@@ -123,7 +186,8 @@ def read_model(
 ) -> ModelSpec:
     """The model with these layers; all layers share one rotation unless `ropes` are given."""
     if ropes is None:
-        ropes = (read_rope(config, layers[0].attention.head_size),)
+        head_size = next(layer.attention.head_size for layer in layers if layer.attention is not None)
+        ropes = (read_rope(config, head_size),)
     fields = {
         "architecture": config.items("architectures", 1)[0],
         "vocab_size": config.integer("vocab_size"),

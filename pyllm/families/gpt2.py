@@ -28,7 +28,7 @@ def read_gpt2(config: Config) -> ModelSpec:
     if not config.flag("scale_attn_by_inverse_layer_idx", False):
         return spec
     scaled = (
-        replace_struct(layer, attention=replace_struct(layer.attention, scale=layer.attention.scale / number))
+        replace_struct(layer, attention=replace_struct(layer.own_attention, scale=layer.own_attention.scale / number))
         for number, layer in enumerate(spec.layers, start=1)
     )
     return replace_struct(spec, layers=tuple(scaled))

@@ -1,12 +1,11 @@
-"""Granite 3, dense and with experts, and the dense models of Granite 4: Llama with multipliers for embeddings, scores,
-residuals and logits.
+"""Granite 3, dense and with experts: Llama with multipliers for embeddings, scores, residuals and logits; Granite 4,
+which may have Mamba-2's layers in place of attention.
 """
 
-from dataclasses import replace
+from dataclasses import replace as replace_names
 
-from msgspec.structs import replace as replace_struct
+from msgspec.structs import replace
 
-from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.family import (
     GGUF_EXPERTS,
@@ -18,8 +17,17 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
+    with_experts,
 )
-from pyllm.families.spec import LayerSpec, ModelSpec
+from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
+from pyllm.families.state_space import (
+    ATTENTION_LAYERS,
+    MAMBA_LAYERS,
+    read_state_space,
+    state_space_bare,
+    state_space_inputs,
+    state_space_parts,
+)
 from pyllm.families.tensors import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
 
 
@@ -50,24 +58,35 @@ def read_granite(config: Config) -> ModelSpec:
 
 
 def read_granite_moe(config: Config) -> ModelSpec:
-    """The model that a config.json of Granite 3 with experts describes."""
-    spec = read_granite(config)
-    routing = read_routing(config, normalised=True)
-    experts = replace_struct(spec.layers[0].feed_forward, routing=routing)
-    return replace_struct(spec, layers=tuple(replace_struct(layer, feed_forward=experts) for layer in spec.layers))
+    """The model that a config.json of Granite 3 with experts describes; a shared one may be beside them."""
+    shared = config.integer("shared_intermediate_size", 0, least=0)
+    routing = read_routing(config, normalised=True, shared=SharedExpertSpec(size=shared) if shared else None)
+    return with_experts(read_granite(config), routing, config.integer("intermediate_size"))
 
 
 def read_granite4(config: Config) -> ModelSpec:
-    """The model that a config.json of Granite 4 describes; models with experts or Mamba layers are refused."""
-    if experts := config.integer("num_local_experts", 8, least=0):
-        raise ConfigError(f"{config.place}: num_local_experts = {experts} is not supported, only dense models")
-    layers = num_layers(config)
-    types = config.items("layer_types" if "layer_types" in config else "layers_block_type", layers)
-    if wrong := {f"{kind!r:.80}" for kind in types if kind not in ("attention", "full_attention")}:
-        raise ConfigError(f"{config.place}: layers of type {', '.join(sorted(wrong))} are not supported")
+    """The model that a config.json of Granite 4 describes: dense or with experts, with or without Mamba-2's layers."""
     size = config.integer("shared_intermediate_size", 1024)
     positions = config.text("position_embedding_type", "nope")
-    return read_granite(config.replaced(position_embedding_type=positions, intermediate_size=size, mlp_bias=False))
+    dense = config.replaced(position_embedding_type=positions, intermediate_size=size, mlp_bias=False)
+    if config.integer("num_local_experts", 8, least=0):
+        shared = SharedExpertSpec(size=size)
+        routing = read_routing(config.with_defaults(num_local_experts=8), normalised=True, shared=shared)
+        spec = with_experts(read_granite(dense), routing, config.integer("intermediate_size"))
+    else:
+        spec = read_granite(dense)
+    kinds = config.items("layer_types" if "layer_types" in config else "layers_block_type", num_layers(config))
+    layers = (_with_mixer(config, layer, kind) for layer, kind in zip(spec.layers, kinds, strict=True))
+    return replace(spec, layers=tuple(layers))
+
+
+def _with_mixer(config: Config, layer: LayerSpec, kind: str) -> LayerSpec:
+    """The layer with attention or with Mamba-2's state space, by its kind."""
+    if kind in ATTENTION_LAYERS:
+        return layer
+    if kind not in MAMBA_LAYERS:  # a value of any JSON type
+        raise config.error("layer_types", kind, f"a list of {', '.join(ATTENTION_LAYERS + MAMBA_LAYERS)}")
+    return replace(layer, attention=None, recurrence=read_state_space(config, read_norm(config).epsilon))
 
 
 def _complete(config: Config) -> Config:
@@ -83,39 +102,44 @@ _GGUF_FIELDS = {
     "logit_scale": "logits_scaling",
     "rope.scaling.finetuned": "rope_finetuned",
 }
+_EXPERT_PARTS = LLAMA_PARTS | {
+    "feed_forward.router": "block_sparse_moe.router.layer",
+    "feed_forward.experts.down": "block_sparse_moe.output_linear",
+    "feed_forward.shared.down": "shared_mlp.output_linear",
+}
+_STACKED_EXPERTS = {
+    "block_sparse_moe.input_linear": ("feed_forward.experts.gate", "feed_forward.experts.up"),
+    "shared_mlp.input_linear": ("feed_forward.shared.gate", "feed_forward.shared.up"),
+}
 GRANITE = Family(
     architectures=("GraniteForCausalLM",),
     read=read_granite,
     gguf=GgufNames(
         architectures=("granite",),
-        tensors=replace(GGUF_NAMES, interleaved=True),
+        tensors=replace_names(GGUF_NAMES, interleaved=True),
         fields=_GGUF_FIELDS,
         complete=_complete,
     ),
 )
 GRANITE_MOE = Family(
-    architectures=("GraniteMoeForCausalLM",),
+    architectures=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
     read=read_granite_moe,
-    tensors=TensorNames(
-        parts=LLAMA_PARTS
-        | {
-            "feed_forward.router": "block_sparse_moe.router.layer",
-            "feed_forward.experts.down": "block_sparse_moe.output_linear",
-        },
-        stacked={"block_sparse_moe.input_linear": ("feed_forward.experts.gate", "feed_forward.experts.up")},
-    ),
+    tensors=TensorNames(parts=_EXPERT_PARTS, stacked=_STACKED_EXPERTS),
     gguf=GgufNames(
         architectures=("granitemoe",),
-        tensors=replace(GGUF_NAMES, interleaved=True),
-        fields=_GGUF_FIELDS | GGUF_EXPERTS,
+        tensors=replace_names(GGUF_NAMES, interleaved=True),
+        fields=_GGUF_FIELDS | GGUF_EXPERTS | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
         complete=_complete,
     ),
 )
+_DENSE = "shared_mlp.dense"  # A model without experts has its feed-forward layer under the name of the shared one.
 GRANITE4 = Family(
     architectures=("GraniteMoeHybridForCausalLM",),
     read=read_granite4,
     tensors=TensorNames(
-        parts=LLAMA_PARTS | {"feed_forward.down": "shared_mlp.output_linear"},
-        stacked={"shared_mlp.input_linear": GATE_UP},
+        parts=_EXPERT_PARTS | {"feed_forward.down": "shared_mlp.output_linear"} | state_space_parts("mamba"),
+        stacked=_STACKED_EXPERTS | {_DENSE: GATE_UP} | state_space_inputs("mamba"),
+        aliases={_DENSE: "shared_mlp.input_linear"},
+        bare=state_space_bare("mamba"),
     ),
 )

@@ -29,6 +29,8 @@ def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True) -> tuple
     """
     layers: dict[int | None, list[int]] = {}
     for index, layer in enumerate(spec.layers):
+        if layer.attention is None:
+            continue
         window = layer.attention.window
         reach = window if hybrid and window is not None and window < max_model_len else None
         layers.setdefault(reach, []).append(index)

@@ -58,7 +58,7 @@ def read_cwm(config: Config) -> ModelSpec:
         config = config.with_defaults(rope_parameters=_CWM_ROPE)
     spec, window = _read(config, read_attention(config)), config.integer("sliding_window", 8192)
     full = spec.layers[0]
-    sliding = replace_struct(full, attention=replace_struct(full.attention, window=window))
+    sliding = replace_struct(full, attention=replace_struct(full.own_attention, window=window))
     types = layer_types(config, lambda index: index % 4 != 0)
     return replace_struct(spec, layers=tuple(sliding if kind == "sliding_attention" else full for kind in types))
 

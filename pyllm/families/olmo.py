@@ -1,5 +1,6 @@
 """OLMo (arXiv 2402.00838): layer norms without weights; OLMo 2 (arXiv 2501.00656) and OLMo 3: post-norms only, and
-query and key norms over all heads together; OLMoE (arXiv 2409.02060): experts, and pre-norms.
+query and key norms over all heads together; OLMoE (arXiv 2409.02060): experts, and pre-norms; FlexOlmo (arXiv
+2507.07024): experts, and post-norms.
 """
 
 from dataclasses import replace as replace_names
@@ -18,6 +19,7 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
+    with_experts,
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec, NormSpec
@@ -62,10 +64,17 @@ def read_olmoe(config: Config) -> ModelSpec:
     return read_model(config, [layer] * num_layers(config))
 
 
+def read_flex_olmo(config: Config) -> ModelSpec:
+    """The model that a config.json of FlexOlmo describes."""
+    config = config.with_defaults(rope_theta=500_000.0, rms_norm_eps=1e-6)
+    routing = read_routing(config, config.flag("norm_topk_prob", False))
+    return with_experts(read_olmo2(config), routing, config.integer("intermediate_size"))
+
+
 def _read(config: Config, types: list[str]) -> ModelSpec:
     """The model; RoPE scaling applies to full-attention layers only."""
     layers = _layers(config, types)
-    head_size = layers[0].attention.head_size
+    head_size = layers[0].own_attention.head_size
     full = read_rope(config, head_size, layer_type="full_attention")
     local = read_rope(config.without("rope_scaling"), head_size, layer_type="sliding_attention")
     return read_model(config, layers, [full, local], max_position_embeddings=config.integer("max_position_embeddings"))
@@ -106,4 +115,7 @@ OLMOE = Family(
     architectures=("OlmoeForCausalLM",),
     read=read_olmoe,
     gguf=GgufNames(architectures=("olmoe",), fields=GGUF_EXPERTS),
+)
+FLEX_OLMO = Family(
+    architectures=("FlexOlmoForCausalLM",), read=read_flex_olmo, tensors=TensorNames(parts=POST_NORM_PARTS)
 )

@@ -1,6 +1,8 @@
-"""Qwen 2 and 2.5 (arXiv 2407.10671): Llama with biases; Qwen 3 (arXiv 2505.09388): with norms of query and key, dense
-or with experts.
+"""Qwen 2 and 2.5 (arXiv 2407.10671): Llama with biases, dense or with experts and a shared one; Qwen 3 (arXiv
+2505.09388): with norms of query and key, dense or with experts.
 """
+
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -15,13 +17,24 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
+    with_experts,
 )
-from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec
+from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, SharedExpertSpec
+from pyllm.families.tensors import LLAMA_PARTS, TensorNames
 
 
 def read_qwen2(config: Config) -> ModelSpec:
     """The model that a config.json of Qwen 2 or 2.5 describes."""
     return _read(config, read_attention(config, bias=True))
+
+
+def read_qwen2_moe(config: Config) -> ModelSpec:
+    """The model that a config.json of Qwen 2 MoE describes; some layers may be dense."""
+    first = config.integer("max_window_layers", 28, least=0)
+    attention = read_attention(config, bias=config.flag("qkv_bias", True))
+    spec = _read(config, attention, lambda index: index % 2 == 0 and index < first)
+    shared = SharedExpertSpec(size=config.integer("shared_expert_intermediate_size", 5632), gated=True)
+    return _with_experts(config.with_defaults(num_experts=60, num_experts_per_tok=4), spec, shared)
 
 
 def read_qwen3(config: Config) -> ModelSpec:
@@ -34,24 +47,23 @@ def read_qwen3(config: Config) -> ModelSpec:
 
 def read_qwen3_moe(config: Config) -> ModelSpec:
     """The model that a config.json of Qwen 3 MoE describes; some layers may be dense."""
-    spec = read_qwen3(config)
-    routing = read_routing(config, config.flag("norm_topk_prob", False))
+    return _with_experts(config, read_qwen3(config))
+
+
+def _with_experts(config: Config, spec: ModelSpec, shared: SharedExpertSpec | None = None) -> ModelSpec:
+    routing = read_routing(config, config.flag("norm_topk_prob", False), shared=shared)
     step, without = config.integer("decoder_sparse_step", 1), set(config.integers("mlp_only_layers"))
     size = config.integer("moe_intermediate_size")
-    layers = (
-        layer
-        if index in without or (index + 1) % step
-        else replace(layer, feed_forward=replace(layer.feed_forward, size=size, routing=routing))
-        for index, layer in enumerate(spec.layers)
-    )
-    return replace(spec, layers=tuple(layers))
+    return with_experts(spec, routing, size, lambda index: index not in without and (index + 1) % step == 0)
 
 
-def _read(config: Config, attention: AttentionSpec) -> ModelSpec:
+def _read(config: Config, attention: AttentionSpec, slides: Callable[[int], bool] | None = None) -> ModelSpec:
+    """The model; with windows, layers slide by `slides`, or from `max_window_layers` on."""
     norm, window = read_norm(config), None
     if config.flag("use_sliding_window", False):
         window = config.optional_integer("sliding_window")
     first = config.integer("max_window_layers", 28, least=0)
+    slides = slides or (lambda index: index >= first)
     layers = [
         LayerSpec(
             attention=replace(attention, window=window if kind == "sliding_attention" else None),
@@ -59,12 +71,32 @@ def _read(config: Config, attention: AttentionSpec) -> ModelSpec:
             attention_norm=norm,
             feed_forward_norm=norm,
         )
-        for kind in layer_types(config, lambda index: window is not None and index >= first)
+        for kind in layer_types(config, lambda index: window is not None and slides(index))
     ]
     return read_model(config, layers)
 
 
+SHARED_EXPERT_PARTS = {
+    "feed_forward.shared.gate": "mlp.shared_expert.gate_proj",
+    "feed_forward.shared.up": "mlp.shared_expert.up_proj",
+    "feed_forward.shared.down": "mlp.shared_expert.down_proj",
+    "feed_forward.shared_gate": "mlp.shared_expert_gate",
+}
 QWEN2 = Family(architectures=("Qwen2ForCausalLM",), read=read_qwen2, gguf=GgufNames(architectures=("qwen2",)))
+QWEN2_MOE = Family(
+    architectures=("Qwen2MoeForCausalLM",),
+    read=read_qwen2_moe,
+    tensors=TensorNames(parts=LLAMA_PARTS | SHARED_EXPERT_PARTS),
+    gguf=GgufNames(
+        architectures=("qwen2moe",),
+        fields=GGUF_EXPERTS
+        | {
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        complete=lambda config: config.replaced(qkv_bias=config.flag("attention_bias")),
+    ),
+)
 QWEN3 = Family(architectures=("Qwen3ForCausalLM",), read=read_qwen3, gguf=GgufNames(architectures=("qwen3",)))
 QWEN3_MOE = Family(
     architectures=("Qwen3MoeForCausalLM",),

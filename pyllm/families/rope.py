@@ -137,8 +137,8 @@ def _llama3(parameters: Config, size: int, context: int) -> RopeSpec:
     """Divide low frequencies by the factor, keep high ones, interpolate between (Llama 3.1)."""
     factor, original = parameters.positive("factor"), parameters.integer("original_max_position_embeddings", context)
     low, high = parameters.positive("low_freq_factor"), parameters.positive("high_freq_factor")
-    if high <= low:
-        raise ConfigError(f"{parameters.place}: high_freq_factor {high} must be more than low_freq_factor {low}")
+    if high < low:
+        raise ConfigError(f"{parameters.place}: high_freq_factor {high} must be at least low_freq_factor, {low}")
 
     def scaled(frequency: float) -> float:
         wavelength = 2 * math.pi / frequency

@@ -4,6 +4,7 @@ The specs travel to every process with the checkpoint. `pyllm/workers/decoder.py
 """
 
 import math
+from collections.abc import Iterator
 from itertools import chain
 from typing import Literal
 
@@ -11,6 +12,7 @@ import msgspec
 
 from pyllm.errors import ConfigError
 
+Shape = tuple[int, ...]
 ModelImpl = Literal["auto", "native", "transformers"]
 """Who computes a model: a family of ours, or transformers; "auto" takes a family where there is one."""
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
@@ -69,10 +71,11 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Multiplies the query at position p by `1 + beta * log(1 + floor(p / original_length))` (Llama 4)."""
+    """Multiplies the query at position p by `1 + beta * log(1 + floor((p + first) / original_length))` (Llama 4)."""
 
     beta: float
     original_length: int
+    first: int = 0
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +83,11 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - `rope`: the index in `ModelSpec.ropes`; None for a layer without positions.
     - `window`: the number of positions that a token attends to, its own included; None for all.
-    - `query_key_norm`: applied to query and key before the rotation, over each head or over all heads together.
+    - `query_key_norm`: applied to query and key before the rotation, over each head or over all heads together; with
+      `norm_after_rotation` after it, over each head.
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
+    - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
     """
 
     heads: int
@@ -93,11 +98,13 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     query_key_norm: NormSpec | None = None
     norm_over: Literal["head", "all"] = "head"
+    norm_after_rotation: bool = False
     bias: bool = False
     output_bias: bool = False
     soft_cap: float | None = None
     query_scaling: QueryScaling | None = None
     sinks: bool = False
+    output_gate: bool = False
 
     @property
     def query_size(self) -> int:
@@ -114,15 +121,53 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, self.kv_heads // ranks)
 
 
-class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Mixture of experts: each token goes through `active` of the `experts` (arXiv 1701.06538).
+class ExpertGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups of equal size, `count` in number: a token takes experts of the `active` best groups alone.
 
-    A softmax over the router's scores gives their weights; with `normalised` the weights of the chosen ones sum to 1.
+    A group's score is the sum of its `best` largest: 1 in DeepSeek V2 (arXiv 2405.04434), 2 in V3 (arXiv 2412.19437).
+    """
+
+    count: int
+    active: int
+    best: int
+
+
+class SharedExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A feed-forward layer beside the experts, without biases, that every token goes through; outputs are added.
+
+    With `gated` its output is multiplied by the sigmoid of a number for each token, which is linear in the input.
+    """
+
+    size: int
+    gated: bool = False
+
+
+class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Mixture of experts: each token goes through the `active` of the `experts` with the largest scores.
+
+    - `scores`: a softmax over the router's logits (arXiv 1701.06538), the sigmoid of each (arXiv 2412.19437), or a
+      softmax over those that are left and near enough to their largest (arXiv 2409.12136), which are a part of
+      `tolerance` away at most. The scores of the chosen experts are their weights.
+    - `normalised`: the weights sum to 1.
+    - `factor`: multiplies the weights.
+    - `weighs_inputs`: the weights multiply the inputs of the experts, not their outputs (Llama 4).
+    - `correction`: each expert has a bias that is added to its score for the choice alone.
+    - `groups`: limits the choice to some groups.
+    - `float32`: the logits are computed in float32, whatever the dtype of the model.
+    - `shared`: an expert that every token goes through.
     """
 
     experts: int
     active: int
     normalised: bool = True
+    scores: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    tolerance: float = 0.0
+    factor: float = 1.0
+    weighs_inputs: bool = False
+    correction: bool = False
+    groups: ExpertGroups | None = None
+    float32: bool = False
+    shared: SharedExpertSpec | None = None
 
 
 class ClampedGate(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,21 +192,178 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     clamped_gate: ClampedGate | None = None
 
 
+class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short_convolution"):
+    """A causal convolution of each feature over the last `width` tokens, between two gates (LFM2, arXiv 2511.23404)."""
+
+    size: int
+    width: int
+    bias: bool = False
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """The features of each part of the convolution's input."""
+        return (self.size,)
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """The projections of the layer's input, with their features; those that are convolved come first."""
+        return {"input_gate": self.size, "output_gate": self.size, "value": self.size}
+
+    @property
+    def output_size(self) -> int:
+        """Features before the last projection."""
+        return self.size
+
+    @property
+    def has_convolution_bias(self) -> bool:
+        """Whether the convolution has a bias."""
+        return self.bias
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The numbers of features or heads that ranks share equally."""
+        return (self.size,)
+
+    def convolved_features(self, ranks: int) -> int:
+        """Features of the convolution on each of `ranks`."""
+        return self.size // ranks
+
+    def memory(self, ranks: int) -> Shape:
+        """The shape of the state beside that of the convolution, on each of `ranks`; empty: there is none."""
+        return ()
+
+
+class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta"):
+    """The gated delta rule (arXiv 2412.06464) after a causal convolution over `width` tokens.
+
+    Its output is normalised over each head, and gated. Each value head has a matrix [key_size, value_size] as its state; several may have the query and the key of one head.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    width: int
+    epsilon: float
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        keys = self.key_heads * self.key_size
+        return keys, keys, self.value_heads * self.value_size
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """See `ShortConvolutionSpec`."""
+        query, key, value = self.convolved
+        heads = {"beta": self.value_heads, "decay": self.value_heads}
+        return {"query": query, "key": key, "value": value, "gate": value} | heads
+
+    @property
+    def output_size(self) -> int:
+        """See `ShortConvolutionSpec`."""
+        return self.value_heads * self.value_size
+
+    @property
+    def has_convolution_bias(self) -> bool:
+        """See `ShortConvolutionSpec`."""
+        return False
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return self.key_heads, self.value_heads
+
+    def convolved_features(self, ranks: int) -> int:
+        """See `ShortConvolutionSpec`."""
+        return sum(self.convolved) // ranks
+
+    def memory(self, ranks: int) -> Shape:
+        """See `ShortConvolutionSpec`."""
+        return self.value_heads // ranks, self.key_size, self.value_size
+
+
+class StateSpaceSpec(msgspec.Struct, frozen=True, kw_only=True, tag="state_space"):
+    """Mamba-2's state space (arXiv 2405.21060) after a causal convolution over `width` tokens.
+
+    Each head has a matrix [head_size, state_size] as its state; heads of a group have the same input and readout.
+
+    - `bias`, `has_convolution_bias`: of the projections, and of the convolution.
+    - `step_limits`: the least and the largest step.
+    - `norm_groups`: groups of features whose gated output is normalised, over each alone; 0: it is gated alone.
+    """
+
+    heads: int
+    head_size: int
+    groups: int
+    state_size: int
+    width: int
+    epsilon: float
+    bias: bool = False
+    has_convolution_bias: bool = True
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    norm_groups: int = 1
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return self.output_size, self.groups * self.state_size, self.groups * self.state_size
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """See `ShortConvolutionSpec`."""
+        value, read, written = self.convolved
+        return {"value": value, "input": read, "readout": written, "gate": value, "step": self.heads}
+
+    @property
+    def output_size(self) -> int:
+        """See `ShortConvolutionSpec`."""
+        return self.heads * self.head_size
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return (self.heads, self.groups) if self.groups > 1 else (self.heads,)  # ranks may share the only group
+
+    def convolved_features(self, ranks: int) -> int:
+        """See `ShortConvolutionSpec`."""
+        groups = max(1, self.groups // ranks)
+        return self.output_size // ranks + 2 * groups * self.state_size
+
+    def memory(self, ranks: int) -> Shape:
+        """See `ShortConvolutionSpec`."""
+        return self.heads // ranks, self.head_size, self.state_size
+
+
+RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec
+"""A layer that keeps a state of all tokens before: the last inputs of a convolution, and maybe a matrix for each head."""
+
+
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention, then feed-forward; each may have a norm before it, and one after it, before the residual addition.
+
+    In place of attention a layer may have a recurrence, or both on one input, whose outputs are added (Falcon-H1), or
+    neither; it may have no feed-forward layer.
 
     With `parallel` both take the same input, and their outputs are added: normalised by the first norm (Cohere), or
     each by its own one (GPT-NeoX). For a layer that transformers computes only the attention is known, and its
     feed-forward layer has the size 0.
     """
 
-    attention: AttentionSpec
-    feed_forward: FeedForwardSpec
+    attention: AttentionSpec | None = None
+    recurrence: RecurrenceSpec | None = None
+    feed_forward: FeedForwardSpec | None = None
     attention_norm: NormSpec | None = None
     attention_output_norm: NormSpec | None = None
     feed_forward_norm: NormSpec | None = None
     feed_forward_output_norm: NormSpec | None = None
     parallel: bool = False
+
+    @property
+    def own_attention(self) -> AttentionSpec:
+        """The attention of a layer that has some."""
+        assert self.attention is not None, "a layer without attention"
+        return self.attention
 
     @property
     def norms(self) -> dict[str, NormSpec]:
@@ -245,8 +447,23 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionSpec:
-        """The attention of the first layer: its heads and sizes are the same in every layer."""
-        return self.layers[0].attention
+        """The attention of the first layer that has some: its heads and sizes are the same in every such layer."""
+        return next(self.attentions)
+
+    @property
+    def attentions(self) -> Iterator[AttentionSpec]:
+        """The attention of each layer that has some."""
+        return (layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def query_scaling(self) -> QueryScaling | None:
+        """The query scaling of the layers that have some, which is the same in all of them."""
+        return next((found for attention in self.attentions if (found := attention.query_scaling) is not None), None)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state."""
+        return any(layer.recurrence is not None for layer in self.layers)
 
 
 EXPERT_FEATURES = 32
@@ -266,7 +483,7 @@ def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) 
         raise ConfigError(f"tensor_parallel_size {ranks} is not possible: {spec.transformers.tensor_parallel_refusal}")
     if not (uneven := _unevenly_cut(spec, ranks, by_expert)):
         return
-    common = math.gcd(*(layer.attention.heads for layer in spec.layers))
+    common = math.gcd(*(attention.heads for attention in spec.attentions))
     divisors = [size for size in range(1, common + 1) if common % size == 0]
     sizes = [str(size) for size in divisors if not _unevenly_cut(spec, size, by_expert)]
     raise ConfigError(
@@ -277,15 +494,23 @@ def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) 
 
 def _unevenly_cut(spec: ModelSpec, ranks: int, by_expert: bool) -> list[str]:
     parts = {}
-    for layer in spec.layers:
-        attention, size = layer.attention, layer.feed_forward.size
+    for attention in spec.attentions:
         parts[f"{attention.heads} attention heads"] = attention.heads % ranks == 0
         # transformers splits a KV head where there are more ranks than heads.
         is_repeated = spec.transformers is None and ranks % attention.kv_heads == 0
         parts[f"{attention.kv_heads} key/value heads"] = attention.kv_heads % ranks == 0 or is_repeated
+    for layer in spec.layers:
+        for size in () if layer.recurrence is None else layer.recurrence.parts:
+            parts[f"{size} parts of a recurrence"] = size % ranks == 0
+        if layer.feed_forward is None:
+            continue
+        size = layer.feed_forward.size
         if (routing := layer.feed_forward.routing) is None:
             parts[f"{size} columns of the feed-forward layer"] = size % ranks == 0
-        elif by_expert:
+            continue
+        if (shared := routing.shared) is not None:
+            parts[f"{shared.size} columns of the shared expert"] = shared.size % ranks == 0
+        if by_expert:
             parts[f"{routing.experts} experts"] = routing.experts % ranks == 0 and size % EXPERT_FEATURES == 0
         else:
             parts[f"{size} features of an expert into multiples of {EXPERT_FEATURES}"] = (

@@ -5,18 +5,25 @@ Knows no format: readers list the tensors of a file (`FileTensor`), and loaders 
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from pyllm.errors import ConfigError
-from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from pyllm.families.spec import (
+    AttentionSpec,
+    FeedForwardSpec,
+    GatedDeltaSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    RecurrenceSpec,
+    Shape,
+    StateSpaceSpec,
+)
 from pyllm.families.transformers_probe import Probed
-
-Shape = tuple[int, ...]
-
 
 class MissingTensorError(ConfigError):
     """A model's files lack a tensor that its architecture needs."""
@@ -125,9 +132,13 @@ LLAMA_PARTS = {
     "feed_forward.up": "mlp.up_proj",
     "feed_forward.down": "mlp.down_proj",
     "feed_forward.router": "mlp.gate",
+    "feed_forward.correction": "mlp.gate.e_score_correction",
     "feed_forward.experts.gate": "mlp.experts.{}.gate_proj",
     "feed_forward.experts.up": "mlp.experts.{}.up_proj",
     "feed_forward.experts.down": "mlp.experts.{}.down_proj",
+    "feed_forward.shared.gate": "mlp.shared_experts.gate_proj",
+    "feed_forward.shared.up": "mlp.shared_experts.up_proj",
+    "feed_forward.shared.down": "mlp.shared_experts.down_proj",
 }
 """Of a layer, in transformers' names for Llama, which most families share."""
 
@@ -154,6 +165,11 @@ GGUF_PARTS = {
     "feed_forward.experts.gate": "ffn_gate_exps",
     "feed_forward.experts.up": "ffn_up_exps",
     "feed_forward.experts.down": "ffn_down_exps",
+    "feed_forward.correction": "exp_probs_b",
+    "feed_forward.shared.gate": "ffn_gate_shexp",
+    "feed_forward.shared.up": "ffn_up_shexp",
+    "feed_forward.shared.down": "ffn_down_shexp",
+    "feed_forward.shared_gate": "ffn_gate_inp_shexp",
     "feed_forward_output_norm": "post_ffw_norm",
 }
 """Of a layer, in llama.cpp's names."""
@@ -167,8 +183,8 @@ class TensorNames:
     - `roots`: possible prefixes of the embedding, the norm and the layers; the first that fits is used.
     - `stacked`: tensors that hold several parts of a layer, stacked by rows.
     - `alternating`: the `stacked` tensors whose parts have interleaved rows.
-    - `grouped`: the `stacked` tensors of query, key and value that have, for each key head, its query heads, itself and
-      its value head.
+    - `grouped`: the `stacked` tensors that have, for each key head, all that belongs to it: its query heads, itself and
+      its value heads; or for each query head the query and its gate.
     - `aliases`: other names of tensors of a layer, in files without the first one.
     - `bare`: tensors of a layer without `.weight` after the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
@@ -191,7 +207,7 @@ class TensorNames:
     alternating: frozenset[str] = frozenset()
     grouped: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    bare: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset({LLAMA_PARTS["feed_forward.correction"]})
     interleaved: bool = False
     offset_added: bool = False
     transposed: frozenset[str] = frozenset()
@@ -200,6 +216,19 @@ class TensorNames:
         *(".position_ids", ".masked_bias"),
     )
     are_all: bool = False
+
+    def of_files(self, tensors: Container[str], prefix: str) -> "TensorNames":
+        """These names, for files that may have all experts of a layer in one tensor, as transformers 5 keeps them."""
+        experts, _, _ = self.parts.get("feed_forward.experts.down", "").partition(".{}.")
+        gate_up, down = f"{experts}.gate_up_proj", f"{experts}.down_proj"
+        if f"{prefix}{gate_up}" not in tensors:
+            return self
+        return replace(
+            self,
+            parts={**self.parts, "feed_forward.experts.down": down},
+            stacked={**self.stacked, gate_up: ("feed_forward.experts.gate", "feed_forward.experts.up")},
+            bare=self.bare | {gate_up, down},
+        )
 
     def source_of(self, part: str) -> tuple[str, tuple[str, ...]]:
         """The name of the tensor that holds a part of a layer, and all parts that it holds, in their order."""
@@ -246,43 +275,89 @@ GGUF_NAMES = TensorNames(
 
 def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
     """The name and the shape of each parameter of a layer."""
-    attention, feed_forward, hidden = layer.attention, layer.feed_forward, spec.hidden_size
+    shapes: dict[str, Shape] = {}
+    if layer.attention is not None:
+        shapes |= _of_attention(layer.attention, spec.hidden_size)
+    if layer.recurrence is not None:
+        shapes |= _of_recurrence(layer.recurrence, spec.hidden_size)
+    if layer.feed_forward is not None:
+        shapes |= _of_feed_forward(layer.feed_forward, spec.hidden_size)
+    for name, norm in layer.norms.items():
+        shapes |= _of_norm(name, norm, spec.hidden_size)
+    return shapes
+
+
+def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
     matrices = {
         "attention.query": (attention.query_size, hidden),
         "attention.key": (attention.kv_size, hidden),
         "attention.value": (attention.kv_size, hidden),
         "attention.output": (hidden, attention.query_size),
     }
-    prefixes = ["feed_forward"]
-    if (routing := feed_forward.routing) is not None:
-        matrices["feed_forward.router"] = (routing.experts, hidden)
-        prefixes = [f"feed_forward.experts.{expert}" for expert in range(routing.experts)]
-    for prefix in prefixes:
-        if feed_forward.gated:
-            matrices[f"{prefix}.gate"] = (feed_forward.size, hidden)
-        matrices[f"{prefix}.up"] = (feed_forward.size, hidden)
-        matrices[f"{prefix}.down"] = (hidden, feed_forward.size)
-    biased = {
-        "attention.query": attention.bias,
-        "attention.key": attention.bias,
-        "attention.value": attention.bias,
-        "attention.output": attention.output_bias,
-    }
-    shapes: dict[str, Shape] = {}
-    for name, shape in matrices.items():
-        shapes[f"{name}.weight"] = shape
-        if biased.get(name, feed_forward.bias):
-            shapes[f"{name}.bias"] = shape[:1]
+    if attention.output_gate:
+        matrices["attention.gate"] = (attention.query_size, hidden)
+    biased = set(matrices) - {"attention.output"} if attention.bias else set()
+    shapes = _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set()))
     if attention.sinks:
         shapes["attention.sinks.weight"] = (attention.heads,)
-    if feed_forward.activation == "xielu":
-        shapes |= {"feed_forward.positive.weight": (1,), "feed_forward.negative.weight": (1,)}
-    for name, of_layer in layer.norms.items():
-        shapes |= _of_norm(name, of_layer, hidden)
     if (norm := attention.query_key_norm) is not None:
         over_all = attention.norm_over == "all"
         shapes |= _of_norm("attention.query_norm", norm, attention.query_size if over_all else attention.head_size)
         shapes |= _of_norm("attention.key_norm", norm, attention.kv_size if over_all else attention.head_size)
+    return shapes
+
+
+def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
+    matrices = {f"recurrence.{name}": (size, hidden) for name, size in recurrence.inputs.items()}
+    matrices["recurrence.output"] = (hidden, recurrence.output_size)
+    has_bias = not isinstance(recurrence, GatedDeltaSpec) and recurrence.bias
+    shapes = _matrices(matrices, set(matrices) if has_bias else set())
+    channels = sum(recurrence.convolved)
+    shapes["recurrence.convolution.weight"] = (channels, recurrence.width)
+    if recurrence.has_convolution_bias:
+        shapes["recurrence.convolution.bias"] = (channels,)
+    match recurrence:
+        case GatedDeltaSpec():
+            shapes["recurrence.decay_scale.weight"] = shapes["recurrence.decay_bias.weight"] = (recurrence.value_heads,)
+            shapes["recurrence.norm.weight"] = (recurrence.value_size,)
+        case StateSpaceSpec():
+            for name in ("decay_scale", "step_bias", "skip"):
+                shapes[f"recurrence.{name}.weight"] = (recurrence.heads,)
+            if recurrence.norm_groups:
+                shapes["recurrence.norm.weight"] = (recurrence.output_size,)
+    return shapes
+
+
+def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Shape]:
+    matrices, sizes = {}, {"feed_forward": feed_forward.size}
+    if (routing := feed_forward.routing) is not None:
+        matrices["feed_forward.router"] = (routing.experts, hidden)
+        sizes = {f"feed_forward.experts.{expert}": feed_forward.size for expert in range(routing.experts)}
+        if routing.shared is not None:
+            sizes["feed_forward.shared"] = routing.shared.size
+            if routing.shared.gated:
+                matrices["feed_forward.shared_gate"] = (1, hidden)
+    for prefix, size in sizes.items():
+        if feed_forward.gated:
+            matrices[f"{prefix}.gate"] = (size, hidden)
+        matrices[f"{prefix}.up"] = (size, hidden)
+        matrices[f"{prefix}.down"] = (hidden, size)
+    biased = {name for name in matrices if feed_forward.bias and not name.startswith("feed_forward.shared")}
+    shapes = _matrices(matrices, biased)
+    if routing is not None and routing.correction:
+        shapes["feed_forward.correction.bias"] = (routing.experts,)
+    if feed_forward.activation == "xielu":
+        shapes |= {"feed_forward.positive.weight": (1,), "feed_forward.negative.weight": (1,)}
+    return shapes
+
+
+def _matrices(matrices: Mapping[str, Shape], biased: Container[str]) -> dict[str, Shape]:
+    """The weights of matrices, and the biases of some."""
+    shapes: dict[str, Shape] = {}
+    for name, shape in matrices.items():
+        shapes[f"{name}.weight"] = shape
+        if name in biased:
+            shapes[f"{name}.bias"] = shape[:1]
     return shapes
 
 
@@ -338,17 +413,18 @@ def map_tensors(
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index, layer in enumerate(spec.layers):
         shapes, prefix = parameters_of_layer(spec, layer), f"{root}{names.layer.format(index)}"
+        names = names.of_files(tensors, prefix)
         for name, shape in shapes.items():
             part, _, kind = name.rpartition(".")
             part, expert = _expert_of(part)
             source, parts = names.source_of(part)
             of_expert = "" if expert is None else f".{expert}"
             sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
-            rows = _rows(names, source, sizes, parts.index(part), layer)
+            rows = _rows(names, source, sizes, parts, part, layer)
             matrix = None
             if expert is not None and "{}" in source:
                 source = source.format(expert)
-            elif expert is not None and layer.feed_forward.routing is not None:
+            elif expert is not None and layer.feed_forward is not None and layer.feed_forward.routing is not None:
                 matrix = (expert, layer.feed_forward.routing.experts)
             tensor = f"{prefix}{names.tensor_of(source, kind)}"
             if tensor not in tensors and source in names.aliases:
@@ -473,6 +549,8 @@ class _Place(NamedTuple):
 
 def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, place: _Place) -> TensorEntry:
     tensor = tensors.get(place.source)
+    if tensor is not None and len(shape) == 1 and tensor.shape == (1, *shape):
+        tensor = _matrix_of(tensor, (0, 1))  # ERNIE 4.5 has a matrix with one row.
     num_rows = place.num_rows or shape[0]
     needed: Shape = (num_rows, *shape[1:])
     if place.is_transposed:
@@ -485,6 +563,8 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
+    if len(needed) == 2 and tensor.shape == (needed[0], 1, needed[1]):  # the weights of a convolution
+        tensor = msgspec.structs.replace(tensor, shape=needed)
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
@@ -493,15 +573,26 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
     return TensorEntry(parameter, shape, _matrix_of(tensor, place.matrix), transforms)
 
 
-def _rows(names: TensorNames, source: str, sizes: Sequence[int], at: int, layer: LayerSpec) -> Rows | GroupRows:
+def _rows(
+    names: TensorNames, source: str, sizes: Sequence[int], parts: Sequence[str], part: str, layer: LayerSpec
+) -> Rows | GroupRows:
     """The rows of a stacked tensor that fill one of its parts, which have `sizes`."""
+    at = parts.index(part)
     if source in names.alternating:
         return Rows(at, sum(sizes), len(sizes))
     start, stop = sum(sizes[:at]), sum(sizes[: at + 1])
     if source in names.grouped:
-        groups = layer.attention.kv_heads
+        groups = _num_groups(parts, layer)
         return GroupRows(sum(sizes) // groups, start // groups, stop // groups)
     return Rows(start, stop)
+
+
+def _num_groups(parts: Sequence[str], layer: LayerSpec) -> int:
+    """The heads for each of which a grouped tensor has all its parts."""
+    if isinstance(layer.recurrence, GatedDeltaSpec) and parts[0].startswith("recurrence."):
+        return layer.recurrence.key_heads
+    assert layer.attention is not None, "query, key and value are of attention"
+    return layer.attention.heads if "attention.gate" in parts else layer.attention.kv_heads
 
 
 def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor:
@@ -515,11 +606,12 @@ def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor
 
 
 def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: TensorNames) -> tuple[Transform, ...]:
-    attention, (part, _, kind) = layer.attention, parameter.rpartition(".")
-    if part in {"attention.query", "attention.key"} and names.interleaved:
-        return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
-    if part in {"attention.query_norm", "attention.key_norm"}:
-        return _offset(attention.query_key_norm, names) if kind == "weight" else ()
+    part, _, kind = parameter.rpartition(".")
+    if (attention := layer.attention) is not None:
+        if part in {"attention.query", "attention.key"} and names.interleaved:
+            return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
+        if part in {"attention.query_norm", "attention.key_norm"}:
+            return _offset(attention.query_key_norm, names) if kind == "weight" else ()
     return _offset(layer.norms.get(part), names) if kind == "weight" else ()
 
 
@@ -564,9 +656,18 @@ def _left_over(
         rest -= {f"{head}.weight"}
     rest = {name for name in rest if not name.endswith(names.derived)}
     skipped = tuple(sorted(rest))
-    if skipped and names.are_all:
+    unknown = [name for name in skipped if not _is_of_further_layer(name, names, len(spec.layers))]
+    if unknown and names.are_all:
         raise ConfigError(
-            f"{len(skipped)} tensors belong to no layer of {spec.architecture}: {', '.join(skipped[:5])}; the model "
+            f"{len(unknown)} tensors belong to no layer of {spec.architecture}: {', '.join(unknown[:5])}; the model "
             "needs a feature that is not supported, or the files are of another model"
         )
     return skipped
+
+
+def _is_of_further_layer(name: str, names: TensorNames, num_layers: int) -> bool:
+    """Whether a tensor is of a layer after those of the model, which predicts further tokens (GLM-4.5)."""
+    before, _, after = names.layer.partition("{}")
+    rests = (name.removeprefix(f"{root}{before}") for root in names.roots if name.startswith(f"{root}{before}"))
+    number = next(rests, "").partition(after)[0]
+    return number.isdigit() and int(number) >= num_layers

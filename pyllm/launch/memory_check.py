@@ -13,12 +13,13 @@ from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups, kv_tokens_per_layer
 from pyllm.families.spec import FeedForwardSpec
 from pyllm.families.stage_layout import PipelineStage, split_into_stages
+from pyllm.families.state_layout import state_bytes
 from pyllm.families.tensors import FileTensor, TensorEntry, num_parameters
 from pyllm.machine.memory import Memory, host_memory
 
 logger = logging.getLogger(__name__)
 
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 # Bytes of 256 packed weights, for types that have fewer in the file (`Encoding` in kernels/src/linear/format.rs).
 _PACKED_BYTES = {"Q2_K": 164, "Q3_K": 146, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138}
 # A process that has imported torch, with its buffers; counted once per rank and once for all other processes.
@@ -28,7 +29,7 @@ _PROCESS_BYTES = 256 << 20
 def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """Bytes of the loaded weights, on all ranks together."""
     spec = checkpoint.spec
-    element_bytes = _ELEMENT_BYTES[engine.model.dtype]
+    element_bytes = ELEMENT_BYTES[engine.model.dtype]
     shared = [entry for entry in checkpoint.tensors if entry.name == "embedding.weight"]
     if engine.parallel.pipeline_parallel_size == 1 or not spec.tie_word_embeddings:
         shared = []  # Otherwise the last stage has a copy of the embedding as its head.
@@ -51,18 +52,20 @@ def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def kv_bytes(engine: EngineConfig, checkpoint: Checkpoint, num_tokens: int) -> int:
-    """KV cache bytes of a sequence of `num_tokens` tokens, on all ranks together.
+    """KV cache bytes of a sequence of `num_tokens` tokens, on all ranks together, with two states of it.
 
+    One is its own, the other the checkpoint of its last full block.
     Every pipeline stage counts as much as the one that needs most, since that one limits the number of tokens.
     """
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
     heads = spec.attention.kv_heads_of_rank(ranks) * ranks
-    element_bytes = _ELEMENT_BYTES[engine.cache.kv_cache_dtype]
+    element_bytes = ELEMENT_BYTES[engine.cache.kv_cache_dtype]
     context = engine.model.max_model_len or spec.max_position_embeddings
     groups = kv_groups(spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
     stages = _stages(engine, checkpoint)
     kept = len(stages) * max(kv_tokens_per_layer(stage.groups(groups), num_tokens) for stage in stages)
-    return 2 * kept * heads * spec.attention.head_size * element_bytes
+    states = 2 * ranks * state_bytes(spec, ranks, range(len(spec.layers)))
+    return 2 * kept * heads * spec.attention.head_size * element_bytes + states
 
 
 def _stages(engine: EngineConfig, checkpoint: Checkpoint) -> tuple[PipelineStage, ...]:
@@ -86,9 +89,10 @@ def activation_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     attention = spec.attention
     # Input, residual and normed input; query, key, value and the output of attention; gate, up and their product.
     widths = 3 * spec.hidden_size + 2 * (attention.query_size + attention.kv_size) // ranks
-    feed_forward = max(_features(layer.feed_forward) for layer in spec.layers) or 4 * spec.hidden_size
+    feed_forwards = (layer.feed_forward for layer in spec.layers if layer.feed_forward is not None)
+    feed_forward = max(map(_features, feed_forwards), default=0) or 4 * spec.hidden_size
     elements = engine.scheduler.max_num_batched_tokens * (widths + 3 * feed_forward // ranks)
-    return elements * _ELEMENT_BYTES[engine.model.dtype] + 4 * engine.scheduler.max_num_seqs * spec.vocab_size
+    return elements * ELEMENT_BYTES[engine.model.dtype] + 4 * engine.scheduler.max_num_seqs * spec.vocab_size
 
 
 def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
@@ -244,7 +248,10 @@ def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:
 
 def _features(feed_forward: FeedForwardSpec) -> int:
     """Intermediate features of a feed-forward layer, summed over the experts that a token uses."""
-    return feed_forward.size * (feed_forward.routing.active if feed_forward.routing else 1)
+    routing = feed_forward.routing
+    if routing is None:
+        return feed_forward.size
+    return feed_forward.size * routing.active + (0 if routing.shared is None else routing.shared.size)
 
 
 def _gigabytes(count: int) -> str:

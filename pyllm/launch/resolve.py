@@ -37,10 +37,11 @@ from pyllm.config.tls import tls_context
 from pyllm.core.policy_plugins import find_policy
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
-from pyllm.families.spec import check_tensor_parallel
+from pyllm.families.spec import ModelSpec, check_tensor_parallel
+from pyllm.families.state_layout import checkpoint_tokens
 from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.cpu_threads import threads_of_each_rank
-from pyllm.launch.memory_check import check_memory, default_kv_cache_bytes, memory_needed
+from pyllm.launch.memory_check import ELEMENT_BYTES, check_memory, default_kv_cache_bytes, memory_needed
 from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
 from pyllm.machine.cpu_features import about, instructions
@@ -52,7 +53,7 @@ from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.wire.curve import client_keys
 from pyllm.workers.attention_backends import find_attention_backend
-from pyllm.workers.model_limits import check_supported
+from pyllm.workers.model_limits import check_states, check_supported
 from pyllm.workers.sparse_attention.sparse_limits import check_sparse_attention
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ LARGE_CARD_SEQUENCES, LARGE_CARD_BATCHED_TOKENS = 256, 8192
 OLDEST_BFLOAT16 = 80  # compute capability 8.0
 SPECULATIVE_TOKENS = 5
 # Matrices whose columns are split among ranks; a split cannot cut a quantised block.
-CUT_BY_COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
+CUT_BY_COLUMNS = ("attention.output.weight", "feed_forward.down.weight", "feed_forward.shared.down.weight")
 # Default queue limits: some tens of seconds of a busy server's work, and always enough for a burst.
 QUEUE_PER_SEQUENCE = 16
 LEAST_QUEUE = 256
@@ -161,6 +162,7 @@ def resolve_settings(
     if checkpoint.quantization and quantization == "none":
         logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
     check_supported(spec)
+    check_states(config, spec, device)
     checkpoint = msgspec.structs.replace(checkpoint, spec=at_context(spec, max_model_len))
     resolved = msgspec.structs.replace(
         config,
@@ -173,7 +175,10 @@ def resolve_settings(
             hf_token="",  # No longer needed, and crash records contain the configuration.
         ),
         cache=msgspec.structs.replace(
-            config.cache, kv_cache_dtype=kv_cache_dtype, kv_cache_dir=_absolute(config.cache.kv_cache_dir)
+            config.cache,
+            kv_cache_dtype=kv_cache_dtype,
+            kv_cache_dir=_absolute(config.cache.kv_cache_dir),
+            state_checkpoint_tokens=_checkpoint_tokens(config.cache, spec, kv_cache_dtype),
         ),
         kv_transfer=msgspec.structs.replace(config.kv_transfer, kv_transfer_config=_transfer(config)),
         scheduler=msgspec.structs.replace(
@@ -190,6 +195,14 @@ def resolve_settings(
         if path := settings_of_core(resolved, index).scheduler.scheduler_recording:
             check_recording_path(Path(path))
     return resolved, checkpoint
+
+
+def _checkpoint_tokens(cache: CacheConfig, spec: ModelSpec, kv_cache_dtype: str) -> int:
+    """Tokens between two checkpoints of a prompt's states; 0 for a model without states."""
+    if not spec.has_states:
+        return 0
+    chosen = cache.state_checkpoint_tokens
+    return checkpoint_tokens(spec, ELEMENT_BYTES[kv_cache_dtype]) if chosen is None else chosen
 
 
 def _absolute(path: str) -> str:

@@ -23,6 +23,8 @@ PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
     ("history_starts", "i"),  # slot initialisations + 1
     ("histories", "i"),  # all known tokens, prompt and output, of a stateful request
     ("prompt_lengths", "i"),  # one per slot initialisation
+    ("state_sources", "i"),  # rows, of a model with states: the one a row reads; -1: its sequence begins
+    ("state_destinations", "i"),  # rows: the one it writes, in the order of the rows
     ("swap_names", "B"),  # per swap to the host: hash, group and index in the chain (uint32), or zeros and NO_GROUP
 )
 

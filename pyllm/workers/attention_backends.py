@@ -119,7 +119,7 @@ def check_layers(name: str, backend: AttentionBackend, spec: ModelSpec) -> None:
         ConfigError: with the layer and its features.
     """
     for index, layer in enumerate(spec.layers):
-        if not backend.supports(layer.attention):
+        if layer.attention is not None and not backend.supports(layer.attention):
             has = ", ".join(layer_features(layer.attention)) or "plain attention"
             raise ConfigError(f"attention backend {name!r} does not compute layer {index}: {has}")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from pyllm_kernels import AttentionMetadata, Graph
+from pyllm_kernels import AttentionMetadata, Graph, StateRows
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.causal_model import CausalModel, joined
@@ -21,7 +21,9 @@ Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
 
 
 class StepGraph:
-    """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` takes the result of `prepare`.
+    """A model captured for up to `max_tokens` tokens of `max_rows` rows, and `max_logits` rows of logits.
+
+    `make_context` takes the result of `prepare`.
 
     Capturing computes nothing, but it touches the graph's memory, so that no step waits for page faults.
     """
@@ -30,10 +32,11 @@ class StepGraph:
         self,
         model: CausalModel,
         prepare: Callable[[AttentionBatch, Metadata | None], Metadata],
-        make_context: Callable[[Metadata, Tensor, Tensor], ForwardContext],
+        make_context: Callable[[Metadata, Tensor, Tensor, StateRows], ForwardContext],
         *,
         max_tokens: int,
         max_rows: int,
+        max_logits: int,
         num_groups: int,
         device: Device,
     ) -> None:
@@ -42,6 +45,8 @@ class StepGraph:
         self._slot_mapping = np.zeros((num_groups, max_tokens), np.int32)
         self._slots, self._sequence_lengths = np.zeros((2, max_rows), np.int32)
         self._query_starts = np.zeros(max_rows + 1, np.int32)
+        self._state_sources, self._state_destinations = np.full((2, max_rows), -1, np.int32)
+        states = StateRows(self._query_starts, self._state_sources, self._state_destinations)
         self._prepare = prepare
         self._rows = AttentionBatch(
             host_query_starts=self._query_starts,
@@ -56,9 +61,9 @@ class StepGraph:
         self._metadata = metadata = prepare(self._rows, None)
         self._layers, self._head = Graph(), Graph()
         with self._layers.capture():
-            self._parts = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
+            self._parts = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping, states))
         hidden = self._parts[0]
-        self._wanted = np.zeros((max_rows, hidden.shape[1]), hidden.dtype)
+        self._wanted = np.zeros((max_logits, hidden.shape[1]), hidden.dtype)
         with self._head.capture():
             self._logits = model.logits(self._wanted)
 
@@ -78,6 +83,8 @@ class StepGraph:
             (self._slots, slots),
             (self._query_starts, starts),
             (self._sequence_lengths, lengths),
+            (self._state_sources, host.state_sources),
+            (self._state_destinations, host.state_destinations),
         ):
             buffer[: len(values)] = values
         rows = replace(self._rows, host_query_starts=starts, host_sequence_lengths=lengths)

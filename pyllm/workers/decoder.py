@@ -8,7 +8,7 @@ from math import exp, log1p
 
 from pyllm_kernels import PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
-from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap
+from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap, sigmoid_gate
 from pyllm_kernels.tensors import Tensor, copied, numpy_dtype, split
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
@@ -18,6 +18,7 @@ from pyllm.workers.layers.experts import Experts
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import Norm
+from pyllm.workers.layers.recurrence import recurrence_of
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
@@ -30,14 +31,17 @@ class Attention:
 
     def __init__(self, spec: AttentionSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._head_size = spec.head_size
-        self._group, self._device = placement.group, placement.device
+        self._group, self._device, self._kernels = placement.group, placement.device, placement.kernels
         self._shares = (
             placement.share_of_heads(spec.heads, spec.head_size),
             placement.share_of_heads(spec.kv_heads, spec.head_size),
         )
         query, key_value = self._shares
-        sizes = (spec.query_size, spec.kv_size, spec.kv_size)
-        self.qkv = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias, (query, key_value, key_value))
+        sizes, shares = [spec.query_size, spec.kv_size, spec.kv_size], [query, key_value, key_value]
+        self._has_gate = spec.output_gate
+        if spec.output_gate:
+            sizes, shares = [*sizes, spec.query_size], [*shares, query]
+        self.qkv = ColumnParallelLinear(hidden_size, tuple(sizes), placement, spec.bias, shares)
         self._num_heads = [size // spec.head_size for size in self.qkv.sizes]
         self.query_norm, self.key_norm, head_norm = None, None, None
         if (norm := spec.query_key_norm) is not None:
@@ -45,7 +49,8 @@ class Attention:
             self.query_norm = Norm(norm, spec.query_size if over_all else spec.head_size, placement)
             self.key_norm = Norm(norm, spec.kv_size if over_all else spec.head_size, placement)
             if not over_all:
-                head_norm = QKNorm(self.query_norm.weight, self.key_norm.weight, norm.epsilon)
+                weights = self.query_norm.weight, self.key_norm.weight
+                head_norm = QKNorm(*weights, norm.epsilon, spec.norm_after_rotation)
         self._normalises_all = self.query_norm is not None and head_norm is None
         # The number of adjacent ranks that hold the same KV head, if there are more ranks than KV heads.
         self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
@@ -59,7 +64,8 @@ class Attention:
         self.output = RowParallelLinear(spec.query_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
-        self.qkv.load(reader, *(f"{prefix}{name}" for name in ("query", "key", "value")))
+        names = ("query", "key", "value", "gate") if self._has_gate else ("query", "key", "value")
+        self.qkv.load(reader, *(f"{prefix}{name}" for name in names))
         self.output.load(reader, f"{prefix}output")
         if self.query_norm is not None and self.key_norm is not None:
             self.query_norm.load(reader, f"{prefix}query_norm")
@@ -73,9 +79,11 @@ class Attention:
             parts = self._normalise_all(*split(products, self.qkv.sizes))
             query, key, value = (part.reshape(len(x), -1, self._head_size) for part in parts)
         else:
-            query, key, value = split(products.reshape(len(x), -1, self._head_size), self._num_heads)
-        attended = self.attention(query, key, value, context)
-        return self.output(attended.reshape(len(x), -1))
+            query, key, value, *_ = split(products.reshape(len(x), -1, self._head_size), self._num_heads)
+        attended = self.attention(query, key, value, context).reshape(len(x), -1)
+        if self._has_gate:
+            attended = self._kernels[sigmoid_gate](attended, split(products, self.qkv.sizes)[3])
+        return self.output(attended)
 
     def _normalise_all(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query = self._normalise(query, self.query_norm, self._shares[0], 1)
@@ -137,30 +145,46 @@ class DecoderLayer:
         self._kernels = placement.kernels
         self._factor = model.residual_multiplier
         self._parallel = spec.parallel
-        self.attention = Attention(spec.attention, size, layer, placement)
-        routing = spec.feed_forward.routing
-        self.feed_forward: FeedForward | Experts = (
-            FeedForward(spec.feed_forward, size, placement)
-            if routing is None
-            else Experts(spec.feed_forward, routing, size, placement)
-        )
+        self.attention = None if spec.attention is None else Attention(spec.attention, size, layer, placement)
+        self.recurrence = None if spec.recurrence is None else recurrence_of(spec.recurrence, size, layer, placement)
+        self.feed_forward = None if spec.feed_forward is None else _feed_forward(spec.feed_forward, size, placement)
         self.norms = {name: Norm(norm, size, placement) for name, norm in spec.norms.items()}
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         for name, norm in self.norms.items():
             norm.load(reader, f"{prefix}{name}")
-        self.attention.load(reader, f"{prefix}attention.")
-        self.feed_forward.load(reader, f"{prefix}feed_forward.")
+        if self.attention is not None:
+            self.attention.load(reader, f"{prefix}attention.")
+        if self.recurrence is not None:
+            self.recurrence.load(reader, f"{prefix}recurrence.")
+        if self.feed_forward is not None:
+            self.feed_forward.load(reader, f"{prefix}feed_forward.")
+
+    def matrices(self) -> Iterator[PackedLinear]:
+        """Every matrix, in order."""
+        if self.attention is not None:
+            yield from (*self.attention.qkv.packed, self.attention.output.packed)
+        if self.recurrence is not None:
+            yield from self.recurrence.projections.packed()
+        if self.feed_forward is not None:
+            yield from self.feed_forward.packed()
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        x, residual = self._enter("attention_norm", x, residual)
-        attended = self._leave("attention_output_norm", self.attention(x, context))
-        if self._parallel:
-            own_norm = self.norms.get("feed_forward_norm")
-            x = x if own_norm is None else own_norm(residual)
-            return self._kernels[add](attended, self.feed_forward(x)), residual
-        x, residual = self._enter("feed_forward_norm", attended, residual)
-        return self._leave("feed_forward_output_norm", self.feed_forward(x)), residual
+        mixers = [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]
+        if mixers:
+            normed, residual = self._enter("attention_norm", x, residual)
+            mixed = [mixer(normed, context) for mixer in mixers]
+            x = mixed[0] if len(mixed) == 1 else self._kernels[add](*mixed)
+            x = self._leave("attention_output_norm", x)
+            if self._parallel and self.feed_forward is not None:
+                own_norm = self.norms.get("feed_forward_norm")
+                normed = normed if own_norm is None else own_norm(residual)
+                return self._kernels[add](x, self.feed_forward(normed)), residual
+        if self.feed_forward is not None:
+            normed, residual = self._enter("feed_forward_norm", x, residual)
+            x = self._leave("feed_forward_output_norm", self.feed_forward(normed))
+        assert residual is not None, "a layer that computes nothing"
+        return x, residual
 
     def _enter(self, name: str, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream; return the stream, normalised if there is a norm, and the stream itself."""
@@ -175,6 +199,12 @@ class DecoderLayer:
     def _leave(self, name: str, x: Tensor) -> Tensor:
         norm = self.norms.get(name)
         return x if norm is None else norm(x)
+
+
+def _feed_forward(spec: FeedForwardSpec, hidden_size: int, placement: WeightPlacement) -> FeedForward | Experts:
+    if spec.routing is None:
+        return FeedForward(spec, hidden_size, placement)
+    return Experts(spec, spec.routing, hidden_size, placement)
 
 
 class Decoder:
@@ -229,8 +259,7 @@ class Decoder:
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix but the embedding and the head, in order."""
         for layer in self.layers.values():
-            yield from (*layer.attention.qkv.packed, layer.attention.output.packed)
-            yield from layer.feed_forward.packed()
+            yield from layer.matrices()
 
     def __call__(self, tokens: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         """See `CausalModel`."""

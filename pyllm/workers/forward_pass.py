@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from pyllm_kernels import AttentionMetadata, CaptureError, Kernels
+from pyllm_kernels import AttentionMetadata, CaptureError, Kernels, StateRows
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.causal_model import CausalModel, joined
 from pyllm.workers.cpu_graph import StepGraph
 from pyllm.workers.devices.device import Device
 from pyllm.workers.kv.kv_cache import KVCache
+from pyllm.workers.kv.state_cache import StateCache
 from pyllm.workers.layers.forward_context import AttentionHook, ForwardContext
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
 from pyllm.workers.step.batch import Batch
@@ -71,12 +72,14 @@ class ForwardPass:
         device: Device,
         incoming: Tensor | None = None,
         selector: KVSelector | None = None,
+        state_cache: StateCache | None = None,
     ) -> None:
         self._model = model
         self._incoming = incoming
         self._selector = selector
         self._kernels = kernels
         self._kv_cache = kv_cache
+        self._state_cache = state_cache
         self._slots = slots
         self._position_tables = position_tables
         self._device = device
@@ -129,7 +132,9 @@ class ForwardPass:
     def capture_step(self) -> None:
         """Capture the pass for any step as one call on a CPU; log a warning if an op of torch prevents it."""
 
-        def context(attention: Metadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
+        def context(
+            attention: Metadata, positions: Tensor, slot_mapping: Tensor, states: StateRows
+        ) -> ForwardContext:
             return ForwardContext(
                 self._kernels,
                 self._kv_cache,
@@ -139,11 +144,16 @@ class ForwardPass:
                 self._position_tables,
                 received=self._received(len(positions)),
                 selector=self._selector,
+                state_cache=self._state_cache,
+                state_rows=states,
             )
 
         limits = self._limits
-        # A selector splits rows.
-        max_rows = limits.max_num_seqs + (0 if self._selector is None else limits.max_num_batched_tokens)
+        max_rows = limits.max_num_seqs
+        if self._selector is not None:  # It splits rows.
+            max_rows += limits.max_num_batched_tokens
+        if self._state_cache is not None:  # So do states that are kept, at most once a block and before the last token.
+            max_rows += limits.max_num_seqs + limits.max_num_batched_tokens // self._kv_cache.block_size
         try:
             self._step_graph = StepGraph(
                 self._model,
@@ -151,6 +161,7 @@ class ForwardPass:
                 context,
                 max_tokens=limits.max_num_batched_tokens,
                 max_rows=max_rows,
+                max_logits=limits.max_num_seqs,
                 num_groups=len(self._groups),
                 device=self._device,
             )
@@ -199,7 +210,8 @@ class ForwardPass:
             )
         attention = self._prepare(rows)
         slot_mapping = sections.slot_mapping.reshape(len(self._groups), -1)
-        context = self._context(attention, sections.positions, slot_mapping)
+        states = StateRows(rows.query_starts, sections.state_sources, sections.state_destinations)
+        context = self._context(attention, sections.positions, slot_mapping, states)
         return joined(self._model(tokens, replace(context, selector=self._selector)), self._device)
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
@@ -290,7 +302,9 @@ class ForwardPass:
         attention = tuple(self._prepare_attention(rows, group) for group in groups)
         lengths = zip(np.diff(rows.host_query_starts), rows.host_sequence_lengths, strict=True)
         positions = self._ints(np.concatenate([np.arange(end - length, end) for length, end in lengths]))
-        context = self._context(attention, positions, self._ints(slot_mapping))
+        nothing = self._ints(np.full(len(rows.host_sequence_lengths), -1))  # Each row begins a sequence.
+        states = StateRows(rows.query_starts, nothing, nothing)
+        context = self._context(attention, positions, self._ints(slot_mapping), states)
         return joined(self._model(self._ints(tokens), context), self._device)
 
     def _prepare(self, batch: AttentionBatch, captured: Metadata | None = None) -> Metadata:
@@ -306,7 +320,9 @@ class ForwardPass:
         hidden = self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping))
         return joined(hidden, self._device)
 
-    def _context(self, attention: Metadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
+    def _context(
+        self, attention: Metadata, positions: Tensor, slot_mapping: Tensor, states: StateRows | None = None
+    ) -> ForwardContext:
         return ForwardContext(
             self._kernels,
             self._kv_cache,
@@ -316,6 +332,8 @@ class ForwardPass:
             self._position_tables,
             self._hooks,
             self._received(len(positions)),
+            state_cache=self._state_cache,
+            state_rows=states,
         )
 
     def _received(self, num_tokens: int) -> Tensor | None:

@@ -3,6 +3,7 @@
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """
 
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 
@@ -16,8 +17,33 @@ def check_supported(spec: ModelSpec) -> None:
         ConfigError: with the feature that is not supported.
     """
     for name in ("heads", "kv_heads", "head_size", "query_scaling"):
-        if len({getattr(layer.attention, name) for layer in spec.layers}) > 1:
+        if len({getattr(attention, name) for attention in spec.attentions} - {None}) > 1:
             raise ConfigError(f"the layers of {spec.architecture} differ in {name}, which is not supported")
     size = spec.attention.head_size
     if size % 2:
         raise ConfigError(f"attention heads of {size} dimensions are not supported: the number must be even")
+
+
+def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
+    """Refuse settings that do not know states yet, for a model whose layers keep some.
+
+    Raises:
+        ConfigError: with the setting to change.
+    """
+    if not spec.has_states:
+        return
+    name = f"{spec.architecture} has layers that keep a state, and"
+    if device != "cpu":
+        raise ConfigError(f"{name} these run on CPUs only so far: use --device cpu")
+    if config.device.kernel_backend not in {"auto", "cpu", "reference"}:
+        raise ConfigError(f"{name} kernel_backend {config.device.kernel_backend} has none of them: leave it out")
+    if config.sparse.sparse_attention:
+        raise ConfigError(f"{name} sparse_attention {config.sparse.sparse_attention} does not know these: leave it out")
+    cache, transfer = config.cache, config.kv_transfer.kv_transfer_config
+    for setting, is_set in (
+        ("kv_transfer_config", transfer is not None),
+        ("kv_cache_dir", cache.kv_cache_dir),
+        ("kv_cache_redis_url", cache.kv_cache_redis_url),
+    ):
+        if is_set:
+            raise ConfigError(f"{name} {setting} keeps KV blocks without the states that go with them: leave it out")

@@ -22,6 +22,7 @@ from pyllm.config.rank_coordinates import coordinates_of, num_ranks
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
+from pyllm.families.state_layout import fitting_states
 from pyllm.kv_transfer import ConnectorContext, KVBlocks, make_worker_connector
 from pyllm.supervision.process_memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
@@ -36,6 +37,7 @@ from pyllm.workers.kv.kv_blocks import CpuBlocks
 from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.kv.kv_memory import KVMemory
 from pyllm.workers.kv.rank_transfers import RankTransfers
+from pyllm.workers.kv.state_cache import StateCache
 from pyllm.workers.layers.forward_context import AttentionHook
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.stage_link import StageLink
@@ -128,7 +130,7 @@ class ModelRunner:
         groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid))
         cache = engine.cache
         shape = KVCacheShape.of(self._spec, cache.block_size, group.size, DTYPES[cache.kv_cache_dtype], groups)
-        self._memory = KVMemory(config, shape, groups, self._kernels, device, clock=clock)
+        self._memory = KVMemory(config, shape, groups, stage.layers, self._kernels, device, clock=clock)
         max_blocks = -(-self._max_model_len // engine.cache.block_size)
         self._slots = Slots(engine.scheduler.max_num_seqs, max_blocks, device, len(groups))
         self._sampler = StepSampler(config, self._placement, self._slots)
@@ -139,6 +141,7 @@ class ModelRunner:
         self._transfers: RankTransfers | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "num_blocks": self.num_blocks,
+            "num_states": self.num_states,
             "num_host_blocks": self._memory.num_host_blocks,
             "allocate": self.allocate,
             "register_kv_caches": self.register_kv_caches,
@@ -265,21 +268,32 @@ class ModelRunner:
         return self._methods[method](*args)
 
     @_computing
-    def num_blocks(self) -> int:
-        """The number of KV blocks that fit on this rank: in the configured bytes, or beside a full step on a GPU."""
+    def num_states(self) -> int | None:
+        """The number of states that fit on this rank beside KV blocks; None if no layer of this stage keeps one."""
+        size = self._memory.state_bytes
+        return fitting_states(self._room(), size, self._engine.scheduler.max_num_seqs) if size else None
+
+    @_computing
+    def num_blocks(self, num_states: int = 0) -> int | None:
+        """The number of KV blocks that fit on this rank beside so many states; None if no layer here has any."""
+        room, size = self._room() - num_states * self._memory.state_bytes, self._memory.shape.block_bytes
+        return max(0, room) // size if size else None
+
+    def _room(self) -> int:
+        """Bytes for KV blocks and states: the configured ones, or those beside a full step on a GPU."""
         room = self._engine.cache.kv_cache_memory_bytes
         if room is None:
             room = self._free_device_bytes() if self._placement.device.type == "cuda" else MIN_CPU_KV_CACHE_BYTES
-        return max(0, room) // self._memory.shape.block_bytes
+        return room
 
     @_computing
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_states: int = 0) -> None:
         """Allocate the KV cache and the host pool, with the same numbers on every rank; time swaps, capture graphs."""
-        self._memory.allocate(num_blocks, num_host_blocks)  # Before graphs, which take a share of the memory left.
+        self._memory.allocate(num_blocks, num_host_blocks, num_states)  # Before graphs, which take a share of the memory left.
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
-        self._forward = self._forward_pass(self._memory.cache, self._selector)
+        self._forward = self._forward_pass(self._memory.cache, self._memory.states, self._selector)
         if self._placement.device.type == "cuda":
             from pyllm.workers.cuda_graphs import CudaCapture
 
@@ -400,7 +414,7 @@ class ModelRunner:
     @_computing
     def run_largest_step(self) -> None:
         """Compute and sample the step that needs the most memory."""
-        forward = self._forward_pass(self._memory.temporary_cache(1))
+        forward = self._forward_pass(self._memory.temporary_cache(1), self._memory.temporary_states())
         run_largest_step(forward, self._placement.device, self._engine.model.max_logprobs)
 
     def _causal_model(self, placement: WeightPlacement, table: TensorTable) -> CausalModel:
@@ -434,13 +448,15 @@ class ModelRunner:
         layers = tuple(
             layer
             for layer in sorted(kv_cache.layers)
-            if layer >= settings.sparse_attention_dense_layers and self._spec.layers[layer].attention.window is None
+            if layer >= settings.sparse_attention_dense_layers and self._memory.groups[kv_cache.layers[layer].group].window is None
         )
         max_rows = scheduler.max_num_seqs + scheduler.max_num_batched_tokens
         group = self._placement.group
         return load_kv_selector(SelectorInputs(settings, self._kernels, kv_cache, layers, max_rows, group))
 
-    def _forward_pass(self, kv_cache: KVCache, selector: KVSelector | None = None) -> ForwardPass:
+    def _forward_pass(
+        self, kv_cache: KVCache, states: StateCache | None = None, selector: KVSelector | None = None
+    ) -> ForwardPass:
         scheduler = self._engine.scheduler
         shape = AttentionShape(
             heads=self._spec.attention.heads // self._placement.group.size,
@@ -467,6 +483,7 @@ class ModelRunner:
             device=self._placement.device,
             incoming=self._link.incoming,
             selector=selector,
+            state_cache=states,
         )
 
     def _ready(self) -> ForwardPass:

@@ -15,6 +15,7 @@ from pyllm import LLM, AsyncEngine, SamplingParams
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.families.kv_layout import kv_groups, layers_of_group
 from pyllm.families.stage_layout import split_into_stages
+from pyllm.families.state_layout import state_bytes
 from tests.e2e.titles import WORKER, find
 from tests.families.tiny_families import FAMILIES, oracle, write_tiny_family
 from tests.tiers import full
@@ -76,7 +77,8 @@ def check(
         dtype="float32",
         max_model_len=128,
         max_num_batched_tokens=32,
-        kv_cache_memory_bytes=8 * block_bytes,
+        kv_cache_memory_bytes=8 * block_bytes + 40 * state_bytes(spec, ranks, range(len(spec.layers))),
+        num_gpu_blocks_override=8,
         expected_growth=0.0,
         tensor_parallel_size=ranks,
         pipeline_parallel_size=stages,

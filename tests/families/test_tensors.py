@@ -95,6 +95,8 @@ def test_missing_misshapen_and_surplus_tensors_are_named() -> None:
         map_tensors(spec, TensorNames(), swapped)
     with pytest.raises(ConfigError, match=r"1 tensors belong to no layer of LlamaForCausalLM: model\.layers\.0\.x"):
         map_tensors(spec, TensorNames(are_all=True), [*tensors, tensor("model.layers.0.x", 3)])
+    further = tensor(f"model.layers.{len(spec.layers)}.x", 3)
+    assert map_tensors(spec, TensorNames(are_all=True), [*tensors, further])[1] == (further.name,)
     with pytest.raises(ConfigError, match="several tensors of one name"):
         map_tensors(spec, TensorNames(), [*tensors, tensors[0]])
 
@@ -167,7 +169,11 @@ def test_scales_of_norms_get_their_one_unless_the_file_has_it() -> None:
         for layer in range(2):
             prefix = root + names.layer.format(layer)
             for part, source in names.parts.items():
-                if part.startswith(("feed_forward.router", "feed_forward.experts.")):
+                if part.startswith("feed_forward.") and part not in {
+                    "feed_forward.gate",
+                    "feed_forward.up",
+                    "feed_forward.down",
+                }:
                     continue
                 shape = {"attention.query": (32, 32), "attention.output": (32, 32), "feed_forward.down": (32, 24)}.get(
                     part, (16, 32) if part.startswith("attention.") else (24, 32)

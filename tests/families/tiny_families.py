@@ -61,6 +61,40 @@ _DENSE = {
 }
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64}
 _QWEN3_MOE = {"moe_intermediate_size": 64}
+_SHARED = {"num_experts": 6, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 40}
+_DEEPSEEK = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+_ERNIE_MOE = {
+    "moe_num_experts": 6,
+    "moe_k": 2,
+    "moe_intermediate_size": 64,
+    "moe_num_shared_experts": 1,
+    "intermediate_size": 128,
+}
+_LLAMA4 = {
+    "num_local_experts": 6,
+    "intermediate_size": 64,
+    "intermediate_size_mlp": 48,
+    "attention_chunk_size": 128,
+    "no_rope_layer_interval": 2,
+    "floor_scale": 16,
+}
+_PHIMOE_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.5, 2.5, 3.5, 4.5],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 128,
+}
+_HUNYUAN_MOE = {"num_experts": 6, "moe_topk": [2, 2], "intermediate_size": 64}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _WINDOW = {"sliding_window": 24}
 _GPT_OSS = (
@@ -74,6 +108,43 @@ _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": 
 _CLASSIC = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "intermediate_size": None}
 _FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "tie_word_embeddings": True}
 _SCALED_BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 48}
+
+# An epsilon that keeps a head's output near zero, whose norm would enlarge the rounding of float32 sums.
+_DELTA = _HEAD | {
+    "rms_norm_eps": 0.1,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+_SHARED_EXPERT = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 48}
+_BAMBA = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_d_head": 16,
+    "rms_norm_eps": 0.01,
+}
+_MAMBA = _BAMBA | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_NEMOTRON_H = _HEAD | {
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "layer_norm_epsilon": 0.01,
+    "time_step_min": 1e-9,  # transformers alone bounds steps by it, and in prompts alone
+}
+_LFM2 = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_multiple_of": 16,
+    "block_ffn_dim_multiplier": 1.3,
+    "tie_word_embeddings": True,
+}
 
 
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
@@ -92,6 +163,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", _WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
+    "qwen2-moe": ("Qwen2Moe", _EXPERTS | _SHARED),
+    "qwen2-moe-dense": (
+        "Qwen2Moe",
+        _EXPERTS | _SHARED | {"decoder_sparse_step": 2, "qkv_bias": False, "norm_topk_prob": True},
+    ),
+    "qwen2-moe-window": (
+        "Qwen2Moe",
+        _EXPERTS | _SHARED | _WINDOW | {"num_hidden_layers": 4, "use_sliding_window": True, "max_window_layers": 2},
+    ),
     "qwen3": ("Qwen3", _HEAD),
     "qwen3-bias": ("Qwen3", _HEAD | {"attention_bias": True}),
     "gemma2": ("Gemma2", _GEMMA),
@@ -150,6 +230,54 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere-biases": ("Cohere", {"attention_bias": True}),
     "gemma": ("Gemma", _HEAD | {"tie_word_embeddings": True, "hidden_act": "gelu"}),
     "vault-gemma": ("VaultGemma", _GEMMA),
+    "glm4-moe": ("Glm4Moe", _DEEPSEEK | {"n_group": 2, "use_qk_norm": True}),
+    "glm4-moe-bias": ("Glm4Moe", _DEEPSEEK | {"norm_topk_prob": False, "attention_bias": True}),
+    "dots1": (
+        "Dots1",
+        _DEEPSEEK
+        | {"sliding_window": None, "n_group": 3, "topk_group": 2, "norm_topk_prob": True, "num_key_value_heads": 4},
+    ),
+    "dots1-window": ("Dots1", _DEEPSEEK | _WINDOW | {"max_window_layers": 1, "attention_bias": True}),
+    "ernie": ("Ernie4_5", _HEAD | {"tie_word_embeddings": True}),
+    "ernie-bias": ("Ernie4_5", _HEAD | {"use_bias": True}),
+    "ernie-moe": ("Ernie4_5_Moe", _ERNIE_MOE),
+    "ernie-moe-some": (
+        "Ernie4_5_Moe",
+        _ERNIE_MOE
+        | {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_layer_end_index": 1, "moe_layer_start_index": 0},
+    ),
+    "minimax-m2": ("MiniMaxM2", _HEAD | _EXPERTS | _rope("default", partial_rotary_factor=0.5)),
+    "hunyuan": ("HunYuanDenseV1", _HEAD),
+    "hunyuan-alpha": ("HunYuanDenseV1", _HEAD | {"attention_bias": True} | _rope("dynamic", alpha=50.0, factor=1.0)),
+    "hunyuan-moe": ("HunYuanMoEV1", _HEAD | _HUNYUAN_MOE),
+    "llama4": ("Llama4Text", _HEAD | _LLAMA4),
+    "llama4-scout": (
+        "Llama4Text",
+        _HEAD | _EXPERTS | {"num_hidden_layers": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2},
+    ),
+    "llama4-dense": (
+        "Llama4Text",
+        _HEAD | _LLAMA4 | {"moe_layers": [1], "use_qk_norm": False, "attention_bias": True, "num_experts_per_tok": 2},
+    ),
+    "phimoe": ("Phimoe", _EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2}),
+    "phimoe-longrope": ("Phimoe", _EXPERTS | _WINDOW | {"rope_parameters": _PHIMOE_ROPE}),
+    "flex-olmo": ("FlexOlmo", _EXPERTS | {"num_experts": 6}),
+    "granite-moe-shared": ("GraniteMoeShared", _SCALED | _EXPERTS | {"shared_intermediate_size": 48}),
+    "qwen3-next": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
+    "qwen3-next-dense": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"mlp_only_layers": [0, 2], "linear_num_value_heads": 2, "num_experts": 6, "norm_topk_prob": False}),
+    "qwen3.5": ("Qwen3_5Text", _DELTA | {"attention_bias": True}),
+    "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
+    "granite-4-mamba": ("GraniteMoeHybrid", _SCALED | _DENSE | _MAMBA | {"mamba_proj_bias": True}),
+    "granite-4-mamba-experts": (
+        "GraniteMoeHybrid",
+        _MAMBA | _EXPERTS | {"shared_intermediate_size": 48, "mamba_n_groups": 2, "attention_multiplier": 0.2},
+    ),
+    "nemotron-h": ("NemotronH", _NEMOTRON_H),
+    "nemotron-h-bias": ("NemotronH", _NEMOTRON_H | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    "bamba": ("Bamba", _BAMBA | {"attn_layer_indices": [1], "time_step_limit": (0.2, 0.9)}),
+    "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
+    "lfm2": ("Lfm2", _LFM2),
+    "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
@@ -173,8 +301,11 @@ def oracle(name: str) -> PreTrainedModel:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
         else:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
-            assert any(kind in parameter_name for kind in ("norm", "ln_", "bias", "sinks", "alpha"))
+            assert any(kind in parameter_name for kind in ("norm", "ln_", "bias", "sinks", "alpha", "A_log", ".D"))
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.data.uniform_(-0.5, 0.5, generator=generator)
     return model
 
 

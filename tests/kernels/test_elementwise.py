@@ -1,9 +1,9 @@
-"""A bias, a factor and a cap in place, and the residual added, against their formulas in float64."""
+"""A bias, a factor and a cap in place, a gate, the residual added, and a cast, against their formulas in float64."""
 
 import pytest
 import torch
 from pyllm_kernels import Kernels
-from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap
+from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap, sigmoid_gate, widen
 
 # Twice the unit in the last place: Triton's interpreter truncates where it should round to bfloat16.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -60,6 +60,31 @@ def test_the_residual_is_added_and_rounded_once(
     assert torch.equal(residual, inputs[1])
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_a_gate_is_multiplied_in_place(
+    kernels: Kernels, shape: tuple[int, int], dtype: torch.dtype, is_wide: bool, device: torch.device
+) -> None:
+    tokens, width = shape
+    wide = torch.randn(tokens, width + 9, dtype=dtype, device=device)
+    gate = 5 * torch.randn(tokens, width if is_wide else 1, dtype=dtype, device=device)
+    before, x = wide.clone(), wide[:, 3 : 3 + width]
+    assert kernels[sigmoid_gate](x, gate) is x
+    expected = before[:, 3 : 3 + width].double() * gate.double().sigmoid()
+    torch.testing.assert_close(x.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.equal(wide[:, :3], before[:, :3])
+    assert torch.equal(wide[:, 3 + width :], before[:, 3 + width :])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_numbers_are_widened(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.randn(3, 33, dtype=dtype, device=device)
+    widened = kernels[widen](x)
+    assert widened.dtype is torch.float32
+    assert torch.equal(widened, x.float())
+
+
 def test_rows_do_not_depend_on_each_other(kernels: Kernels, device: torch.device) -> None:
     wide = torch.randn(6, 200, device=device)
     x, residual, bias = wide[:, 8:104], wide[:, 104:], torch.randn(96, device=device)
@@ -68,3 +93,5 @@ def test_rows_do_not_depend_on_each_other(kernels: Kernels, device: torch.device
     assert torch.equal(kernels[add](x, residual, 0.3), torch.cat(added))
     changed = [kernels[scale_and_cap](kernels[add_bias](row, bias), 0.7, 2.0) for row, _ in rows]
     assert torch.equal(kernels[scale_and_cap](kernels[add_bias](x, bias), 0.7, 2.0), torch.cat(changed))
+    gated = [kernels[sigmoid_gate](row, by) for row, by in rows]
+    assert torch.equal(kernels[sigmoid_gate](x, residual), torch.cat(gated))

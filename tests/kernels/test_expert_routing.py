@@ -1,10 +1,12 @@
 """Which experts a token takes, beside a stable sort; and that blocks hold every pair once, of one expert each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyllm_kernels import Router
+from pyllm_kernels import ExpertGroups, Router
 from torch import Tensor
 
 from tests.tiers import cases
@@ -15,16 +17,27 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 def chosen_and_weights(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """By the reference's rule, in the order of the experts."""
-    scores = logits.float()
-    chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : router.active].sort().values
-    weights = scores.softmax(dim=-1).gather(1, chosen)
-    return chosen, weights / weights.sum(dim=-1, keepdim=True) if router.normalised else weights
+    scores = logits.float().softmax(dim=-1) if router.scores == "softmax" else logits.float().sigmoid()
+    keys = scores if router.correction is None else scores + router.correction
+    if router.correction is None and router.groups is None:
+        keys = logits.float()
+    if (groups := router.groups) is not None:
+        by_group = keys.unflatten(1, (groups.count, -1))
+        totals = by_group.topk(groups.best, dim=-1).values.sum(-1)
+        best = totals.sort(dim=-1, descending=True, stable=True).indices[:, : groups.active]
+        without = torch.ones_like(totals, dtype=torch.bool).scatter(1, best, False)
+        keys = by_group.masked_fill(without[..., None], -torch.inf).flatten(1)
+    chosen = keys.sort(dim=-1, descending=True, stable=True).indices[:, : router.active].sort().values
+    weights = scores.gather(1, chosen)
+    weights = weights / weights.sum(dim=-1, keepdim=True) if router.normalised else weights
+    return chosen, weights * router.factor
 
 
 def check_choice(logits: Tensor, router: Router) -> None:
     from pyllm_kernels.gpu.expert_routing import choose_experts
 
-    found = choose_experts(logits.to(DEVICE), router)
+    correction = None if router.correction is None else router.correction.to(DEVICE)
+    found = choose_experts(logits.to(DEVICE), replace(router, correction=correction))
     experts, weights = chosen_and_weights(logits, router)
     assert torch.equal(found.experts.long().cpu(), experts)
     torch.testing.assert_close(found.weights.cpu(), weights, atol=1e-6, rtol=1e-5, equal_nan=True)
@@ -36,6 +49,33 @@ def check_choice(logits: Tensor, router: Router) -> None:
 def test_the_largest_scores_are_taken(num_experts: int, active: int, dtype: torch.dtype, normalised: bool) -> None:
     logits = (3 * torch.randn(9, num_experts)).to(dtype)
     check_choice(logits, Router(num_experts, active, normalised, 0, num_experts))
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("groups", [None, ExpertGroups(4, 2, 2), ExpertGroups(6, 3, 1), ExpertGroups(3, 3, 2)], ids=str)
+@pytest.mark.parametrize("corrected", [True, False])
+def test_scores_are_corrected_and_chosen_from_groups(scores: str, groups: ExpertGroups | None, corrected: bool) -> None:
+    correction = torch.rand(24) - 0.5 if corrected else None
+    router = Router(24, 5, corrected, 0, 24, scores=scores, factor=2.5, correction=correction, groups=groups)
+    check_choice(torch.randn(20, 24), router)
+
+
+@pytest.mark.parametrize("tolerance", [0.02, 0.4, 10.0])
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_a_sparse_mixer_chooses_one_after_the_other(active: int, tolerance: float) -> None:
+    from pyllm_kernels.gpu.expert_routing import choose_experts
+
+    logits = torch.randn(20, 7)
+    router = Router(7, active, False, 0, 7, scores="sparse_mixer", tolerance=tolerance, factor=1.5)
+    found, weights = choose_experts(logits.to(DEVICE), router), torch.zeros(20, 7)
+    left = logits.clone()
+    for _ in range(active):
+        largest, best = left.max(-1, keepdim=True)
+        is_far = (largest - logits) / torch.maximum(logits.abs(), largest) > tolerance
+        shares = left.masked_fill(is_far, -torch.inf).softmax(-1)
+        weights.scatter_(1, best, 1.5 * shares.gather(1, best))
+        left.scatter_(1, best, -torch.inf)
+    torch.testing.assert_close(torch.zeros(20, 7).scatter(1, found.experts.long().cpu(), found.weights.cpu()), weights)
 
 
 @NUMPY_WARNS

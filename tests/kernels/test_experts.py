@@ -8,7 +8,7 @@ import pytest
 from pyllm_kernels.graph import Graph
 from pyllm_kernels.matrix_rows import MatrixRows
 from pyllm_kernels.ops.activation import activation, sigmoid
-from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertMatrices, Router, experts
+from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertGroups, ExpertMatrices, Router, experts
 from pyllm_kernels.ops.packed_linear import PackedLinear, pack_linear, pack_rows, packed_linear
 from pyllm_kernels.registry import select
 from pyllm_kernels.tensors import Array, Floats, numpy_dtype, softmax, widened
@@ -94,6 +94,49 @@ def test_the_reference_computes_the_same(dtype: str, normalised: bool) -> None:
     np.testing.assert_allclose(widened(ours), widened(theirs), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize("groups", [None, ExpertGroups(2, 1, 2), ExpertGroups(3, 2, 1)], ids=str)
+def test_every_rule_of_a_router_is_that_of_the_reference(
+    scores: str, normalised: bool, corrected: bool, groups: ExpertGroups | None
+) -> None:
+    generator = np.random.default_rng(3)
+    x, _ = inputs(19, "bfloat16")
+    logits = generator.standard_normal((19, 6), np.float32)
+    correction = generator.random(6, np.float32) if corrected else None
+    router = Router(6, 2, normalised, 0, 6, scores=scores, factor=1.5, correction=correction, groups=groups)
+    kinds = [joined(weight[[0, 1, 2, 3, 4, 0]]).astype(numpy_dtype("bfloat16")) for weight in weights()]
+    ours, theirs = (
+        kernels[experts](x, logits, router, "silu", ExpertMatrices(*(kernels[pack_linear](kind) for kind in kinds)))
+        for kernels in (CPU, select("reference", "cpu"))
+    )
+    np.testing.assert_allclose(widened(ours), widened(theirs), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("weighs_inputs", [True, False])
+@pytest.mark.parametrize("tolerance", [0.1, 5.0])
+def test_a_sparse_mixer_and_weights_of_inputs_are_those_of_the_reference(weighs_inputs: bool, tolerance: float) -> None:
+    x, logits = inputs(19)
+    rule = {"scores": "sparse_mixer", "tolerance": tolerance, "factor": 0.7, "weighs_inputs": weighs_inputs}
+    router = Router(EXPERTS, 2, False, 0, EXPERTS, **rule)
+    ours, theirs = (
+        kernels[experts](
+            x, logits, router, "silu", ExpertMatrices(*(kernels[pack_linear](joined(each)) for each in weights()))
+        )
+        for kernels in (CPU, select("reference", "cpu"))
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5)
+    other = CPU[experts](
+        x,
+        logits,
+        replace(router, weighs_inputs=not weighs_inputs),
+        "silu",
+        ExpertMatrices(*(CPU[pack_linear](joined(each)) for each in weights())),
+    )
+    assert np.abs(other - ours).max() > 1e-2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_biases_and_a_clamped_gate_are_those_of_the_definition(dtype: str) -> None:
     x, logits = inputs(29, dtype)
@@ -170,6 +213,15 @@ def test_what_does_not_fit_is_refused() -> None:
     good = ExpertMatrices(gate, up, down)
     with pytest.raises(ValueError, match="6 of 5 experts"):
         CPU[experts](x, logits, Router(EXPERTS, 6, True, 0, EXPERTS), "silu", good)
+    with pytest.raises(ValueError, match="2 experts in 1 of 3 groups, scored by their 1 best, do not fit 5 experts"):
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS, groups=ExpertGroups(3, 1, 1)), "silu", good)
+    with pytest.raises(ValueError, match='no scores "argmax": use softmax, sigmoid or sparse_mixer'):
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS, scores="argmax"), "silu", good)
+    with pytest.raises(ValueError, match="a sparse mixer has neither normalised weights, nor a correction, nor groups"):
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS, scores="sparse_mixer"), "silu", good)
+    wrong = np.ones(3, np.float32)
+    with pytest.raises(ValueError, match=r"correction is of shape \[3\]: it must be of \[5\]"):
+        CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS, correction=wrong), "silu", good)
     with pytest.raises(ValueError, match=r"320 outputs are not those of 3 experts, each a multiple of 32"):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, 3), "silu", good)
     with pytest.raises(ValueError, match="an expert's matrix"):

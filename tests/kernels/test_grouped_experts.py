@@ -137,6 +137,16 @@ def test_rules_and_activations(active: int, normalised: bool, kind: str, triton:
     )
 
 
+def test_weights_of_inputs(triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(9, torch.float32, device)
+    matrices = matrices_of(triton, ("float", "float", "float"), torch.float32, device)
+    router = Router(EXPERTS, 2, False, 0, EXPERTS, scores="sigmoid", weighs_inputs=True)
+    found, expected = (compute(x, logits, router, "silu", matrices) for compute in (triton[experts], reference))
+    check(found, expected, TOLERANCE[torch.float32])
+    of_outputs = triton[experts](x, logits, replace(router, weighs_inputs=False), "silu", matrices)
+    assert (found - of_outputs).abs().max() > 1e-2
+
+
 @pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 45), (torch.float16, 3), BFLOAT16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_biases_and_a_clamped_gate(

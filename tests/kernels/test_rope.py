@@ -134,18 +134,37 @@ def test_position_zero_changes_nothing(kernels: Kernels, device: torch.device) -
     assert (value_cache == SENTINEL).all()
 
 
+def test_a_norm_after_the_rotation_has_no_query_scales(kernels: Kernels, device: torch.device) -> None:
+    if kernels.backend == "reference":
+        return  # It computes what does not make sense.
+    query, key, value = torch.randn(3, 2, 2, 64, device=device)
+    zeros, scales = torch.zeros(2, dtype=torch.int32, device=device), torch.ones(MAX_POSITION, device=device)
+    caches = torch.zeros(2, NUM_BLOCKS, 16, 2, 64, device=device)
+    norm = QKNorm(query[0, 0], key[0, 0], 1e-5, after_rotation=True)
+    with pytest.raises(ValueError, match="a norm after the rotation would undo query_scales"):
+        kernels[rope_and_kv_write](
+            query, key, value, zeros, cos_sin_table(64).to(device), zeros, *caches, norm, KVScales(), scales
+        )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_a_norm_of_each_head_comes_before_the_rotation(
-    kernels: Kernels, dtype: torch.dtype, device: torch.device
+@pytest.mark.parametrize("after_rotation", [False, True])
+def test_a_norm_of_each_head_comes_before_the_rotation_or_after_it(
+    kernels: Kernels, dtype: torch.dtype, after_rotation: bool, device: torch.device
 ) -> None:
     query = torch.randn(5, 6, 80, dtype=dtype, device=device) * 3
     key, value = torch.randn(2, 5, 2, 80, dtype=dtype, device=device)
-    norm = QKNorm(*(torch.rand(2, 80, dtype=dtype, device=device) + 0.5), epsilon=1e-5)
+    norm = QKNorm(*(torch.rand(2, 80, dtype=dtype, device=device) + 0.5), 1e-5, after_rotation)
     positions = torch.randint(MAX_POSITION, (5,), dtype=torch.int32, device=device)
     expected = []
     for heads, weight in ((query, norm.query_weight), (key, norm.key_weight)):
-        normed = torch.nn.functional.rms_norm(heads.double(), (80,), weight.double(), 1e-5).to(dtype)
-        expected.append(rotated(normed.cpu(), positions))
+        numbers, wide_weight = heads.cpu(), weight.double().cpu()
+        if not after_rotation:
+            numbers = torch.nn.functional.rms_norm(numbers.double(), (80,), wide_weight, 1e-5).to(dtype)
+        numbers = rotated(numbers, positions)
+        if after_rotation:
+            numbers = torch.nn.functional.rms_norm(numbers.to(dtype).double(), (80,), wide_weight, 1e-5)
+        expected.append(numbers)
     cells = torch.tensor([7, -1, 30, 2, 79], dtype=torch.int32, device=device)
     key_cache, value_cache = torch.full((2, NUM_BLOCKS, 16, 2, 80), SENTINEL, dtype=dtype, device=device)
 

@@ -55,7 +55,8 @@ def loaded_runner(
 ) -> ModelRunner:
     runner = ModelRunner(worker_config(model, **options), RankGroup(), device=device)
     runner.load()
-    runner.call("allocate", (num_blocks, num_host_blocks))
+    num_states = runner.call("num_states") or 0
+    runner.call("allocate", (num_blocks, num_host_blocks, num_states))
     return runner
 
 

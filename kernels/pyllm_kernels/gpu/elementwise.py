@@ -1,4 +1,4 @@
-"""Elementwise ops on rows: activations, with a gate or without, a bias, a factor and a cap."""
+"""Elementwise ops on rows: activations, with a gate or without, a bias, a factor and a cap, a gate, a cast."""
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -40,6 +40,17 @@ def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     return x
 
 
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    rows, size = x.shape
+    launch = _sigmoid_gate_launcher(size, gate.shape[1] != 1)
+    launch((rows, ceil_div(size, _BLOCK), 1), (x, gate), (x.stride(0), gate.stride(0)))
+    return x
+
+
+def widen(x: Tensor) -> Tensor:
+    return x.float()
+
+
 @functools.cache
 def _activation_launcher(kind: str, gated: bool, size: int) -> Launcher:
     return Launcher(_activation_kernel, _row_constants(size) | {"KIND": kind, "GATED": gated})
@@ -53,6 +64,11 @@ def _add_bias_launcher(size: int) -> Launcher:
 @functools.cache
 def _scale_and_cap_launcher(size: int, capped: bool) -> Launcher:
     return Launcher(_scale_and_cap_kernel, {"CAPPED": capped} | _row_constants(size))
+
+
+@functools.cache
+def _sigmoid_gate_launcher(size: int, is_wide: bool) -> Launcher:
+    return Launcher(_sigmoid_gate_kernel, {"WIDE": is_wide} | _row_constants(size))
 
 
 def _row_constants(size: int) -> dict[str, Constant]:
@@ -80,6 +96,20 @@ def _scale_and_cap_kernel(x_ptr, x_stride, factor, cap, CAPPED: tl.constexpr, SI
     if CAPPED:
         scaled = cap * (2 * tl.sigmoid(tl.maximum(2 * scaled / cap, -80.0)) - 1)
     tl.store(pointers, scaled.to(x_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sigmoid_gate_kernel(
+    x_ptr, gate_ptr, x_stride, gate_stride, WIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    pointers = x_ptr + row * x_stride + columns
+    gate_columns = columns if WIDE else columns * 0
+    gate = tl.load(gate_ptr + row * gate_stride + gate_columns, mask=mask, other=0.0).to(tl.float32)
+    gated = tl.load(pointers, mask=mask, other=0.0).to(tl.float32) * tl.sigmoid(gate)
+    tl.store(pointers, gated.to(x_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

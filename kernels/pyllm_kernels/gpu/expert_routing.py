@@ -38,22 +38,30 @@ class Blocks(NamedTuple):
 
 
 def choose_experts(logits: Tensor, router: Router) -> Choice:
-    """The experts with the largest logits [tokens, experts] of each token and their weights, by the rule of `Router`.
+    """The experts of each token by its logits [tokens, experts] and their weights, by the rule of `Router`.
 
-    Of equal logits the first are taken.
+    Of equal experts, and of equal groups, the first are taken.
     """
     tokens, num_experts = logits.shape
     shape = (tokens, router.active)
     experts = torch.empty(shape, dtype=torch.int32, device=logits.device)
     weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
     block = next_power_of_2(num_experts)
+    groups = router.groups
     _choose_kernel[(tokens,)](
         logits,
+        router.correction,
         experts,
         weights,
+        router.factor,
+        router.tolerance,
+        SCORES=router.scores,
         NUM_EXPERTS=num_experts,
         ACTIVE=router.active,
         NORMALISED=router.normalised,
+        NUM_GROUPS=1 if groups is None else groups.count,
+        ACTIVE_GROUPS=1 if groups is None else groups.active,
+        BEST=1 if groups is None else groups.best,
         BLOCK=block,
         num_warps=min(max(block // _EXPERTS_A_WARP, 1), 4),
         enable_fp_fusion=True,
@@ -94,33 +102,101 @@ def align_block_size(experts: Tensor, router: Router, block_m: int) -> Blocks:
 @triton.jit
 def _choose_kernel(
     logits_ptr,
+    correction_ptr,
     experts_ptr,
     weights_ptr,
+    factor,
+    tolerance,
+    SCORES: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     ACTIVE: tl.constexpr,
     NORMALISED: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    ACTIVE_GROUPS: tl.constexpr,
+    BEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    TAKEN: tl.constexpr = -(2**31)
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK)
     is_expert = experts < NUM_EXPERTS
-    scores = tl.load(logits_ptr + token * NUM_EXPERTS + experts, mask=is_expert, other=float("-inf")).to(tl.float32)
-    # Integers in the order of the scores: both zeros are equal, and NaNs are the largest.
-    bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
-    keys = tl.where(scores <= float("inf"), bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
-    keys = tl.where(is_expert, keys, TAKEN)
-    for _ in range(ACTIVE):
-        first_best = tl.min(tl.where(keys == tl.max(keys, axis=0), experts, BLOCK), axis=0)
-        keys = tl.where(experts == first_best, TAKEN, keys)
-    is_taken = is_expert & (keys == TAKEN)
-    weights = tl.exp(scores - tl.max(scores, axis=0))
-    weights = weights / tl.sum(weights, axis=0)
+    logits = tl.load(logits_ptr + token * NUM_EXPERTS + experts, mask=is_expert, other=float("-inf")).to(tl.float32)
+    if SCORES == "sigmoid":
+        scores = tl.where(is_expert, 1 / (1 + tl.exp(-logits)), 0.0)
+    else:
+        scores = tl.exp(logits - tl.max(logits, axis=0))
+        scores = scores / tl.sum(scores, axis=0)
+    keys = logits  # Scores have the order of the logits, and equal ones may be of unequal logits.
+    if correction_ptr is not None or NUM_GROUPS > 1:
+        keys = scores
+    if correction_ptr is not None:
+        keys += tl.load(correction_ptr + experts, mask=is_expert, other=0.0)
+    is_candidate = is_expert
+    if NUM_GROUPS > 1:
+        is_candidate = _in_best_groups(keys, experts, NUM_EXPERTS // NUM_GROUPS, NUM_GROUPS, ACTIVE_GROUPS, BEST, BLOCK)
+    is_taken = _largest(keys, is_candidate, experts, ACTIVE, BLOCK)
+    weights = scores
+    if SCORES == "sparse_mixer":
+        weights = _mix(logits, is_expert, experts, tolerance, ACTIVE, BLOCK)
     if NORMALISED:
-        weights = weights / tl.sum(tl.where(is_taken, weights, 0.0), axis=0)
+        weights = weights / (tl.sum(tl.where(is_taken, weights, 0.0), axis=0) + 1e-20)
+    weights *= factor
     places = token * ACTIVE + tl.cumsum(is_taken.to(tl.int32), axis=0) - 1
     tl.store(experts_ptr + places, experts, mask=is_taken)
     tl.store(weights_ptr + places, weights, mask=is_taken)
+
+
+@triton.jit
+def _mix(logits, is_expert, experts, tolerance, ACTIVE: tl.constexpr, BLOCK: tl.constexpr):
+    """The weight of each expert that is one of the largest, by the rule of "sparse_mixer"."""
+    weights = tl.zeros([BLOCK], dtype=tl.float32)
+    left = tl.where(is_expert, 1, 0)
+    for _ in tl.static_range(ACTIVE):
+        is_best = _largest(logits, left > 0, experts, 1, BLOCK)
+        largest = tl.sum(tl.where(is_best, logits, 0.0), axis=0)
+        others = tl.where(left > 0, logits, largest)
+        is_far = (largest - others) / tl.maximum(tl.abs(others), largest) > tolerance
+        total = tl.sum(tl.where(is_far, 0.0, tl.where(left > 0, tl.exp(others - largest), 0.0)), axis=0)
+        weights = tl.where(is_best, 1 / total, weights)
+        left = tl.where(is_best, 0, left)
+    return weights
+
+
+@triton.jit
+def _in_best_groups(
+    keys,
+    experts,
+    SIZE: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    ACTIVE_GROUPS: tl.constexpr,
+    BEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whether an expert is in one of the groups with the largest sums of their BEST largest keys."""
+    group_keys = tl.full([BLOCK], float("-inf"), tl.float32)
+    for group in tl.static_range(NUM_GROUPS):
+        is_best = _largest(keys, experts // SIZE == group, experts, BEST, BLOCK)
+        total = tl.sum(tl.where(is_best, keys, 0.0), axis=0)
+        group_keys = tl.where(experts == group, total, group_keys)
+    is_active = _largest(group_keys, experts < NUM_GROUPS, experts, ACTIVE_GROUPS, BLOCK).to(tl.int32)
+    in_best = experts * 0
+    for group in tl.static_range(NUM_GROUPS):
+        of_group = tl.sum(tl.where(experts == group, is_active, 0), axis=0)
+        in_best = tl.where(experts // SIZE == group, of_group, in_best)
+    return in_best > 0
+
+
+@triton.jit
+def _largest(keys, is_candidate, indices, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether a candidate is one of the COUNT largest; of equal ones, the first are."""
+    TAKEN: tl.constexpr = -(2**31)
+    # Integers in the order of the keys: both zeros are equal, and NaNs are the largest.
+    bits = tl.where(keys == 0.0, 0.0, keys).to(tl.int32, bitcast=True)
+    ordered = tl.where(keys <= float("inf"), bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+    ordered = tl.where(is_candidate, ordered, TAKEN)
+    for _ in range(COUNT):
+        first_best = tl.min(tl.where(ordered == tl.max(ordered, axis=0), indices, BLOCK), axis=0)
+        ordered = tl.where(indices == first_best, TAKEN, ordered)
+    return is_candidate & (ordered == TAKEN)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

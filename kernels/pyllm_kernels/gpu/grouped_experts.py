@@ -65,14 +65,15 @@ def experts(
     tile = _tile(x, router, matrices, card, batch_invariant)
     choice = choose_experts(logits, router)
     step = _Step(align_block_size(choice.experts, router, tile.block_m), choice.experts.numel(), tile, card)
-    gate = _Gate(matrices.gate, kind, matrices.gate_bias, matrices.up_bias)
+    factors = choice.weights if router.weighs_inputs else None
+    gate = _Gate(matrices.gate, kind, matrices.gate_bias, matrices.up_bias, factors)
     activated = _grouped_product(x, matrices.up, router.count, step, gate)
     results = _grouped_product(activated, matrices.down, router.count, step)
     _weighted_sum_kernel[(tokens, ceil_div(hidden, _COLUMNS_AT_ONCE))](
         results,
         matrices.down_bias,
         choice.experts,
-        choice.weights,
+        None if router.weighs_inputs else choice.weights,
         output,
         FIRST=router.first,
         COUNT=router.count,
@@ -95,12 +96,13 @@ class _Step(NamedTuple):
 
 
 class _Gate(NamedTuple):
-    """The gate of a product: its matrix, the activation, and the biases of both."""
+    """The gate of a product: its matrix, the activation, the biases of both, and factors of the pairs' inputs."""
 
     matrix: PackedLinear
     kind: str | ClampedSwiglu  # the activation
     bias: Tensor | None
     product_bias: Tensor | None
+    factors: Tensor | None
 
 
 class _Layout(NamedTuple):
@@ -128,10 +130,11 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu,
             f"x is {x.dtype} {list(x.shape)} with strides {x.stride()}: give contiguous floats in a matrix"
         )
     tokens, hidden = x.shape
-    if logits.shape != (tokens, num_experts) or logits.dtype is not x.dtype or not logits.is_contiguous():
+    is_float = logits.dtype in {x.dtype, torch.float32}
+    if logits.shape != (tokens, num_experts) or not is_float or not logits.is_contiguous():
         raise ValueError(
             f"logits are {logits.dtype} {list(logits.shape)} with strides {logits.stride()}: {tokens} tokens take "
-            f"contiguous {x.dtype} [{tokens}, {num_experts}]"
+            f"contiguous {x.dtype} or float32 [{tokens}, {num_experts}]"
         )
     if tokens * active > _MAX_PAIRS:
         raise ValueError(f"{tokens} tokens of {active} experts each: a step has up to {_MAX_PAIRS} such pairs")
@@ -215,6 +218,7 @@ def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, g
         None if gate is None else _elements(gate.matrix),
         None if gate is None else gate.bias,
         None if gate is None else gate.product_bias,
+        None if gate is None else gate.factors,
         step.blocks.pairs,
         step.blocks.experts,
         output,
@@ -247,6 +251,7 @@ def _grouped_kernel(
     gate_matrix,
     gate_bias_ptr,
     bias_ptr,
+    factors_ptr,
     pairs_ptr,
     block_experts_ptr,
     output_ptr,
@@ -277,8 +282,14 @@ def _grouped_kernel(
     if GATE_LAYOUT is None:  # Triton 3.6 cannot compare a tuple that contains None with None.
         product = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT)
     else:
-        gate = _sums(x, rows, is_row, gate_matrix, outputs, is_output, IN_FEATURES, GATE_LAYOUT, INTEGER_DOT).to(dtype)
-        up = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT).to(dtype)
+        gate = _sums(x, rows, is_row, gate_matrix, outputs, is_output, IN_FEATURES, GATE_LAYOUT, INTEGER_DOT)
+        if factors_ptr is not None:  # Factors of the inputs are factors of the sums.
+            gate *= tl.load(factors_ptr + pairs, mask=is_row, other=0.0)[None, :]
+        gate = gate.to(dtype)
+        up = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT)
+        if factors_ptr is not None:
+            up *= tl.load(factors_ptr + pairs, mask=is_row, other=0.0)[None, :]
+        up = up.to(dtype)
         gate, up = gate.to(tl.float32), up.to(tl.float32)
         if bias_ptr is not None:
             gate += tl.load(gate_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
@@ -393,5 +404,8 @@ def _weighted_sum_kernel(
             if bias_ptr is not None:
                 biases = bias_ptr + (expert - FIRST).to(tl.int64) * HIDDEN + columns
                 results += tl.load(biases, mask=is_column, other=0.0).to(tl.float32)
-            total = tl.fma(results, tl.broadcast_to(tl.load(weights_ptr + pair), [BLOCK]), total)
+            if weights_ptr is None:
+                total += results
+            else:
+                total = tl.fma(results, tl.broadcast_to(tl.load(weights_ptr + pair), [BLOCK]), total)
     tl.store(output_ptr + token * HIDDEN + columns, total.to(output_ptr.dtype.element_ty), mask=is_column)

@@ -1,6 +1,6 @@
-"""Norm of query and key, rotary position embedding and the write into the paged cache: one program handles a token.
+"""Rotary position embedding, the norm of query and key before it or after, and the write into the paged cache.
 
-Knows neither attention nor the scaling of the table of cosines and sines.
+One program handles a token. Knows neither attention nor the scaling of the table of cosines and sines.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -30,13 +30,16 @@ def rope_and_kv_write(
     scales: KVScales = UNSCALED,
     query_scales: Tensor | None = None,
 ) -> None:
+    if query_scales is not None and norm is not None and norm.after_rotation:
+        raise ValueError("a norm after the rotation would undo query_scales: give one of them")
     tokens, heads, head_dim = query.shape
     launch = _launcher(
         heads,
         key.shape[1],
         head_dim,
         cos_sin.shape[1],
-        norm is not None,
+        norm is not None and not norm.after_rotation,
+        norm is not None and norm.after_rotation,
         query_scales is not None,
         key_cache.dtype is torch.float8_e4m3fn,
     )
@@ -66,10 +69,18 @@ def rope_and_kv_write(
 
 @functools.cache
 def _launcher(
-    heads: int, kv_heads: int, head_dim: int, rotary_size: int, normed: bool, query_scaled: bool, float8: bool
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotary_size: int,
+    norm_before: bool,
+    norm_after: bool,
+    query_scaled: bool,
+    float8: bool,
 ) -> Launcher:
     constants = {
-        "NORM": normed,
+        "NORM_BEFORE": norm_before,
+        "NORM_AFTER": norm_after,
         "QUERY_SCALES": query_scaled,
         "FLOAT8": float8,
         "HEADS": heads,
@@ -106,7 +117,8 @@ def _rope_and_kv_write_kernel(
     query_stride,
     key_stride,
     value_stride,
-    NORM: tl.constexpr,
+    NORM_BEFORE: tl.constexpr,
+    NORM_AFTER: tl.constexpr,
     QUERY_SCALES: tl.constexpr,
     FLOAT8: tl.constexpr,
     HEADS: tl.constexpr,
@@ -146,7 +158,8 @@ def _rope_and_kv_write_kernel(
         factor,
         query_weight_ptr,
         epsilon,
-        NORM,
+        NORM_BEFORE,
+        NORM_AFTER,
         QUERY_SCALES,
         HEAD_DIM,
         HALF,
@@ -172,7 +185,8 @@ def _rope_and_kv_write_kernel(
         1.0,
         key_weight_ptr,
         epsilon,
-        NORM,
+        NORM_BEFORE,
+        NORM_AFTER,
         False,
         HEAD_DIM,
         HALF,
@@ -211,7 +225,8 @@ def _rotate(
     factor,
     weight_ptr,
     epsilon,
-    NORM: tl.constexpr,
+    NORM_BEFORE: tl.constexpr,
+    NORM_AFTER: tl.constexpr,
     SCALED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
@@ -224,26 +239,53 @@ def _rotate(
     first = tl.load(row_ptrs + columns[None, :], mask=mask, other=0.0)
     second = tl.load(row_ptrs + HALF + columns[None, :], mask=mask, other=0.0)
     rest = tl.load(row_ptrs + rest_columns[None, :], mask=rest_mask, other=0.0)
+    if NORM_BEFORE:
+        first, second, rest = _normalise(
+            first, second, rest, weight_ptr, epsilon, HEAD_DIM, HALF, REST, BLOCK_HALF, BLOCK_REST
+        )
     wide_first, wide_second, wide_rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
-    if NORM:
-        squares = tl.sum(wide_first * wide_first, axis=1) + tl.sum(wide_second * wide_second, axis=1)
-        if REST > 0:
-            squares += tl.sum(wide_rest * wide_rest, axis=1)
-        inverse_rms = tl.rsqrt(squares / HEAD_DIM + epsilon)[:, None]
-        first_weight = tl.load(weight_ptr + columns, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
-        second_weight = tl.load(weight_ptr + HALF + columns, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
-        rest_weight = tl.load(weight_ptr + rest_columns, mask=rest_columns < HEAD_DIM, other=0.0).to(tl.float32)
-        # Rounded like the result of the norm alone.
-        wide_first = (wide_first * inverse_rms * first_weight).to(first.dtype).to(tl.float32)
-        wide_second = (wide_second * inverse_rms * second_weight).to(first.dtype).to(tl.float32)
-        wide_rest = (wide_rest * inverse_rms * rest_weight[None, :]).to(first.dtype).to(tl.float32)
     rotated_first = wide_first * cos - wide_second * sin
     rotated_second = wide_second * cos + wide_first * sin
     if SCALED:
         rotated_first *= factor
         rotated_second *= factor
         wide_rest *= factor
-    return rotated_first.to(first.dtype), rotated_second.to(first.dtype), wide_rest.to(first.dtype)
+    first, second, rest = rotated_first.to(first.dtype), rotated_second.to(first.dtype), wide_rest.to(first.dtype)
+    if NORM_AFTER:
+        first, second, rest = _normalise(
+            first, second, rest, weight_ptr, epsilon, HEAD_DIM, HALF, REST, BLOCK_HALF, BLOCK_REST
+        )
+    return first, second, rest
+
+
+@triton.jit
+def _normalise(
+    first,
+    second,
+    rest,
+    weight_ptr,
+    epsilon,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):
+    """The norm of each head, rounded like the result of the norm alone."""
+    columns = tl.arange(0, BLOCK_HALF)
+    rest_columns = 2 * HALF + tl.arange(0, BLOCK_REST)
+    wide_first, wide_second, wide_rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+    squares = tl.sum(wide_first * wide_first, axis=1) + tl.sum(wide_second * wide_second, axis=1)
+    if REST > 0:
+        squares += tl.sum(wide_rest * wide_rest, axis=1)
+    inverse_rms = tl.rsqrt(squares / HEAD_DIM + epsilon)[:, None]
+    first_weight = tl.load(weight_ptr + columns, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    second_weight = tl.load(weight_ptr + HALF + columns, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    rest_weight = tl.load(weight_ptr + rest_columns, mask=rest_columns < HEAD_DIM, other=0.0).to(tl.float32)
+    wide_first = wide_first * inverse_rms * first_weight
+    wide_second = wide_second * inverse_rms * second_weight
+    wide_rest = wide_rest * inverse_rms * rest_weight[None, :]
+    return wide_first.to(first.dtype), wide_second.to(first.dtype), wide_rest.to(first.dtype)
 
 
 @triton.jit

@@ -1,10 +1,11 @@
-"""Sums and scales, number by number."""
+"""Sums, scales, gates and casts, number by number."""
 
 import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.tensors import Array, Tensor, rounded, widened
+from pyllm_kernels.ops.activation import sigmoid
+from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, widened
 
 
 def _add(x: Array, residual: Array, factor: float = 1.0) -> Array:
@@ -45,3 +46,30 @@ def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     """
     _cpu.ops.scale_and_cap(x, factor, cap)
     return x
+
+
+def _sigmoid_gate(x: Array, gate: Array) -> Array:
+    x[...] = widened(x) * sigmoid(widened(gate))
+    return x
+
+
+@op(reference=_sigmoid_gate, triton="pyllm_kernels.gpu.elementwise")
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """Multiply x [tokens, n] by `sigmoid(gate)` in place; return x.
+
+    The gate is [tokens, n] or [tokens, 1], of x's dtype. Computes in float32 and rounds once.
+    """
+    _cpu.ops.sigmoid_gate(x, gate)
+    return x
+
+
+def _widen(x: Array) -> Floats:
+    return widened(x)
+
+
+@op(reference=_widen, triton="pyllm_kernels.gpu.elementwise")
+def widen(x: Tensor) -> Tensor:
+    """The numbers of x [tokens, n] as float32."""
+    out = graph.empty(x.shape, x, "float32")
+    _cpu.ops.widen(x, out)
+    return out

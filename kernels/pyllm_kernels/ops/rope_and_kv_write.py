@@ -24,12 +24,13 @@ def _rope_and_kv_write(
     scales: KVScales = UNSCALED,
     query_scales: Array | None = None,
 ) -> None:
-    if norm is not None:
-        query[...] = rms_norm.reference(query, norm.query_weight, norm.epsilon)
-        key[...] = rms_norm.reference(key, norm.key_weight, norm.epsilon)
+    if norm is not None and not norm.after_rotation:
+        _normalise(query, key, norm)
     cos, sin = np.split(cos_sin[positions][:, None], 2, axis=-1)  # [tokens, 1, rotary_size / 2] each
     _rotate(query, cos, sin, None if query_scales is None else query_scales[positions][:, None, None])
     _rotate(key, cos, sin, None)
+    if norm is not None and norm.after_rotation:
+        _normalise(query, key, norm)
     written = slot_mapping >= 0
     cells = slot_mapping[written]
     _write(key_cache, cells, widened(key[written]) / np.float32(scales.key))
@@ -61,14 +62,20 @@ def rope_and_kv_write(
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
     - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; key and value are rounded to
       their dtype, and clamped to the range of fp8 (e4m3), which only GPUs take.
-    - norm: `rms_norm` of each head of query and key, in place, before the rotation.
+    - norm: `rms_norm` of each head of query and key, in place, before the rotation or after it.
     - scales: key and value are divided by them when they are written to an fp8 cache.
-    - query_scales float32 [max_position]: the rotated query is multiplied by the entry for its position.
+    - query_scales float32 [max_position]: the rotated query is multiplied by the entry for its position. A norm after
+      the rotation would undo that: `ValueError`.
     """
     if scales != UNSCALED:
         raise ValueError(f"{scales} are for caches in fp8, which a CPU does not have")
     tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
     _cpu.ops.rope_and_kv_write(*tensors, norm, query_scales)
+
+
+def _normalise(query: Array, key: Array, norm: QKNorm) -> None:
+    query[...] = rms_norm.reference(query, norm.query_weight, norm.epsilon)
+    key[...] = rms_norm.reference(key, norm.key_weight, norm.epsilon)
 
 
 def _rotate(heads: Array, cos: Floats, sin: Floats, factors: Floats | None) -> None:

@@ -8,7 +8,7 @@ use super::cells::Cells;
 use super::plan::{Plan, Work};
 use super::{PagedAttention, Sequences, TILE};
 use crate::isa::Isa;
-use crate::memory::scratch::Scratch;
+use crate::memory::scratch;
 use crate::threads::Pool;
 
 /// The data of a call that all threads share.
@@ -72,7 +72,6 @@ pub(super) trait TileBackend<'a>: Sized {
 
 thread_local! {
     static PLAN: RefCell<Plan> = RefCell::default();
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 /// # Safety
@@ -110,7 +109,7 @@ pub(super) unsafe fn attend<'a, B: TileBackend<'a>>(call: &Call<'a>, pool: &mut 
 /// See `attend`.
 unsafe fn whole<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Option<&Work>) {
     let state_floats = B::state_floats(call.op, work).next_multiple_of(LINE_FLOATS);
-    let scratch = scratch(2 * state_floats + B::scratch_floats(call.op, work));
+    let scratch = scratch::of_thread(2 * state_floats + B::scratch_floats(call.op, work));
     // SAFETY: there is so much memory, and the rest as the caller promises.
     unsafe {
         let (total, partial) = (scratch, scratch.add(state_floats));
@@ -134,7 +133,7 @@ unsafe fn whole<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Opti
 unsafe fn split<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Option<&Work>, state: *mut f32) {
     // SAFETY: there is so much memory, and the rest as the caller promises.
     unsafe {
-        let mut backend = B::new(*call, *work, scratch(B::scratch_floats(call.op, work)));
+        let mut backend = B::new(*call, *work, scratch::of_thread(B::scratch_floats(call.op, work)));
         backend.start();
         sum_split(call, work, work.split, next, &backend, state);
     }
@@ -149,7 +148,7 @@ unsafe fn merge<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, partials: 
     let first = work.partial.unwrap_or_default();
     // SAFETY: as the caller promises.
     unsafe {
-        let backend = B::new(*call, *work, scratch(B::scratch_floats(call.op, work)));
+        let backend = B::new(*call, *work, scratch::of_thread(B::scratch_floats(call.op, work)));
         let total = partials.add(first * floats_a_split);
         for (partial, split) in (first..).zip(work.splits()).skip(1) {
             backend.merge(total, partials.add(partial * floats_a_split), split);
@@ -202,11 +201,6 @@ impl Call<'_> {
 
 /// Floats of a cache line.
 const LINE_FLOATS: usize = 16;
-
-/// The thread's own memory of `floats` floats, uninitialised; valid until the next call.
-fn scratch(floats: usize) -> *mut f32 {
-    SCRATCH.with_borrow_mut(|scratch| scratch.bytes(floats * size_of::<f32>()).as_mut_ptr().cast())
-}
 
 /// A pointer that threads write through, each to a part of its own.
 struct Shared(*mut f32);

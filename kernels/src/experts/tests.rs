@@ -1,3 +1,4 @@
+use super::routing::Scores;
 use super::*;
 use crate::linear::{Format, Row, Scales, Source};
 use crate::threads::pool::pool;
@@ -120,7 +121,18 @@ fn activated(gate: f64, up: f64) -> f64 {
 }
 
 fn router(active: usize) -> Router {
-    Router { num_experts: EXPERTS, active, normalised: true, first: 0, count: EXPERTS }
+    Router {
+        num_experts: EXPERTS,
+        active,
+        scores: Scores::Softmax,
+        normalised: true,
+        factor: 1.0,
+        weighs_inputs: false,
+        correction: None,
+        groups: None,
+        first: 0,
+        count: EXPERTS,
+    }
 }
 
 #[test]

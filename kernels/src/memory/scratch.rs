@@ -1,5 +1,17 @@
 //! Scratch memory of kernels, kept from one call to the next. Knows no kernel.
 
+use std::cell::RefCell;
+
+thread_local! {
+    static OF_THREAD: RefCell<Scratch> = RefCell::default();
+}
+
+/// The thread's own memory of `floats` floats, uninitialised, from the start of a cache line on; valid until the next
+/// call.
+pub(crate) fn of_thread(floats: usize) -> *mut f32 {
+    OF_THREAD.with_borrow_mut(|scratch| scratch.bytes(floats * size_of::<f32>()).as_mut_ptr().cast())
+}
+
 /// A buffer as large as the largest request so far.
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<Line>);

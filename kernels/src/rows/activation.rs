@@ -196,7 +196,7 @@ impl Kind {
     #[inline(always)]
     fn of<V: Vector>(self, gate: V, up: V) -> V {
         match self {
-            Self::Silu => silu(gate).mul(up),
+            Self::Silu => gate.silu().mul(up),
             Self::Gelu => gelu(gate).mul(up),
             Self::GeluTanh => gelu_tanh(gate).mul(up),
             Self::Relu => relu(gate).mul(up),
@@ -208,13 +208,6 @@ impl Kind {
             Self::ClampedSwiglu { limit, alpha } => clamped_swiglu(gate, up, limit, alpha),
         }
     }
-}
-
-#[inline(always)]
-fn silu<V: Vector>(x: V) -> V {
-    // SAFETY: x exists.
-    let (zero, one) = unsafe { (V::splat(0.0), V::splat(1.0)) };
-    x.div(zero.sub(x).exp().add(one))
 }
 
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! Elementwise changes of a matrix: a bias, a factor and a cap, or the residual added.
+//! Elementwise changes of a matrix: a bias, a factor and a cap, the residual added, a gate, or another dtype.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
+use crate::dtype::DType;
 use crate::execution::execute;
 use crate::isa::Isa;
 use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
@@ -21,9 +22,13 @@ pub(crate) enum Change {
     Scale { factor: f32, cap: Option<f32> },
     /// `factor * x + residual`, of the dtype of x.
     Add { factor: f32, residual: Matrix },
+    /// `x * sigmoid(gate)`, of the dtype of x; a gate is as wide as x, or one number a row.
+    Gate { gate: Matrix, is_wide: bool },
+    /// `x` as float32.
+    Widen,
 }
 
-/// Write the change of x to out, which may be x; both have the same dtype.
+/// Write the change of x to out, which may be x; both have the same dtype, unless x is widened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Elementwise {
     pub(crate) change: Change,
@@ -55,9 +60,26 @@ pub(crate) fn scale_and_cap(py: Python<'_>, x: Array, factor: f32, cap: Option<f
     change(py, Change::Scale { factor, cap }, &x, &x, &[&x])
 }
 
+/// `x * sigmoid(gate)` in x.
+#[pyfunction]
+pub(crate) fn sigmoid_gate(py: Python<'_>, x: Array, gate: Array) -> PyResult<()> {
+    let [tokens, width] = x.dimensions("x")?;
+    let [_, gate_width] = gate.dimensions("gate")?;
+    let is_wide = gate_width != 1;
+    let rows = gate.matrix_of("gate", x.dtype("x")?, [tokens, if is_wide { width } else { 1 }])?;
+    change(py, Change::Gate { gate: rows, is_wide }, &x, &x, &[&x, &gate])
+}
+
+/// The numbers of x in `out`, float32.
+#[pyfunction]
+pub(crate) fn widen(py: Python<'_>, x: Array, out: Array) -> PyResult<()> {
+    change(py, Change::Widen, &x, &out, &[&x, &out])
+}
+
 fn change(py: Python<'_>, change: Change, x: &Array, out: &Array, arrays: &[&Array]) -> PyResult<()> {
     let shape @ [tokens, width] = x.dimensions("x")?;
-    let (x, out) = (x.matrix("x", shape)?, out.matrix_of("out", x.dtype("x")?, shape)?);
+    let dtype = if matches!(change, Change::Widen) { DType::Float32 } else { x.dtype("x")? };
+    let (x, out) = (x.matrix("x", shape)?, out.matrix_of("out", dtype, shape)?);
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
     unsafe { execute(py, Elementwise { change, tokens, width, x, out }, arrays) }
 }
@@ -68,6 +90,8 @@ impl Op for Elementwise {
             Change::Bias(_) => "add_bias",
             Change::Scale { .. } => "scale_and_cap",
             Change::Add { .. } => "add",
+            Change::Gate { .. } => "sigmoid_gate",
+            Change::Widen => "widen",
         }
     }
 
@@ -117,6 +141,15 @@ impl<X: Storage> Kernel for Row<'_, X> {
                     let (factor, residual) = (V::splat(factor), residual.row::<X>(row));
                     self.change::<V>(row, |x, at, left| x.mul_add(factor, X::load_up_to(residual.add(at), left)));
                 }
+                Change::Gate { gate, is_wide: true } => {
+                    let gate = gate.row::<X>(row);
+                    self.change::<V>(row, |x, at, left| x.div(exp_of_minus_and_one(X::load_up_to(gate.add(at), left))));
+                }
+                Change::Gate { gate, is_wide: false } => {
+                    let divisor = exp_of_minus_and_one(V::splat((*gate.row::<X>(row)).widen()));
+                    self.change::<V>(row, |x, _, _| x.div(divisor));
+                }
+                Change::Widen => self.change_to::<V, f32>(row, |x, _, _| x),
             }
         }
     }
@@ -139,16 +172,35 @@ impl<X: Storage> Row<'_, X> {
     /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn change<V: Vector>(&self, row: usize, change: impl Fn(V, usize, usize) -> V) {
+        // SAFETY: as the caller promises.
+        unsafe { self.change_to::<V, X>(row, change) }
+    }
+
+    /// The same for elements of the type O in out.
+    ///
+    /// # Safety
+    ///
+    /// See `Kernel::run`.
+    #[inline(always)]
+    unsafe fn change_to<V: Vector, O: Storage>(&self, row: usize, change: impl Fn(V, usize, usize) -> V) {
         let Elementwise { width, x, out, .. } = *self.op;
         // SAFETY: as the caller promises.
         unsafe {
-            let (x, out) = (x.row::<X>(row), out.row::<X>(row));
+            let (x, out) = (x.row::<X>(row), out.row::<O>(row));
             for at in (0..width).step_by(LANES) {
                 let left = width - at;
-                X::store_up_to(change(X::load_up_to(x.add(at), left), at, left), out.add(at), left);
+                O::store_up_to(change(X::load_up_to(x.add(at), left), at, left), out.add(at), left);
             }
         }
     }
+}
+
+/// `1 + exp(-x)`, which a number is divided by to multiply it with the sigmoid of x.
+#[inline(always)]
+fn exp_of_minus_and_one<V: Vector>(x: V) -> V {
+    // SAFETY: x exists.
+    let (zero, one) = unsafe { (V::splat(0.0), V::splat(1.0)) };
+    zero.sub(x).exp().add(one)
 }
 
 #[cfg(test)]
@@ -156,7 +208,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::dtype::DType;
 
     proptest! {
         #[test]
@@ -178,6 +229,9 @@ mod tests {
                 Change::Scale { factor, cap: None },
                 Change::Scale { factor, cap: Some(cap) },
                 Change::Add { factor, residual: other },
+                Change::Gate { gate: other, is_wide: true },
+                Change::Gate { gate: other, is_wide: false },
+                Change::Widen,
             ];
             for (change, isa) in changes.into_iter().flat_map(|change| Isa::available().map(move |isa| (change, isa))) {
                 let mut out = vec![f32::NAN; x.len()];
@@ -192,6 +246,9 @@ mod tests {
                         Change::Scale { cap: None, .. } => factor * x,
                         Change::Scale { .. } => wide_cap * (factor * x / wide_cap).tanh(),
                         Change::Add { .. } => factor * x + other,
+                        Change::Gate { is_wide: true, .. } => x / (1.0 + (-other).exp()),
+                        Change::Gate { .. } => x / (1.0 + (-f64::from(numbers[0].1)).exp()),
+                        Change::Widen => x,
                     };
                     prop_assert!((f64::from(out) - expected).abs() < 1e-5, "{isa:?} {change:?}: {x} gives {out}");
                 }

@@ -63,6 +63,15 @@ impl Operation for Tanh {
     }
 }
 
+struct Softplus;
+
+impl Operation for Softplus {
+    #[inline(always)]
+    fn apply<V: Vector>(&self, input: V) -> V {
+        input.softplus()
+    }
+}
+
 struct Erf;
 
 impl Operation for Erf {
@@ -134,6 +143,20 @@ proptest! {
                 prop_assert!((f64::from(found) - erf(f64::from(x))).abs() < 1e-6, "{isa:?}: erf({x}) is {found}");
             }
         }
+    }
+}
+
+#[test]
+fn softplus_is_near_in_proportion() {
+    let input: Vec<f32> = (-860..1000).map(|tenth| tenth as f32 / 10.0).collect();
+    for isa in Isa::available() {
+        for (&x, found) in input.iter().zip(map(isa, &input, Softplus)) {
+            let expected = f64::from(x).exp().ln_1p();
+            assert!((f64::from(found) - expected).abs() <= 1e-6 * expected, "{isa:?}: softplus({x}) is {found}");
+        }
+        let ends = map(isa, &[-100.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN], Softplus);
+        assert_eq!(ends[..3], [0.0, 0.0, f32::INFINITY]);
+        assert!(ends[3].is_nan());
     }
 }
 

@@ -116,10 +116,11 @@ class Recovery:
             self._last_fatal_step = steps[-1]
 
     async def _allocate(self) -> None:
-        """Allocate as many blocks as the scheduler has, which never changes."""
+        """Allocate as many blocks and states as the scheduler has, which never changes."""
         stats = self._scheduler.stats()
         num_blocks, num_host_blocks = stats["num_blocks"], stats["num_host_blocks"]
-        room = min(await self._executor.collective("num_blocks"))
+        states = (stats["num_states"],) if stats["num_states"] else ()
+        room = min(number for number in await self._executor.collective("num_blocks", *states) if number is not None)
         if room < num_blocks:
             logger.warning("a new worker has room for %d KV blocks and must allocate %d", room, num_blocks)
-        await self._executor.collective("allocate", num_blocks, num_host_blocks)
+        await self._executor.collective("allocate", num_blocks, num_host_blocks, *states)

@@ -12,17 +12,19 @@ from pyllm_kernels.ops.blocks import copy_blocks
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
 from pyllm.families.kv_layout import KVGroup
+from pyllm.families.state_layout import state_bytes
 from pyllm.workers.devices.device import Device
 from pyllm.workers.kv.host_blocks import HostBlocks, open_host_blocks
 from pyllm.workers.kv.kv_cache import HostPool, KVCache, KVCacheShape
 from pyllm.workers.kv.page_prefaulter import PagePrefaulter
+from pyllm.workers.kv.state_cache import StateCache
 from pyllm.workers.step.batch import Batch
 
 
 class KVMemory:
     """The KV cache and the host pool. Call `open_host`, then `allocate`, then `move_blocks` for each step.
 
-    `groups` are the layers of this rank's pipeline stage.
+    `layers` are those of this rank's pipeline stage, and `groups` those with attention.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class KVMemory:
         config: WorkerConfig,
         shape: KVCacheShape,
         groups: tuple[KVGroup, ...],
+        layers: range,
         kernels: Kernels,
         device: Device,
         *,
@@ -40,6 +43,10 @@ class KVMemory:
         self._device = device
         self._clock = clock
         self.groups = groups
+        self._layers = layers
+        ranks = config.engine.parallel.tensor_parallel_size
+        self.state_bytes = state_bytes(config.checkpoint.spec, ranks, layers)
+        """Bytes of one state in the layers of this stage; 0 if none keeps one."""
         self.shape = shape
         self.swap_seconds = 0.0
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
@@ -47,6 +54,7 @@ class KVMemory:
         self._cache: KVCache | None = None
         self._host_pool: HostPool | None = None
         self._prefaulter: PagePrefaulter | None = None
+        self._states: StateCache | None = None
 
     @property
     def cache(self) -> KVCache:
@@ -58,6 +66,11 @@ class KVMemory:
         if self._cache is None:
             raise ProtocolError("a step or call came before the KV cache was allocated")
         return self._cache
+
+    @property
+    def states(self) -> StateCache | None:
+        """The states; None if no layer of this stage has one, or before `allocate`."""
+        return self._states
 
     def open_host(self, arithmetic: str, descriptor: int | None) -> None:
         """Check that the host has room, and begin to verify the blocks in `descriptor`, see `open_host_blocks`."""
@@ -85,8 +98,18 @@ class KVMemory:
         """A cache for steps before `allocate`."""
         return KVCache(self.shape, num_blocks, self._device, self.groups)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
-        """Allocate the KV cache and the host pool, and time a few swaps.
+    def temporary_states(self) -> StateCache | None:
+        """Room for one state, for steps before `allocate`."""
+        return self._make_states(1)
+
+    def _make_states(self, num_states: int) -> StateCache | None:
+        if not self.state_bytes or not num_states:
+            return None
+        spec, ranks = self._config.checkpoint.spec, self._config.engine.parallel.tensor_parallel_size
+        return StateCache(spec, ranks, self._layers, num_states, self._device)
+
+    def allocate(self, num_blocks: int, num_host_blocks: int, num_states: int = 0) -> None:
+        """Allocate the KV cache, the states and the host pool, and time a few swaps.
 
         Raises:
             ProtocolError: it was called before.
@@ -94,6 +117,7 @@ class KVMemory:
         if self._cache is not None:
             raise ProtocolError(f"the KV cache of {self._cache.num_blocks} blocks is allocated already")
         self._cache = KVCache(self.shape, num_blocks, self._device, self.groups)
+        self._states = self._make_states(num_states)
         if num_host_blocks:
             self._host_pool, self.swap_seconds = self._host_blocks.make_pool(
                 self._cache, num_host_blocks, self._kernels, self._clock
@@ -118,8 +142,13 @@ class KVMemory:
                 self._kernels[copy_blocks](keys, values, copies)
 
     def statistics(self) -> dict[str, int]:
-        """Bytes of the KV cache and of the host pool."""
+        """Bytes of the KV cache, of the states and of the host pool."""
         num_blocks = 0 if self._cache is None else self._cache.num_blocks
         num_host_blocks = 0 if self._host_pool is None else self._host_pool.num_blocks
         size = self.shape.block_bytes
-        return {"kv_cache_bytes": num_blocks * size, "host_kv_cache_bytes": num_host_blocks * size}
+        num_states = 0 if self._states is None else self._states.num_states
+        return {
+            "kv_cache_bytes": num_blocks * size,
+            "state_bytes": num_states * self.state_bytes,
+            "host_kv_cache_bytes": num_host_blocks * size,
+        }

@@ -1,21 +1,59 @@
 """Mixture of experts: a router picks a few feed-forward layers for each token. Does not know how they are computed.
 
-Each rank has a part of every expert, or some whole experts; the ranks' results are added up.
+Each rank has a part of every expert, or some whole experts, and a part of the expert that all tokens share; the ranks'
+results are added up.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pyllm_kernels import ClampedSwiglu, ExpertMatrices, PackedLinear, Router
+from pyllm_kernels import ClampedSwiglu, ExpertGroups, ExpertMatrices, PackedLinear, Router
+from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.elementwise import add, sigmoid_gate, widen
 from pyllm_kernels.ops.experts import experts
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.errors import ConfigError
-from pyllm.families.spec import EXPERT_FEATURES, FeedForwardSpec, RoutingSpec
-from pyllm.workers.layers.linear import ColumnParallelLinear
+from pyllm.families.spec import EXPERT_FEATURES, FeedForwardSpec, RoutingSpec, SharedExpertSpec
+from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.packing import MatrixPart, pack
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WHOLE, WeightReader
+
+
+class SharedExpert:
+    """The expert of every token, on each rank a part of its features."""
+
+    def __init__(
+        self, spec: FeedForwardSpec, shared: SharedExpertSpec, hidden_size: int, placement: WeightPlacement
+    ) -> None:
+        self._kernels = placement.kernels
+        self._activation, self._gated = spec.activation, spec.gated
+        sizes = (shared.size, shared.size) if spec.gated else (shared.size,)
+        self._up = ColumnParallelLinear(hidden_size, sizes, placement)
+        self._down = RowParallelLinear(shared.size, hidden_size, placement)
+        self._gate = None
+        if shared.gated:
+            self._gate = ColumnParallelLinear(hidden_size, (1,), placement, shares=[slice(0, 1)])
+
+    def load(self, reader: WeightReader, prefix: str) -> None:
+        names = ("gate", "up") if self._gated else ("up",)
+        self._up.load(reader, *(f"{prefix}shared.{name}" for name in names))
+        self._down.load(reader, f"{prefix}shared.down")
+        if self._gate is not None:
+            self._gate.load(reader, f"{prefix}shared_gate")
+
+    def packed(self) -> Iterator[PackedLinear]:
+        """Every matrix, in order."""
+        yield from (*self._up.packed, self._down.packed)
+        if self._gate is not None:
+            yield from self._gate.packed
+
+    def partial(self, x: Tensor) -> Tensor:
+        """This rank's part of the result, to be added up over the ranks; x [tokens, hidden_size]."""
+        inner = self._kernels[activation](self._up(x), self._activation, self._gated)
+        output = self._down.partial(inner)
+        return output if self._gate is None else self._kernels[sigmoid_gate](output, self._gate(x))
 
 
 class Experts:
@@ -33,13 +71,34 @@ class Experts:
         every = slice(0, routing.experts)
         self._features = WHOLE if placement.by_expert else placement.share(spec.size)
         own = placement.share(routing.experts) if placement.by_expert else every
-        self.router = ColumnParallelLinear(hidden_size, (routing.experts,), placement, spec.bias, shares=[every])
-        self._router = Router(routing.experts, routing.active, routing.normalised, own.start, own.stop - own.start)
+        self._widens = routing.float32 and placement.dtype != "float32"
+        of_router = replace(placement, dtype="float32", quantization="none") if routing.float32 else placement
+        self.router = ColumnParallelLinear(hidden_size, (routing.experts,), of_router, spec.bias, shares=[every])
+        groups = routing.groups
+        self._router = Router(
+            routing.experts,
+            routing.active,
+            routing.normalised,
+            own.start,
+            own.stop - own.start,
+            scores=routing.scores,
+            tolerance=routing.tolerance,
+            factor=routing.factor,
+            weighs_inputs=routing.weighs_inputs,
+            correction=placement.device.empty((routing.experts,), "float32") if routing.correction else None,
+            groups=None if groups is None else ExpertGroups(groups.count, groups.active, groups.best),
+        )
+        shared = routing.shared
+        self._shared = None if shared is None else SharedExpert(spec, shared, hidden_size, placement)
         gate = spec.clamped_gate
         self._activation = spec.activation if gate is None else ClampedSwiglu(gate.limit, gate.alpha)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.router.load(reader, f"{prefix}router")
+        if (correction := self._router.correction) is not None:
+            reader.read(f"{prefix}correction.bias", (self._router.num_experts,), correction)
+        if self._shared is not None:
+            self._shared.load(reader, prefix)
         size, hidden = self._spec.size, self._hidden_size
         self.matrices = ExpertMatrices(
             self._pack(reader, prefix, MatrixPart("gate", (size, hidden), rows=self._features)),
@@ -60,10 +119,15 @@ class Experts:
         """Every matrix, in order."""
         yield from self.router.packed
         yield from (self.matrices.gate, self.matrices.up, self.matrices.down)
+        if self._shared is not None:
+            yield from self._shared.packed()
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, hidden_size]
         kernels = self._placement.kernels
-        result = kernels[experts](x, self.router(x), self._router, self._activation, self.matrices)
+        logits = self.router(kernels[widen](x) if self._widens else x)
+        result = kernels[experts](x, logits, self._router, self._activation, self.matrices)
+        if self._shared is not None:
+            result = kernels[add](result, self._shared.partial(x))
         return self._placement.group.sum(result)
 
     def _read_biases(self, reader: WeightReader, name: str, size: int, rows: slice = WHOLE) -> Tensor:

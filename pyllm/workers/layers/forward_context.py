@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from pyllm_kernels import AttentionMetadata, Kernels
+from pyllm_kernels import AttentionMetadata, Kernels, StateRows
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.kv.kv_cache import CachedLayer, KVCache
+from pyllm.workers.kv.state_cache import StateCache
 from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.position_tables import PositionTables
 
@@ -38,3 +39,10 @@ class ForwardContext:
     # From the pipeline stage before: a pending output and the residual stream, [2, tokens, hidden_size].
     received: Tensor | None = None
     selector: KVSelector | None = None  # None: all rows attend to all blocks
+    state_cache: StateCache | None = None
+    state_rows: StateRows | None = None  # None: no layer keeps a state
+
+    def states_of(self, layer: int) -> tuple[StateRows, tuple[Tensor, ...]]:
+        """The states that each row reads and writes, and the parts of all states in a layer."""
+        assert self.state_cache is not None and self.state_rows is not None, "a model without states"
+        return self.state_rows, self.state_cache.layers[layer]

@@ -83,3 +83,7 @@ class RowParallelLinear:
         kernels = self._placement.kernels
         total = self._placement.group.sum(kernels[packed_linear](x, self.packed))
         return total if self._bias is None else kernels[add_bias](total, self._bias)
+
+    def partial(self, x: Tensor) -> Tensor:
+        """This rank's part of the sum, without the bias."""
+        return self._placement.kernels[packed_linear](x, self.packed)

@@ -38,7 +38,7 @@ def check_sparse_attention(config: EngineConfig, spec: ModelSpec, device: str) -
             "--model-impl native"
         )
     first = settings.sparse_attention_dense_layers
-    if all(layer.attention.window is not None for layer in spec.layers[first:]):
+    if all(layer.attention is None or layer.attention.window is not None for layer in spec.layers[first:]):
         raise ConfigError(
             f"sparse_attention {name} has nothing to choose: of {len(spec.layers)} layers the first {first} read all "
             "blocks (sparse_attention_dense_layers), and the others have a window"

@@ -46,6 +46,8 @@ class Sections(Generic[Array]):
     history_starts: Array  # [I + 1]
     histories: Array
     prompt_lengths: Array  # [I]
+    state_sources: Array  # [R], or [0] without states
+    state_destinations: Array  # [R], or [0]
     swap_names: Array  # [40 * swaps to the host]
 
     def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...]) -> None:
@@ -138,6 +140,8 @@ def check_counts(counts: tuple[int, ...], num_groups: int = 1) -> None:
         and count["block_copies"] % 2 == count["slot_copies"] % 2 == count["swaps"] % 3 == 0
         and count["sampling_starts"] == count["history_starts"] == count["slot_inits"] + 1
         and count["prompt_lengths"] == count["slot_inits"]
+        and count["state_sources"] == count["state_destinations"]
+        and count["state_sources"] in (0, count["slots"])
         and count["swap_names"] % SWAP_NAME_SIZE == 0
         and count["swap_names"] // SWAP_NAME_SIZE <= count["swaps"] // 3
     )

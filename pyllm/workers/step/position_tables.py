@@ -51,10 +51,11 @@ def rope_table(rope: RopeSpec, num_positions: int) -> npt.NDArray[np.float32]:
 
 
 def _query_scales(spec: ModelSpec, num_positions: int) -> npt.NDArray[np.float32] | None:
-    scaling = spec.attention.query_scaling
+    scaling = spec.query_scaling
     if scaling is None:
         return None
-    steps = np.floor(np.arange(num_positions, dtype=np.float32) / np.float32(scaling.original_length))
+    positions = np.arange(scaling.first, scaling.first + num_positions, dtype=np.float32)
+    steps = np.floor(positions / np.float32(scaling.original_length))
     logarithms = np.log(1 + steps.astype(np.float64)).astype(np.float32)
     scales: npt.NDArray[np.float32] = 1 + np.float32(scaling.beta) * logarithms
     return scales

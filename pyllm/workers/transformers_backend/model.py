@@ -139,7 +139,7 @@ class TransformersModel:
         if index == len(self.spec.layers):
             raise ConfigError(f"{self.spec.architecture} calls attention more often than when it was probed")
         if index == len(self._layers):
-            spec, sinks = self.spec.layers[index].attention, call.sinks
+            spec, sinks = self.spec.layers[index].own_attention, call.sinks
             if sinks is not None:
                 sinks = sinks.detach()[self._placement.share(spec.heads)].float().contiguous()
             self._layers.append(PagedAttention(index, spec, sinks=sinks))

@@ -14,6 +14,7 @@ use crate::kv::Kv;
 use crate::observer::Observer;
 use crate::output::deltas::{Delta, Outbox};
 use crate::output::logprobs::LogprobView;
+use crate::planner::preempt::preempt;
 use crate::policy::OUTPUT_COST;
 use crate::request::Finish;
 use crate::steps::{Gives, Row, Step};
@@ -111,18 +112,15 @@ impl Commit<'_> {
 
     /// Plans the last known token again, with its drafts, because the worker was not ready. Always false.
     fn sample_again(&mut self, key: Key<Sequence>) -> bool {
-        let sequence = &mut self.table[key];
-        sequence.num_computed = sequence.num_computed.min(sequence.num_known() - 1);
-        self.kv.withdraw_save(sequence);
-        sequence.drop_rows(self.next_step);
+        self.go_back(key, self.table[key].num_known() - 1);
+        self.table[key].drop_rows(self.next_step);
         false
     }
 
     /// Appends a sampled token and those forced to follow, of which a row in flight has computed the first.
     fn go_ahead(&mut self, key: Key<Sequence>, tokens: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
-        let sequence = &mut self.table[key];
-        sequence.num_computed = sequence.num_computed.min(sequence.num_known() + 1);
-        sequence.drop_rows(self.next_step);
+        self.go_back(key, self.table[key].num_known() + 1);
+        self.table[key].drop_rows(self.next_step);
         self.append(key, tokens, logprobs)
     }
 
@@ -172,10 +170,23 @@ impl Commit<'_> {
         let num_accepted = drafts.iter().zip(sampled).take_while(|(draft, token)| draft == token).count();
         let num_accepted = num_accepted.min(sampled.len() - 1);
         // Entries of rejected drafts are overwritten by the tokens in their place.
-        sequence.num_computed = sequence.num_computed.min(sequence.num_known() + num_accepted as u32);
+        let num_computed = sequence.num_known() + num_accepted as u32;
         let num_tokens = if sequence.is_stateful { sampled.len() } else { num_accepted + 1 };
         self.observer.verified(drafts.len(), num_accepted);
+        self.go_back(key, num_computed);
         self.append(key, &sampled[..num_tokens], logprobs)
+    }
+
+    /// Lowers the number of a sequence's computed tokens; with states to where it has one. Without one it is computed
+    /// anew from a checkpoint.
+    fn go_back(&mut self, key: Key<Sequence>, num_computed: u32) {
+        let sequence = &mut self.table[key];
+        sequence.num_computed = sequence.num_computed.min(num_computed);
+        let is_kept = self.kv.rewind_state(sequence);
+        self.kv.withdraw_save(sequence);
+        if !is_kept {
+            preempt(key, self.table, self.kv, self.observer);
+        }
     }
 
     /// Forks the other samples of a computed prompt, and appends each one's first token. True: one has ended.

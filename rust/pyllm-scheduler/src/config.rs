@@ -26,6 +26,12 @@ pub struct Config {
     pub vocab_size: u32,
     /// The groups of layers. Each has its own block for the same tokens.
     pub kv_groups: Vec<KvGroup>,
+    /// States of sequences, for a model with layers that keep one; one more than run at once lets a checkpoint stay. 0:
+    /// the model has no such layers.
+    pub num_states: u32,
+    /// Blocks of a prompt from one checkpoint of its state to the next. 0: there are checkpoints only where a prompt
+    /// ends, and where others have branched off.
+    pub state_checkpoint_blocks: u32,
     /// Whether full blocks are kept by the hash of their contents, for reuse.
     pub enable_prefix_caching: bool,
     /// Blocks that pins may keep from eviction. No request may rely on these blocks.
@@ -119,6 +125,8 @@ impl Default for Config {
             max_model_len: 0,
             vocab_size: 0,
             kv_groups: vec![KvGroup::default()],
+            num_states: 0,
+            state_checkpoint_blocks: 0,
             enable_prefix_caching: true,
             max_pinned_blocks: 0,
             prefix_hash: PrefixHash::Blake3,
@@ -162,6 +170,9 @@ impl Config {
         in_range("the number of kv_groups", self.kv_groups.len() as u32, 1, Self::MAX_KV_GROUPS)?;
         for window in self.kv_groups.iter().filter_map(|group| group.window) {
             in_range("a window", window, 1, most)?;
+        }
+        if self.num_states > 0 {
+            in_range("num_states", self.num_states, 2, most)?; // a sequence reads one and writes another
         }
         in_range("max_pinned_blocks", self.max_pinned_blocks, 0, self.num_blocks - 1)?;
         in_range("max_saving_blocks", self.max_saving_blocks, 0, self.num_blocks)?;
@@ -218,6 +229,8 @@ impl Config {
             max_model_len,
             vocab_size,
             kv_groups,
+            num_states,
+            state_checkpoint_blocks,
             enable_prefix_caching,
             max_pinned_blocks,
             prefix_hash,
@@ -247,6 +260,8 @@ impl Config {
             ("max_model_len", *max_model_len == other.max_model_len),
             ("vocab_size", *vocab_size == other.vocab_size),
             ("kv_groups", *kv_groups == other.kv_groups),
+            ("num_states", *num_states == other.num_states),
+            ("state_checkpoint_blocks", *state_checkpoint_blocks == other.state_checkpoint_blocks),
             ("enable_prefix_caching", *enable_prefix_caching == other.enable_prefix_caching),
             ("max_pinned_blocks", *max_pinned_blocks == other.max_pinned_blocks),
             ("prefix_hash", *prefix_hash == other.prefix_hash),

@@ -44,6 +44,11 @@ id! {
 }
 
 id! {
+    /// The state of a sequence's layers after some of its tokens, from 0 to `num_states` - 1.
+    StateId(u32)
+}
+
+id! {
     /// A load of keys and values from an external store, counted from 0.
     LoadId(u64)
 }
@@ -53,13 +58,23 @@ id! {
     SaveId(u64)
 }
 
-/// A block of the device or of the host, so that one pool type serves both.
+/// A block of the device or of the host, or a state, so that one pool type serves all.
 pub(crate) trait Block: Copy + PartialEq + fmt::Display {
     fn new(number: u32) -> Self;
     fn number(self) -> u32;
 }
 
 impl Block for BlockId {
+    fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl Block for StateId {
     fn new(number: u32) -> Self {
         Self(number)
     }

@@ -5,6 +5,7 @@ mod audit;
 pub(crate) mod cache;
 mod chains;
 pub(crate) mod loads;
+pub(crate) mod states;
 
 use crate::arena::Key;
 use crate::block_hash::{BlockHash, BlockHasher};
@@ -13,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::ids::BlockId;
 use crate::kv::cache::{CacheLimits, FoundChain, FoundStart, KvCache};
 use crate::kv::loads::Loads;
+use crate::kv::states::States;
 use crate::kv_layout::KvLayout;
 use crate::request::{Request, tokens_are_ids};
 use crate::steps::Steps;
@@ -23,8 +25,10 @@ pub(crate) struct Kv {
     cache: KvCache,
     layout: KvLayout,
     loads: Loads,
+    states: Option<States>,
     hasher: BlockHasher,
     found: FoundStart,    // by the last lookup in the prefix cache
+    branch: u32,          // tokens of the longest start whose blocks it has found
     copied: Vec<BlockId>, // by the plan in progress, each with one reference of its own
     enable_prefix_caching: bool,
     separate_outputs: bool,
@@ -37,8 +41,10 @@ impl Kv {
         Self {
             cache: KvCache::new(cache_limits(config, &layout)),
             loads: Loads::default(),
+            states: States::new(config),
             hasher: BlockHasher::new(config),
             found: FoundStart { chains: vec![FoundChain::default(); layout.groups.len()], ..FoundStart::default() },
+            branch: 0,
             copied: Vec::new(),
             enable_prefix_caching: config.enable_prefix_caching,
             separate_outputs: config.separate_outputs,
@@ -58,6 +64,11 @@ impl Kv {
     /// For calls that concern contents alone, and no sequence: pins, saves, events, restored host blocks.
     pub(crate) fn cache_mut(&mut self) -> &mut KvCache {
         &mut self.cache
+    }
+
+    /// The states of sequences; none for a model without.
+    pub(crate) fn states(&self) -> Option<&States> {
+        self.states.as_ref()
     }
 
     /// Whether a request may reuse cached blocks of others.
@@ -122,7 +133,7 @@ impl Kv {
         let hashes: Vec<_> = (0..most).map(|index| sequence.hash(live, index)).collect();
         let lowest = |num_cached: u32| num_cached * block_size;
         let hash_of = |index| hashes[index as usize];
-        self.cache.find_start(most, hash_of, lowest, steps.next(), steps.oldest(), &mut self.found);
+        self.find_start(most, hash_of, lowest, steps);
         (self.found.length * block_size, hashes)
     }
 
@@ -130,6 +141,7 @@ impl Kv {
     /// events need a parent.
     pub(crate) fn forget_contents(&mut self, table: &mut Table) {
         self.cache.forget();
+        self.states.iter_mut().for_each(States::forget);
         for sequence in table.sequences_mut() {
             sequence.num_stored = 0;
         }
@@ -173,6 +185,7 @@ impl Kv {
     pub(crate) fn clear(&mut self) {
         self.loads.clear();
         self.cache.clear();
+        self.states.iter_mut().for_each(States::clear);
     }
 
     /// Frees the copied blocks of a plan, now that all of it is known.
@@ -185,6 +198,9 @@ impl Kv {
     /// See `Scheduler::audit`.
     pub(crate) fn audit(&self, table: &Table) -> std::result::Result<(), String> {
         self.audit_references(table)?;
+        if let Some(states) = &self.states {
+            states.audit(table.sequences().map(|(_, sequence)| sequence))?;
+        }
         self.cache.audit()
     }
 }

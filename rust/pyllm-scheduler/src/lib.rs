@@ -49,6 +49,8 @@
 //!   token.
 //! - Full blocks are kept by the hash of all they depend on, and later sequences find them again, on the device or on
 //!   the host.
+//! - Layers may keep a **state** of all tokens before instead. A row reads one and writes one; those at the ends of some
+//!   blocks stay as checkpoints, and a prefix is found again up to one.
 //! - A **placement** chooses between several schedulers for each request, by their reported work and prefix caches. It
 //!   has no references to them.
 //! - Each sequence without tokens in a step has one reason (`explain`).
@@ -81,7 +83,7 @@ pub use block_hash::BlockHash;
 pub use config::{Config, KvGroup, PolicyName, PrefixHash};
 pub use error::{Error, Result};
 pub use estimates::histogram::Histogram;
-pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, SaveId, Slot, StepId};
+pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, SaveId, Slot, StateId, StepId};
 pub use kv::cache::event_batch::{BatchFormat, EventBatch};
 pub use kv::cache::events::{Events, KvEvent, Snapshot, Tier};
 pub use kv::cache::fragmentation::{Fragmentation, TierFragmentation};

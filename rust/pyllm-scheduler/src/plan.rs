@@ -22,7 +22,7 @@ const NO_GROUP: u32 = u32::MAX;
 ///
 /// T: tokens, R: rows, S: sampled positions, K: block table changes, I: slot initialisations, G: groups of layers, each
 /// with its own block tables.
-pub const SECTIONS: [(&str, char); 22] = [
+pub const SECTIONS: [(&str, char); 24] = [
     ("tokens", 'i'),           // [T] -1: the token that the slot sampled last
     ("positions", 'i'),        // [T]
     ("slot_mapping", 'i'),     // [G * T] block * block_size + offset, one group after another
@@ -44,6 +44,9 @@ pub const SECTIONS: [(&str, char); 22] = [
     ("history_starts", 'i'),   // [I + 1]
     ("histories", 'i'),        // all known tokens of stateful requests, prompt and output, end to end
     ("prompt_lengths", 'i'),   // [I] tokens of the prompt
+    // Only of a model with states: a row reads one and writes one, in the order of the rows.
+    ("state_sources", 'i'),      // [R] -1: none, the sequence begins
+    ("state_destinations", 'i'), // [R] may be the source
     // For each swap to the host: the hash of the block's contents, its group and its index in the chain, both uint32. A
     // block that the prefix cache does not know has zeros and the group 2^32 - 1.
     ("swap_names", 'B'),
@@ -66,7 +69,7 @@ impl Plan {
         self.counts[0]
     }
 
-    /// Rows: sequences in this step.
+    /// Rows. A sequence has one, or several where its states are kept between.
     pub fn num_rows(&self) -> u32 {
         self.counts[5]
     }
@@ -98,6 +101,8 @@ pub(crate) struct Draft {
     histories: Vec<i32>,
     prompt_lengths: Vec<i32>,
     swap_names: Vec<u8>,
+    state_sources: Vec<i32>,
+    state_destinations: Vec<i32>,
 }
 
 impl Draft {
@@ -125,6 +130,8 @@ impl Draft {
             &mut self.history_starts,
             &mut self.histories,
             &mut self.prompt_lengths,
+            &mut self.state_sources,
+            &mut self.state_destinations,
         ] {
             section.clear();
         }
@@ -187,6 +194,12 @@ impl Draft {
         self.uniforms.push(uniform);
     }
 
+    /// Sets the states that the row reads and writes.
+    pub(crate) fn use_states(&mut self, source: i32, destination: i32) {
+        self.state_sources.push(source);
+        self.state_destinations.push(destination);
+    }
+
     /// Ends the row that owns the tokens and samples since the row before.
     pub(crate) fn end_row(&mut self, slot: Slot, sequence_length: u32) {
         self.slots.push(slot.0 as i32);
@@ -218,6 +231,8 @@ impl Draft {
             Section::Ints(&self.history_starts),
             Section::Ints(&self.histories),
             Section::Ints(&self.prompt_lengths),
+            Section::Ints(&self.state_sources),
+            Section::Ints(&self.state_destinations),
             Section::Bytes(&self.swap_names),
         ];
         let size = sections.iter().fold(0, |end, section| aligned(end) + section.num_bytes());
@@ -284,7 +299,7 @@ mod tests {
         draft.end_row(Slot(2), 40);
         draft.initialise_slot(Slot(2), b"abc", &[7, 8], Some(&[9]));
         let plan = draft.finish(StepId(9));
-        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1, 0]);
+        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1, 0, 0, 0]);
         assert_eq!((plan.num_tokens(), plan.num_rows()), (17, 1));
         // 17 int32 reach into the second 64 bytes; every other non-empty section takes 64.
         assert_eq!(plan.buffer[64..68], 16_i32.to_le_bytes());

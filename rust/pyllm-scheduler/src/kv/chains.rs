@@ -1,9 +1,11 @@
 //! The blocks of sequences: found in the prefix cache, taken, written, shared, swapped and freed.
 
+use crate::block_hash::BlockHash;
 use crate::estimates::step_times::StepTimes;
 use crate::ids::{BlockId, HostBlockId, StepId};
 use crate::kv::Kv;
 use crate::kv::cache::{Filled, Found, KvCache};
+use crate::kv::states::States;
 use crate::plan::Draft;
 use crate::steps::Steps;
 use crate::table::sequence::{LiveRequest, Sequence};
@@ -22,7 +24,7 @@ impl Kv {
         let has_already = sequence.num_computed.max(num_offered * block_size);
         let lowest = |num_cached: u32| (num_cached * block_size).max(has_already).min(num_known - 1);
         let hash_of = |index| sequence.hash(live, index);
-        self.cache.find_start(most, hash_of, lowest, steps.next(), steps.oldest(), &mut self.found);
+        self.branch = self.find_start(most, hash_of, lowest, steps) * block_size;
 
         let in_use = |found: &&Found| matches!(found, Found::Device(block) if self.cache.references(*block) > 0);
         let mut num_taken = 0;
@@ -36,6 +38,30 @@ impl Kv {
         num_taken
     }
 
+    /// Finds the longest cached start, as `KvCache::find_start`, that ends at a checkpoint if the model has states. Gives
+    /// the length in blocks of the longest one with or without.
+    pub(super) fn find_start(
+        &mut self,
+        most: u32,
+        hash_of: impl Fn(u32) -> BlockHash,
+        lowest: impl Fn(u32) -> u32,
+        steps: &Steps,
+    ) -> u32 {
+        let (planning, committed) = (steps.next(), steps.oldest());
+        self.cache.find_start(most, &hash_of, &lowest, planning, committed, &mut self.found);
+        let longest = self.found.length;
+        if let Some(states) = &mut self.states {
+            loop {
+                let length = states.find(self.found.length, &hash_of, planning, committed);
+                if length == self.found.length {
+                    break;
+                }
+                self.cache.find_start(length, &hash_of, &lowest, planning, committed, &mut self.found);
+            }
+        }
+        longest
+    }
+
     /// Gives an admitted sequence the prefix of the last `find`, its swapped blocks, and blocks for all other tokens.
     /// Returns the cached tokens, and how many of them were on the host.
     pub(crate) fn admit(&mut self, sequence: &mut Sequence, live: &LiveRequest, step: StepId) -> (u32, u32) {
@@ -44,6 +70,9 @@ impl Kv {
         self.take_swapped(sequence);
         sequence.num_stored = num_cached;
         sequence.num_computed = sequence.num_computed.max(num_cached * block_size);
+        if let Some(states) = &mut self.states {
+            states.admit(sequence, self.branch);
+        }
         let num_known = sequence.num_known();
         for (group, (chain, layout)) in (0..).zip(sequence.chains.iter_mut().zip(&self.layout.groups)) {
             for _ in chain.end()..layout.end_block(self.found.lowest, num_known) {
@@ -183,6 +212,9 @@ impl Kv {
             }
         }
         sequence.num_stored = num_full;
+        if let (Some(states), Some(index)) = (&mut self.states, num_full.checked_sub(1)) {
+            states.store(sequence, index, sequence.hash(live, index));
+        }
     }
 
     /// Cancels saves of the block whose last token is computed again, while a save might read it.
@@ -204,6 +236,7 @@ impl Kv {
         let in_windows = origin.chains.iter().zip(&self.layout.groups).filter(|(_, group)| group.has_window());
         let num_owed: i64 = in_windows.map(|(chain, _)| chain.before(num_shared).len() as i64).sum();
         let has_room = num_owed == 0 || num_owed <= self.cache.num_available();
+        let has_room = has_room && self.states.as_ref().is_none_or(States::can_share);
         origin.num_uncomputed() <= 1 && origin.load.is_none() && !is_named && has_room
     }
 
@@ -217,6 +250,9 @@ impl Kv {
             chain.first = of.first;
             chain.blocks.extend_from_slice(of.before(num_shared));
             chain.blocks.iter().for_each(|&block| self.cache.share(block));
+        }
+        if let Some(states) = &mut self.states {
+            states.share(origin, fork);
         }
         fork.note_placed(self.layout.block_size);
         (fork.may_share, origin.may_share) = (true, true);
@@ -271,6 +307,35 @@ impl Kv {
     }
 }
 
+/// States of running sequences.
+impl Kv {
+    /// The end of the row that begins a part of a sequence's next tokens, up to `end`. See `States::row_end`.
+    pub(crate) fn row_end(&self, sequence: &Sequence, live: &LiveRequest, end: u32) -> u32 {
+        self.states.as_ref().map_or(end, |states| states.row_end(sequence, live, end))
+    }
+
+    /// Writes the states of a row, which computes a sequence's tokens up to `end`. `keeps`: see `States::advance`.
+    pub(crate) fn advance_state(&mut self, sequence: &mut Sequence, end: u32, keeps: bool, draft: &mut Draft) {
+        if let Some(states) = &mut self.states {
+            let (source, destination) = states.advance(sequence, end, keeps);
+            draft.use_states(source, destination);
+        }
+    }
+
+    /// Frees the states of a sequence that no row will read, after one is planned.
+    pub(crate) fn prune_states(&mut self, sequence: &mut Sequence) {
+        if let Some(states) = &mut self.states {
+            states.prune(sequence);
+        }
+    }
+
+    /// Goes back to a state after `num_computed` of a sequence's tokens or fewer. False: there is none, and the
+    /// sequence must be preempted.
+    pub(crate) fn rewind_state(&mut self, sequence: &mut Sequence) -> bool {
+        self.states.as_mut().is_none_or(|states| sequence.slot().is_none() || states.rewind(sequence))
+    }
+}
+
 /// Blocks of sequences that stop running.
 impl Kv {
     /// Frees the blocks of a sequence, on the device and the host.
@@ -279,6 +344,9 @@ impl Kv {
             self.cache.free_chain(&mut chain.blocks);
             self.cache.free_host(&mut chain.host_blocks);
             (chain.first, chain.host_first) = (0, 0);
+        }
+        if let Some(states) = &mut self.states {
+            states.free(sequence);
         }
         sequence.written.forget();
         (sequence.num_computed, sequence.num_placed) = (0, 0);
@@ -297,7 +365,8 @@ impl Kv {
     pub(crate) fn should_swap(&self, sequence: &Sequence, live: &LiveRequest, times: &StepTimes) -> bool {
         let end = self.layout.blocks_for(sequence.num_computed);
         let num_blocks = sequence.chains.iter().map(|chain| chain.before(end).len() as u32).sum::<u32>();
-        let is_whole = live.request.needs_whole_prompt();
+        // With states it goes back to its last checkpoint, which is a block behind at most.
+        let is_whole = live.request.needs_whole_prompt() || self.states.is_some();
         if num_blocks == 0 || num_blocks > self.cache.num_host_free() || sequence.load.is_some() || is_whole {
             return false;
         }

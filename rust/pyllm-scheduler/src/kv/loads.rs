@@ -269,6 +269,9 @@ impl Kv {
     /// sample, so if several samples resume only the prompt is loaded.
     pub(super) fn offered_blocks(&self, sequence: &Sequence, live: &LiveRequest, asynchronous: bool) -> Option<u32> {
         let offer = live.offer.filter(|offer| offer.asynchronous == asynchronous && self.shares_prefix(live))?;
+        if self.states.is_some() {
+            return None; // the store has no state at the end of what it offers
+        }
         let most = if live.num_unfinished > 1 { sequence.num_prompt_tokens } else { sequence.num_known() };
         Some(offer.num_tokens.min(most).min(sequence.num_known() - 1) / self.layout.block_size)
     }

@@ -41,6 +41,8 @@ pub enum Reason {
     Slots,
     /// There are not enough free blocks for its tokens.
     Blocks,
+    /// There is no free state for it to write to.
+    States,
     /// There are enough free blocks, but not with the watermark above them.
     Watermark,
     /// There are enough free blocks, but the running sequences are expected to need them.
@@ -70,6 +72,7 @@ impl Reason {
             Self::Samples => "samples",
             Self::Slots => "slots",
             Self::Blocks => "blocks",
+            Self::States => "states",
             Self::Watermark => "watermark",
             Self::Growth => "growth",
             Self::Preempting => "preempting",

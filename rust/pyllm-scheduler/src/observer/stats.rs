@@ -58,6 +58,10 @@ stats! {
     num_host_blocks,
     num_free_host_blocks,
     num_cached_host_blocks,
+    /// States of a model that has some; those without references; those that the prefix cache knows.
+    num_states,
+    num_free_states,
+    num_cached_states,
     num_preemptions,
     /// Preempted sequences that were swapped to the host, and preemptions of requests that have ended.
     num_swapped,
@@ -117,6 +121,9 @@ impl Stats {
             num_cached_blocks: cache.num_cached() as u64,
             num_pinned_blocks: u64::from(cache.num_pinned()),
             num_host_blocks: u64::from(config.num_host_blocks),
+            num_states: u64::from(config.num_states),
+            num_free_states: kv.states().map_or(0, |states| u64::from(states.num_free())),
+            num_cached_states: kv.states().map_or(0, |states| states.num_cached() as u64),
             num_free_host_blocks: u64::from(cache.num_host_free()),
             num_cached_host_blocks: cache.num_host_cached() as u64,
             num_saving_blocks: num_saving as u64,

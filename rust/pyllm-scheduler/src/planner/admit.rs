@@ -26,7 +26,7 @@ impl Planning<'_> {
                 self.is_stalled = false;
                 let (sequence, live) = self.table.pair(key);
                 let num_tokens = self.next_chunk(sequence, live, Share::Admissions);
-                self.plan_row(key, num_tokens);
+                self.plan_rows(key, num_tokens);
             }
         }
     }
@@ -59,6 +59,9 @@ impl Planning<'_> {
     /// Looks up the cached prefix of a queued sequence, and checks that there are blocks for the rest.
     pub(super) fn find_place(&mut self, key: Key<Sequence>) -> Result<(), Reason> {
         let num_taken = self.find_cached(key);
+        if self.kv.states().is_some_and(|states| !states.has_place()) {
+            return Err(Reason::States);
+        }
         let num_available = self.kv.cache().num_available();
         if i64::from(num_taken) > num_available {
             return Err(Reason::Blocks);

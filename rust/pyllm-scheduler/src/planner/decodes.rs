@@ -105,7 +105,7 @@ impl Planning<'_> {
     /// preempted for them.
     fn num_drafts(&self, sequence: &Sequence, index: usize) -> u32 {
         let most = sequence.num_drafts();
-        if most == 0 {
+        if most == 0 || self.kv.states().is_some_and(|states| !states.can_keep(sequence)) {
             return 0;
         }
         // Drafts use the budget that is left after every stream's next token.

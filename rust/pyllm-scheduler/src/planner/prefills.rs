@@ -23,7 +23,7 @@ impl Planning<'_> {
             if num_tokens == 0 {
                 self.cut(Reason::Samples);
             } else {
-                self.plan_row(key, num_tokens);
+                self.plan_rows(key, num_tokens);
             }
         }
         self.planner.lagging = lagging;

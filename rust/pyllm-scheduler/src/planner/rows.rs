@@ -8,6 +8,17 @@ use crate::steps::{Gives, Row};
 use crate::table::sequence::{Beam, LiveRequest, Sequence};
 
 impl Planning<'_> {
+    /// Plans the next tokens of a running sequence: in one row, or in several if states between them are kept.
+    pub(super) fn plan_rows(&mut self, key: Key<Sequence>, num_tokens: u32) {
+        let end = self.table[key].num_computed + num_tokens;
+        while self.table[key].num_computed < end {
+            let (sequence, live) = self.table.pair(key);
+            let row_end = self.kv.row_end(sequence, live, end);
+            self.plan_row(key, row_end - sequence.num_computed);
+        }
+        self.table[key].last_share = num_tokens;
+    }
+
     /// Plans the next `num_tokens` tokens of a running sequence. The blocks for them are free.
     pub(super) fn plan_row(&mut self, key: Key<Sequence>, num_tokens: u32) {
         let block_size = self.config.block_size;
@@ -29,6 +40,8 @@ impl Planning<'_> {
             write_tokens(sequence, live, end, num_drafts, block_size, draft);
         }
         let num_samples = write_samples(sequence, end, num_drafts, draft);
+        let may_go_back = num_drafts > 0 || sequence.is_stateful && num_samples > 0;
+        self.kv.advance_state(sequence, end, may_go_back, draft);
         draft.end_row(slot, end);
 
         self.budget.logprobs.take(sequence, &live.request, num_tokens);
@@ -44,6 +57,7 @@ impl Planning<'_> {
         if sequence.awaits_commit {
             sequence.drafts.truncate(num_drafts as usize);
         }
+        self.kv.prune_states(sequence);
         sequence.last_step = self.step;
         sequence.last_share = num_tokens;
         let (is_verifying, is_stateful) = (num_drafts > 0, sequence.is_stateful);

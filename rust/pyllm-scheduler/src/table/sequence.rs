@@ -7,6 +7,7 @@ use crate::arena::Key;
 use crate::block_hash::{BlockHash, BlockHasher, Content};
 use crate::config::Config;
 use crate::ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
+use crate::kv::states::HeldStates;
 use crate::output::deltas::Client;
 use crate::request::{Finish, Request};
 use crate::table::beam_search::BeamSearch;
@@ -161,6 +162,7 @@ pub(crate) struct Sequence {
     pub(crate) num_samples: u32,
     pub(crate) output: Vec<i32>,
     pub(crate) chains: Box<[Chain]>, // one per group
+    pub(crate) states: HeldStates,   // of a model that has some
     pub(crate) num_stored: u32,      // blocks that the prefix cache has seen
     pub(crate) num_loaded: u32,      // blocks that came, at least in part, from an external store, which needs no copy
     /// The last step with a row of this sequence; `last_share` is the number of that row's tokens.
@@ -330,6 +332,7 @@ impl Sequence {
     /// Forgets its blocks and rows after the loss of the device; only its tokens remain.
     pub(super) fn lose_device(&mut self) {
         self.chains.fill(Chain::default());
+        self.states = HeldStates::default();
         self.written.forget();
         (self.num_computed, self.num_placed) = (0, 0);
         self.num_in_flight = 0;

@@ -203,6 +203,14 @@ fn blocks_is_what_has_no_place() {
 }
 
 #[test]
+fn states_is_what_has_no_state_to_write_to() {
+    let mut engine = Engine::new(Config { num_states: 2, ..config(PolicyName::Fcfs, 64, 4) });
+    (1..4).for_each(|id| engine.add(request(id, 3, 8)));
+    engine.step();
+    assert_eq!((engine.reason(2), engine.reason(3)), (None, Some(Reason::States)));
+}
+
+#[test]
 fn watermark_is_what_would_sink_below_it() {
     let mut engine = Engine::new(Config { watermark: 0.5, ..config(PolicyName::Fcfs, 8, 4) });
     engine.add(request(1, 8, 2));
@@ -264,7 +272,7 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         Reason::Watermark => settings.watermark > 0.0 && decision.num_free_blocks > 0,
         Reason::Growth => settings.expected_growth > 0.0 && decision.num_free_blocks > 0,
         Reason::Preempting => decision.num_preempted > 0,
-        // No request here is held, isolated, loaded, in flight or in a pipeline, comes after the step, or has more than
+        // No request here has states, is held, isolated, loaded, in flight or in a pipeline, comes after the step, or has more than
         // one sample.
         Reason::New
         | Reason::Held
@@ -275,7 +283,8 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         | Reason::Grammar
         | Reason::Isolation
         | Reason::Pipeline
-        | Reason::Samples => false,
+        | Reason::Samples
+        | Reason::States => false,
     }
 }
 

@@ -135,6 +135,14 @@ pub fn case() -> impl Strategy<Value = Case> {
     })
 }
 
+/// A case of a model with layers that keep a state.
+pub fn state_case() -> impl Strategy<Value = Case> {
+    (case(), prop_oneof![2..=4_u32, 5..=20_u32], 0..=3_u32).prop_map(|(mut case, num_states, checkpoint_blocks)| {
+        (case.config.num_states, case.config.state_checkpoint_blocks) = (num_states, checkpoint_blocks);
+        case
+    })
+}
+
 fn config() -> impl Strategy<Value = Config> {
     let sizes = (1..=8_u32, 4..=24_u32, 0..=16_u32, 1..=6_u32, 8..=64_u32, 0..12_u32);
     let outside = (select(&["", "model"][..]), prop_oneof![Just(0_u32), 1..=6_u32]);

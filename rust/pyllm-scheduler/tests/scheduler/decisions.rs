@@ -11,6 +11,7 @@ mod preemption;
 mod reasons;
 mod saves;
 mod start_times;
+mod states;
 mod stateful;
 mod windows;
 

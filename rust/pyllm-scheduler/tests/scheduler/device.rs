@@ -37,6 +37,13 @@ struct Slot {
     num_told: Option<usize>,
 }
 
+/// The contents of a state: what all tokens of a sequence before it are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct State {
+    num_tokens: usize,
+    prefix: Prefix,
+}
+
 /// The requests, by their sampling bytes, and their grammars.
 pub trait Model {
     /// The prefix that a request starts from, with the weights of this step.
@@ -61,6 +68,7 @@ pub struct Device {
     /// Whether a host block kept its contents in the last loss of the device.
     has_outlived: Vec<bool>,
     slots: Vec<Slot>,
+    states: Vec<Option<State>>,
 }
 
 /// The input and output of a row.
@@ -109,6 +117,7 @@ impl Device {
             host_names: vec![None; config.num_host_blocks as usize],
             has_outlived: vec![false; config.num_host_blocks as usize],
             slots: vec![Slot::default(); config.max_num_seqs as usize],
+            states: vec![None; config.num_states as usize],
         }
     }
 
@@ -244,9 +253,10 @@ impl Device {
     /// Writes the tokens of all rows, before any row reads, as each layer of a model does.
     fn write(&mut self, plan: &Sections, model: &impl Model) {
         assert_distinct("written places", plan.ints("slot_mapping").iter().map(|&place| place as usize));
-        assert_distinct("slots", plan.ints("slots").iter().map(|&slot| slot as usize));
+        let slots = plan.ints("slots").chunk_by(|before, after| self.has_states() && before == after);
+        assert_distinct("slots", slots.map(|rows| rows[0] as usize));
         let rows = plan.ints("slots").iter().zip(plan.ranges("query_starts"));
-        for ((&slot, range), &length) in rows.zip(plan.ints("sequence_lengths")) {
+        for (row, ((&slot, range), &length)) in rows.zip(plan.ints("sequence_lengths")).enumerate() {
             let slot = self.slots[slot as usize].clone();
             assert!(!range.is_empty(), "a row computes something");
             let (start, end) = (length as usize - range.len(), length as usize);
@@ -257,6 +267,7 @@ impl Device {
                 }
                 None => (Vec::new(), model.root(slot.request())),
             };
+            self.check_state(plan, row, State { num_tokens: start, prefix });
             let spoilt = self.reads(start, start).find_map(|(group, at)| self.read(&slot, group, at).spoilt);
             for (position, index) in (start..end).zip(range) {
                 let token = match plan.ints("tokens")[index] {
@@ -276,6 +287,25 @@ impl Device {
                     self.blocks[block][offset] = Some(content);
                 }
             }
+            if self.has_states() {
+                let destination = plan.ints("state_destinations")[row] as usize;
+                self.states[destination] = Some(State { num_tokens: end, prefix });
+            }
+        }
+    }
+
+    fn has_states(&self) -> bool {
+        !self.states.is_empty()
+    }
+
+    /// Checks that a row reads the state of all tokens before it.
+    fn check_state(&self, plan: &Sections, row: usize, expected: State) {
+        let sources = plan.ints("state_sources");
+        assert_eq!(sources.len(), if self.has_states() { plan.ints("slots").len() } else { 0 });
+        match sources.get(row) {
+            None => {}
+            Some(-1) => assert_eq!(expected.num_tokens, 0, "a sequence begins without a state"),
+            Some(&source) => assert_eq!(self.states[source as usize], Some(expected), "state {source} of row {row}"),
         }
     }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::calls::{Case, case, searching_case};
+use crate::calls::{Case, case, searching_case, state_case};
 use crate::world;
 
 const CORNERS: [&str; 94] = [
@@ -125,12 +125,44 @@ const SEARCHING_CORNERS: [&str; 14] = [
     "steps of what is isolated",
 ];
 
+const STATE_CORNERS: [&str; 24] = [
+    "accepted drafts",
+    "aborts with tokens in flight",
+    "block copies",
+    "checkpoints",
+    "chunks within a window",
+    "evictions",
+    "forks without a slot",
+    "hits within a step",
+    "other weights while requests run",
+    "paused beams",
+    "preemptions",
+    "preemptions to be computed anew",
+    "prefix hits",
+    "prefix hits on the host",
+    "rejected drafts",
+    "replays",
+    "rows of a pipeline",
+    "rows that are not ready",
+    "rows that are stale",
+    "rows that force",
+    "rows with drafts that are not ready",
+    "rows within a window",
+    "several rows of a sequence",
+    "states",
+];
+
 proptest! {
     // A failure prints its smallest case, which becomes a named test, not a file.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_sequence_of_calls_gives_every_request_its_own_tokens(case in case()) {
+        world::run(&case);
+    }
+
+    #[test]
+    fn every_row_of_a_model_with_states_reads_the_state_of_all_tokens_before_it(case in state_case()) {
         world::run(&case);
     }
 
@@ -144,6 +176,11 @@ proptest! {
 #[test]
 fn the_cases_reach_every_corner() {
     check_corners(case(), 800, &CORNERS);
+}
+
+#[test]
+fn the_cases_with_states_reach_theirs() {
+    check_corners(state_case(), 400, &STATE_CORNERS);
 }
 
 #[test]

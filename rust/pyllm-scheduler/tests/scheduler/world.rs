@@ -174,6 +174,8 @@ impl World {
         self.audit();
         let stats = self.scheduler.stats();
         assert_eq!((stats.num_used_blocks, stats.num_free_host_blocks), (0, stats.num_host_blocks));
+        assert_eq!(stats.num_free_states, stats.num_states);
+        self.saw("checkpoints", stats.num_cached_states);
         assert!(stats.prefix_queries <= self.added_tokens, "a sequence is looked up at its first admission only");
         assert!(stats.num_uncached_tokens <= self.added_tokens, "its tokens are computed for the first time once");
         assert_eq!(stats.num_ended_preemptions, stats.num_preemptions);

@@ -117,13 +117,16 @@ impl<B: Block> TierCache<B> {
         self.pool.free(block);
     }
 
+    /// Forgets a block's contents, if they are known.
+    pub(crate) fn forget_block(&mut self, block: B) {
+        if self.names.evict(block).is_some() {
+            self.pool.forget(block);
+        }
+    }
+
     /// Forgets the contents of all blocks; blocks in use stay in use.
     pub(crate) fn forget(&mut self) {
-        for block in (0..self.num_blocks()).map(B::new) {
-            if self.names.evict(block).is_some() {
-                self.pool.forget(block);
-            }
-        }
+        (0..self.num_blocks()).map(B::new).for_each(|block| self.forget_block(block));
     }
 
     /// See `Scheduler::audit`.

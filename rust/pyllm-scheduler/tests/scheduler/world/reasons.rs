@@ -97,6 +97,10 @@ impl World {
                 holds = stats.num_running == u64::from(config.max_num_seqs);
             }
             Some(Reason::Blocks) => {}
+            Some(Reason::States) => {
+                is_in(&queued);
+                holds = config.num_states > 0;
+            }
             Some(Reason::Watermark) => {
                 is_in(&queued);
                 holds = config.watermark > 0.0;

@@ -187,7 +187,10 @@ impl World {
     fn check_limits(&mut self, plan: &Plan, rows: &[Row]) {
         let config = &self.config;
         assert!(plan.num_tokens() <= config.max_num_batched_tokens, "the budget is kept");
-        assert!(plan.num_rows() <= config.max_num_seqs, "a row has a slot");
+        let slots: BTreeSet<_> = Sections::new(plan).ints("slots").iter().copied().collect();
+        assert!(slots.len() <= config.max_num_seqs as usize, "a sequence has a slot");
+        assert!(config.num_states > 0 || slots.len() == rows.len(), "and one row");
+        let num_more = (rows.len() - slots.len()) as u64;
         let num_samples: usize = rows.iter().map(|row| row.uniforms.len()).sum();
         assert!(num_samples <= 2 * config.max_num_seqs as usize, "a step samples so many positions at most");
         let cap = config.long_prefill_token_threshold as usize;
@@ -206,6 +209,7 @@ impl World {
         named.extend(self.loads.values().flat_map(|pending| pending.loaded.blocks.iter().flatten()));
         let stats = self.scheduler.stats();
         assert!(named.len() as u64 <= stats.num_used_blocks, "{} blocks are named: {stats:?}", named.len());
+        self.saw("several rows of a sequence", num_more);
     }
 
     /// Checks that no row of a pipeline needs a token in flight. `audit` checks the rest.
@@ -221,6 +225,9 @@ impl World {
         let stats = self.scheduler.stats();
         let was_still = before.num_running + before.num_loading == 0 && before.num_waiting == 1;
         let [row] = rows else { return };
+        if self.config.num_states > 0 {
+            return; // events do not tell of checkpoints
+        }
         let known = known(&self.requests, &row.request);
         let looked_up = stats.prefix_queries - before.prefix_queries;
         let is_new = looked_up as usize == known.request.prompt.len() && known.request.outputs.is_empty();

@@ -1,0 +1,80 @@
+"""Nemotron-H (arXiv 2504.03624): each layer is Mamba-2's, attention without positions, or a feed-forward layer alone."""
+
+from pyllm.families.config import Config
+from pyllm.families.family import Family, read_attention, read_feed_forward, read_model, read_norm
+from pyllm.families.spec import LayerSpec, ModelSpec
+from pyllm.families.state_space import (
+    ATTENTION_LAYERS,
+    MAMBA_LAYERS,
+    read_state_space,
+    state_space_bare,
+    state_space_inputs,
+    state_space_parts,
+)
+from pyllm.families.tensors import TensorNames
+
+_PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_OWN_NAMES = {
+    "mamba_n_heads": "mamba_num_heads",
+    "mamba_d_head": "mamba_head_dim",
+    "mamba_n_groups": "n_groups",
+    "mamba_d_state": "ssm_state_size",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+}
+"""Of the fields that `read_state_space` reads."""
+
+
+def read_nemotron_h(config: Config) -> ModelSpec:
+    """The model that a config.json of Nemotron-H describes; layers of experts are refused."""
+    config.refuse_unless(sliding_window=None, residual_in_fp32=False)
+    config = config.renamed(**_OWN_NAMES).with_defaults(head_dim=128, mamba_n_groups=8, mamba_d_state=128, mamba_d_head=64)
+    config = config.replaced(mamba_proj_bias=config.flag("use_bias", False))
+    norm = read_norm(config, "layer_norm_epsilon")
+    attention = read_attention(config, rope=None)
+    feed_forward = read_feed_forward(
+        config.with_defaults(mlp_hidden_act="relu2"), "mlp_hidden_act", gated=False, bias=config.flag("mlp_bias", False)
+    )
+    layers = []
+    for kind in _layer_kinds(config):
+        if kind in MAMBA_LAYERS:
+            layers.append(LayerSpec(recurrence=read_state_space(config, norm.epsilon), attention_norm=norm))
+        elif kind in ATTENTION_LAYERS:
+            layers.append(LayerSpec(attention=attention, attention_norm=norm))
+        elif kind == "mlp":
+            layers.append(LayerSpec(feed_forward=feed_forward, feed_forward_norm=norm))
+        else:  # a value of any JSON type
+            known = ", ".join((*MAMBA_LAYERS, *ATTENTION_LAYERS, "mlp"))
+            raise config.error("layers_block_type", kind, f"a list of {known}; experts are not supported")
+    return read_model(config, layers, norm=norm)
+
+
+def _layer_kinds(config: Config) -> list[str]:
+    """The kind of each layer, by a list or by a pattern with a letter for each."""
+    if "hybrid_override_pattern" in config:
+        return [_PATTERN.get(letter, letter) for letter in config.text("hybrid_override_pattern")]
+    return list(config.texts("layers_block_type"))
+
+
+FAMILY = Family(
+    architectures=("NemotronHForCausalLM",),
+    read=read_nemotron_h,
+    tensors=TensorNames(
+        roots=("backbone.", "model."),
+        embedding="embeddings",
+        norm="norm_f",
+        parts={
+            "attention_norm": "norm",
+            "attention.query": "mixer.q_proj",
+            "attention.key": "mixer.k_proj",
+            "attention.value": "mixer.v_proj",
+            "attention.output": "mixer.o_proj",
+            "feed_forward_norm": "norm",
+            "feed_forward.up": "mixer.up_proj",
+            "feed_forward.down": "mixer.down_proj",
+        }
+        | state_space_parts("mixer"),
+        stacked=state_space_inputs("mixer"),
+        bare=state_space_bare("mixer"),
+    ),
+)

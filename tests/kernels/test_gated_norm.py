@@ -1,0 +1,73 @@
+"""The gated norms, against their reference and transformers' layers; and that a graph holds them."""
+
+import numpy as np
+import pytest
+import torch
+from pyllm_kernels import Graph
+from pyllm_kernels.ops.elementwise import sigmoid_gate
+from pyllm_kernels.ops.gated_norm import gated_norm
+from pyllm_kernels.tensors import Array, numpy_dtype
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
+
+from tests.kernels.recurrent_ops import CPU, DTYPES, REFERENCE, as_torch, close, columns, normal, same, threads
+
+EPSILON = 1e-5
+SHAPES = [(1, 1), (96, 96), (96, 32), (130, 13), (4096, 128), (1000, 1000)]  # features, group_size
+
+
+def weight_of(size: int, dtype: str = "float32") -> Array:
+    return (normal(size, seed=2) + 1).astype(numpy_dtype(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("features", "group_size"), SHAPES)
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("wide_weight", [False, True])
+def test_of_any_shape(
+    features: int, group_size: int, dtype: str, gate_first: bool, shared: bool, wide_weight: bool
+) -> None:
+    x, gate = columns(5, features, dtype=dtype), columns(5, features, dtype=dtype, seed=1)
+    weight = weight_of(group_size if shared else features, "float32" if wide_weight else dtype)
+    arguments = x, gate, weight, EPSILON, group_size, gate_first
+    ours = CPU[gated_norm](*arguments)
+    assert ours.dtype == x.dtype
+    close(ours, REFERENCE[gated_norm](*arguments), dtype)
+    for row in range(5):
+        alone = CPU[gated_norm](x[row : row + 1], gate[row : row + 1], *arguments[2:])
+        assert same(alone, ours[row : row + 1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_threads_give_the_same_and_a_graph_holds_it(dtype: str) -> None:
+    x, gate, weight = normal(200, 512, dtype=dtype), normal(200, 512, dtype=dtype, seed=1), weight_of(64)
+    arguments, graph = (weight, EPSILON, 64, False), Graph()
+    expected, gated = CPU[gated_norm](x, gate, *arguments), CPU[sigmoid_gate](x, gate)
+    for count in (2, 3):
+        with threads(count):
+            assert same(CPU[gated_norm](x, gate, *arguments), expected)
+            assert same(CPU[sigmoid_gate](x, gate), gated)
+    with graph.capture():
+        outputs = CPU[gated_norm](x, gate, *arguments), CPU[sigmoid_gate](x, gate)
+    graph.replay(150, 0)
+    assert same(outputs[0][:150], expected[:150])
+    assert same(outputs[1][:150], gated[:150])
+
+
+@pytest.mark.parametrize("group_size", [0, 7])
+def test_groups_must_divide_the_features(group_size: int) -> None:
+    x = normal(2, 16)
+    with pytest.raises(ValueError, match=f"16 features in groups of {group_size}: give a divisor"):
+        CPU[gated_norm](x, x, np.ones(16, np.float32), EPSILON, group_size, True)
+
+
+@torch.no_grad()
+def test_it_is_that_of_mamba_2_and_of_qwen() -> None:
+    x, gate, weight = normal(3, 96), normal(3, 96, seed=1), weight_of(96)
+    grouped, of_heads = MambaRMSNormGated(96, 32, EPSILON), Qwen3NextRMSNormGated(32, EPSILON)
+    grouped.weight.copy_(as_torch(weight))
+    of_heads.weight.copy_(as_torch(weight[:32]))
+    close(CPU[gated_norm](x, gate, weight, EPSILON, 32, True), grouped(as_torch(x), as_torch(gate)))
+    heads = [as_torch(array).reshape(-1, 32) for array in (x, gate)]
+    close(CPU[gated_norm](x, gate, weight[:32], EPSILON, 32, False), of_heads(*heads).reshape(3, 96))
