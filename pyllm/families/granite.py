@@ -1,5 +1,5 @@
 """Granite 3, dense and with experts: Llama with multipliers for embeddings, scores, residuals and logits; Granite 4,
-which may have Mamba-2's layers in place of attention.
+which may have Mamba-2's layers in place of attention; HyperCLOVA X, with norms after attention and feed-forward, too.
 """
 
 from dataclasses import replace as replace_names
@@ -55,6 +55,18 @@ def read_granite(config: Config) -> ModelSpec:
         residual_multiplier=config.positive("residual_multiplier", 1.0),
         logit_scale=1 / config.positive("logits_scaling", 1.0),
     )
+
+
+def read_hyperclova(config: Config) -> ModelSpec:
+    """The model that a config.json of HyperCLOVA X describes."""
+    if "attention_multiplier" not in config:
+        config = config.replaced(attention_multiplier=read_attention(config).scale)
+    spec, norm = read_granite(config.without("logits_scaling")), None
+    if config.flag("use_post_norm", True):
+        norm = read_norm(config)
+    layer = replace(spec.layers[0], attention_output_norm=norm, feed_forward_output_norm=norm)
+    scale = config.positive("logits_scaling", 1.0)  # a factor here, and a divisor in Granite
+    return replace(spec, layers=(layer,) * len(spec.layers), logit_scale=scale)
 
 
 def read_granite_moe(config: Config) -> ModelSpec:
@@ -119,6 +131,13 @@ GRANITE = Family(
         tensors=replace_names(GGUF_NAMES, interleaved=True),
         fields=_GGUF_FIELDS,
         complete=_complete,
+    ),
+)
+HYPERCLOVA = Family(
+    architectures=("HyperCLOVAXForCausalLM",),
+    read=read_hyperclova,
+    tensors=TensorNames(
+        parts=LLAMA_PARTS | {"attention_output_norm": "post_norm1", "feed_forward_output_norm": "post_norm2"}
     ),
 )
 GRANITE_MOE = Family(

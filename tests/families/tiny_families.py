@@ -106,6 +106,13 @@ _GPT_OSS = (
 _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 
 _CLASSIC = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "intermediate_size": None}
+_GPT_NEO = {
+    "num_layers": 2,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 24,
+    "tie_word_embeddings": True,
+}
 _FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "tie_word_embeddings": True}
 _SCALED_BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 48}
 
@@ -223,6 +230,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-bigcode": ("GPTBigCode", _CLASSIC | {"tie_word_embeddings": True}),
     "gpt-bigcode-all-heads": ("GPTBigCode", _CLASSIC | {"multi_query": False}),
     "gptj": ("GPTJ", _CLASSIC | {"rotary_dim": 4}),
+    "gpt-neo": ("GPTNeo", _GPT_NEO),
+    "opt": ("OPT", {"ffn_dim": 48, "tie_word_embeddings": True}),
+    "opt-bare": ("OPT", {"ffn_dim": 48, "enable_bias": False, "layer_norm_elementwise_affine": False}),
+    "nanochat": ("NanoChat", {"final_logit_softcapping": 5.0}),
+    "hyperclova": ("HyperCLOVAX", _SCALED | _BIASES),
+    "hyperclova-plain": ("HyperCLOVAX", {"use_post_norm": False}),
     "falcon-7b": ("Falcon", {"multi_query": True, "tie_word_embeddings": True}),
     "falcon-40b": ("Falcon", _FALCON),
     "falcon2": ("Falcon", _FALCON | {"num_ln_in_parallel_attn": 1, "bias": True, "ffn_hidden_size": 48}),
