@@ -78,7 +78,7 @@ def check(
         max_model_len=128,
         max_num_batched_tokens=32,
         kv_cache_memory_bytes=8 * block_bytes + 40 * state_bytes(spec, ranks, range(len(spec.layers))),
-        num_gpu_blocks_override=8,
+        num_gpu_blocks_override=8 * len(list(spec.attentions)) // layers_of_group(groups),
         expected_growth=0.0,
         tensor_parallel_size=ranks,
         pipeline_parallel_size=stages,
