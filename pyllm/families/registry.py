@@ -75,6 +75,7 @@ FAMILIES = (
     olmo.OLMOE,
     olmo.FLEX_OLMO,
     granite.GRANITE,
+    granite.GRANITE_SWA,
     granite.HYPERCLOVA,
     granite.GRANITE_MOE,
     granite.GRANITE4,

@@ -234,6 +234,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {"ffn_dim": 48, "tie_word_embeddings": True}),
     "opt-bare": ("OPT", {"ffn_dim": 48, "enable_bias": False, "layer_norm_elementwise_affine": False}),
     "nanochat": ("NanoChat", {"final_logit_softcapping": 5.0}),
+    "granite-swa": ("GraniteSWA", _SCALED | _WINDOW | {"num_hidden_layers": 4, "layer_rope_theta": [1e4, 0, 5e5, 1e4]}),
+    "granite-swa-one-base": ("GraniteSWA", _WINDOW | {"attention_multiplier": 0.2}),
     "hyperclova": ("HyperCLOVAX", _SCALED | _BIASES),
     "hyperclova-plain": ("HyperCLOVAX", {"use_post_norm": False}),
     "falcon-7b": ("Falcon", {"multi_query": True, "tie_word_embeddings": True}),
