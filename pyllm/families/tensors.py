@@ -190,6 +190,7 @@ GGUF_PARTS = {
 class TensorNames:
     """The names that a kind of file gives to a family's tensors.
 
+    - `skipped_positions`: rows of the position embedding before that of the first token.
     - `parts`: an expert's name has its number at {}, or names a tensor [experts, rows, columns].
     - `roots`: possible prefixes of the embedding, the norm and the layers; the first that fits is used.
     - `stacked`: tensors that hold several parts of a layer, stacked by rows.
@@ -211,6 +212,8 @@ class TensorNames:
     roots: tuple[str, ...] = ("model.", "")
     embedding: str = "embed_tokens"
     position_embedding: str = "embed_positions"
+    skipped_positions: int = 0
+    embedding_norm: str = "embed_norm"
     norm: str = "norm"
     heads: tuple[str, ...] = ("lm_head",)
     layer: str = "layers.{}."
@@ -275,6 +278,7 @@ GGUF_NAMES = TensorNames(
     roots=("",),
     embedding="token_embd",
     position_embedding="position_embd",
+    embedding_norm="token_embd_norm",
     norm="output_norm",
     heads=("output",),
     layer="blk.{}.",
@@ -381,6 +385,8 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"embedding.weight": (spec.vocab_size, spec.hidden_size)}
     if spec.positions:
         shapes["position_embedding.weight"] = (spec.positions, spec.hidden_size)
+    if spec.embedding_norm is not None:
+        shapes |= _of_norm("embedding_norm", spec.embedding_norm, spec.hidden_size)
     shapes |= _of_norm("norm", spec.norm, spec.hidden_size)
     if not spec.tie_word_embeddings:
         shapes["head.weight"] = shapes["embedding.weight"]
@@ -416,6 +422,7 @@ def map_tensors(
     modules = {
         "embedding": embedding,
         "position_embedding": f"{root}{names.position_embedding}",
+        "embedding_norm": f"{root}{names.embedding_norm}",
         "norm": f"{root}{names.norm}",
         "head": head,
     }
@@ -423,7 +430,9 @@ def map_tensors(
     for name, shape in parameters_around_layers(spec).items():
         module, _, kind = name.partition(".")
         source = f"{modules[module]}.{kind}"
-        entry = _with_quantised(_entry(tensors, name, shape, _Place(source)), quantised.get(source))
+        skipped = names.skipped_positions if module == "position_embedding" else 0
+        place = _Place(source, Rows(skipped, skipped + shape[0]), skipped + shape[0])
+        entry = _with_quantised(_entry(tensors, name, shape, place), quantised.get(source))
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index, layer in enumerate(spec.layers):
         shapes, prefix = parameters_of_layer(spec, layer), f"{root}{names.layer.format(index)}"

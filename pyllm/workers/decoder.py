@@ -222,9 +222,11 @@ class Decoder:
         # Rounded to the embedding's dtype: Gemma was trained with this rounding.
         self._embedding_scale = float(numpy_dtype(placement.dtype).type(spec.embedding_scale))
         self.embedding = VocabularyParallelEmbedding(*rows, placement) if stage.is_first else None
-        self.position_embedding = None
+        self.position_embedding, self.embedding_norm = None, None
         if stage.is_first and spec.positions:
             self.position_embedding = VocabularyParallelEmbedding(spec.positions, spec.hidden_size, placement)
+        if stage.is_first and spec.embedding_norm is not None:
+            self.embedding_norm = Norm(spec.embedding_norm, spec.hidden_size, placement)
         self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
         assert spec.norm is not None, "the model is one of transformers"
         self.norm, self.head_rows, self.head, self.head_bias = None, None, None, None
@@ -247,6 +249,8 @@ class Decoder:
             self.embedding.load(reader, _EMBEDDING)
         if self.position_embedding is not None:
             self.position_embedding.load(reader, "position_embedding.weight")
+        if self.embedding_norm is not None:
+            self.embedding_norm.load(reader, "embedding_norm")
         for index, layer in self.layers.items():
             layer.load(reader, f"layers.{index}.")
         if self.norm is not None:
@@ -273,6 +277,8 @@ class Decoder:
                 x = self._kernels[scale_and_cap](x, self._embedding_scale)
             if self.position_embedding is not None:
                 x = self._kernels[add](self.position_embedding(context.positions), x)
+            if self.embedding_norm is not None:
+                x = self.embedding_norm(x)
         for layer in self.layers.values():
             x, residual = layer(x, residual, context)
         assert residual is not None, "a stage without layers"

@@ -95,12 +95,19 @@ def check(
     assert (stats["num_swapped"] > 0) == bool(kv_offloading_size)
 
 
-@pytest.mark.parametrize("family", [full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"])
+# The last ones have query, key and value in one tensor, learned positions, biases and two norms of parallel layers.
+TWO_RANKS = [
+    *(full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"),
+    *(full("gpt-bigcode"), full("falcon-40b"), full("phi")),
+]
+
+
+@pytest.mark.parametrize("family", TWO_RANKS)
 def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
 
-@pytest.mark.parametrize("family", ["gpt-oss", full("cohere2")])
+@pytest.mark.parametrize("family", ["gpt-oss", full("cohere2"), full("gpt2")])
 def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
