@@ -143,7 +143,7 @@ def _rope(own: Mapping[str, Any], factors: Mapping[str, Sequence[float]]) -> dic
 
 
 def _one(name: str, value: Any) -> Any:
-    """The value of a field, which some files have as a list of one value per layer; 0 where a layer has no such part."""
+    """The value of a field, which some files have as a list of one value per layer, 0 where a layer lacks the part."""
     if not isinstance(value, list):
         return value
     value = [number for number in value if number != 0] or value

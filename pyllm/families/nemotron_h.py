@@ -1,4 +1,4 @@
-"""Nemotron-H (arXiv 2504.03624): each layer is Mamba-2's, attention without positions, or a feed-forward layer alone."""
+"""Nemotron-H (arXiv 2504.03624): a layer is Mamba-2's, attention without positions, or a feed-forward layer alone."""
 
 from dataclasses import replace
 

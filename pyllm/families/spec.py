@@ -236,7 +236,9 @@ class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short
 class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta"):
     """The gated delta rule (arXiv 2412.06464) after a causal convolution over `width` tokens.
 
-    Its output is normalised over each head, and gated. Each value head has a matrix [key_size, value_size] as its state; several may have the query and the key of one head: adjacent ones, or if `is_tiled` those at equal distances.
+    Its output is normalised over each head, and gated. A value head has a matrix [key_size, value_size] as its state;
+    several may have the query and the key of one head: adjacent ones, or if `is_tiled` those at equal distances, as in
+    llama.cpp's files of Qwen 3.5.
     """
 
     key_heads: int
@@ -337,7 +339,7 @@ class StateSpaceSpec(msgspec.Struct, frozen=True, kw_only=True, tag="state_space
 
 
 RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec
-"""A layer that keeps a state of all tokens before: the last inputs of a convolution, and maybe a matrix for each head."""
+"""A layer that keeps a state of all tokens before: a convolution's last inputs, and maybe a matrix for each head."""
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):

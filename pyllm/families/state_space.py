@@ -1,4 +1,4 @@
-"""The layers of Mamba-2 (arXiv 2405.21060) as several families have them: their fields and the names of their tensors."""
+"""Layers of Mamba-2 (arXiv 2405.21060), as several families have them: their fields and the names of their tensors."""
 
 import math
 from dataclasses import replace

@@ -443,7 +443,8 @@ def map_tensors(
             source, parts = names.source_of(part)
             of_expert = "" if expert is None else f".{expert}"
             sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
-            rows = _rows(names, source, sizes, parts, part, layer)
+            groups = _num_groups(parts, layer) if source in names.grouped else 1
+            rows = _rows(names, source, sizes, parts.index(part), groups)
             matrix = None
             if expert is not None and "{}" in source:
                 source = source.format(expert)
@@ -598,16 +599,12 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
     return TensorEntry(parameter, shape, _matrix_of(tensor, place.matrix), transforms)
 
 
-def _rows(
-    names: TensorNames, source: str, sizes: Sequence[int], parts: Sequence[str], part: str, layer: LayerSpec
-) -> Rows | GroupRows:
+def _rows(names: TensorNames, source: str, sizes: Sequence[int], at: int, groups: int) -> Rows | GroupRows:
     """The rows of a stacked tensor that fill one of its parts, which have `sizes`."""
-    at = parts.index(part)
     if source in names.alternating:
         return Rows(at, sum(sizes), len(sizes))
     start, stop = sum(sizes[:at]), sum(sizes[: at + 1])
     if source in names.grouped:
-        groups = _num_groups(parts, layer)
         return GroupRows(sum(sizes) // groups, start // groups, stop // groups)
     return Rows(start, stop)
 

@@ -28,9 +28,7 @@ def _gated_delta_rule(
     query, key, value = np.split(widened(qkv), (width, 2 * width), axis=-1)
     of_value_head = np.arange(value_heads)
     key_heads = of_value_head % num_key_heads if is_tiled else of_value_head // (value_heads // num_key_heads)
-    query, key = (
-        _normalised(heads.reshape(tokens, num_key_heads, key_dim))[:, key_heads] for heads in (query, key)
-    )
+    query, key = (_normalised(heads.reshape(tokens, num_key_heads, key_dim))[:, key_heads] for heads in (query, key))
     query *= np.float32(key_dim**-0.5)
     value = value.reshape(tokens, value_heads, value_dim)
     steps = softplus(widened(decay) + decay_bias).reshape(tokens, value_heads, -1)

@@ -1,4 +1,4 @@
-"""The transforms of a parameter: the rows of its tensor, transposition, and changes of its elements. Knows no format."""
+"""The transforms of a parameter: its tensor's rows, transposition, and changes of elements. Knows no format."""
 
 from typing import Any
 
