@@ -25,7 +25,7 @@ from pyllm.core.executors.local_workers import ForkedWorkers
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import WorkerDeadError
 from pyllm.families.config import Config
-from pyllm.families.models import llama
+from pyllm.families import llama
 from pyllm.launch.topology import supervised_fork_server
 from pyllm.wire.messages import FinishCode, Sampled
 

@@ -147,6 +147,7 @@ class DecoderLayer:
         self._parallel = spec.parallel
         self.attention = None if spec.attention is None else Attention(spec.attention, size, layer, placement)
         self.recurrence = None if spec.recurrence is None else recurrence_of(spec.recurrence, size, layer, placement)
+        self._mixers = [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]
         self.feed_forward = None if spec.feed_forward is None else _feed_forward(spec.feed_forward, size, placement)
         self.norms = {name: Norm(norm, size, placement) for name, norm in spec.norms.items()}
 
@@ -170,11 +171,12 @@ class DecoderLayer:
             yield from self.feed_forward.packed()
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        mixers = [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]
-        if mixers:
+        if self._mixers:
             normed, residual = self._enter("attention_norm", x, residual)
-            mixed = [mixer(normed, context) for mixer in mixers]
-            x = mixed[0] if len(mixed) == 1 else self._kernels[add](*mixed)
+            first, *others = self._mixers
+            x = first(normed, context)
+            for mixer in others:
+                x = self._kernels[add](x, mixer(normed, context))
             x = self._leave("attention_output_norm", x)
             if self._parallel and self.feed_forward is not None:
                 own_norm = self.norms.get("feed_forward_norm")
