@@ -198,7 +198,7 @@ def host_blocks_of_rank(
     Raises:
         ConfigError: not one block fits, or the machine or a control group has less memory in total.
     """
-    num_blocks = size // ranks // block_bytes
+    num_blocks = size // ranks // max(1, block_bytes)  # A pipeline stage may have no layer with attention.
     if size and not num_blocks:
         raise ConfigError(
             f"kv_offloading_size of {size:,} bytes has no room for a block of {block_bytes:,} bytes on each of {ranks} "
