@@ -19,6 +19,7 @@ from pyllm.checkpoint.huggingface import read_huggingface
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups
+from pyllm.families.registry import FAMILIES
 from pyllm.families.rope import at_context
 from pyllm.families.spec import ModelImpl
 from pyllm.workers.layers.rank_group import RankGroup
@@ -104,21 +105,24 @@ def answers(folder: Path, implementation: ModelImpl = "transformers", **options:
 def page(outcomes: dict[str, Outcome]) -> str:
     """The page of the documents, as Markdown."""
     counts = Counter(outcome.result for outcome in outcomes.values())
-    share = 100 * counts["equal"] / len(outcomes)
+    native = {architecture for family in FAMILIES for architecture in family.architectures} & outcomes.keys()
+    running = native | {name for name, outcome in outcomes.items() if outcome.result == "equal"}
     lines = [
         HEAD.format(
             version=transformers.__version__,
             equal=counts["equal"],
             total=len(outcomes),
-            share=share,
+            running=len(running),
+            share=100 * len(running) / len(outcomes),
+            native=len(native),
             untried=counts["untried"],
         ),
-        "| Class | Result | Reason |",
-        "|---|---|---|",
+        "| Class | Native | By `transformers` | Reason |",
+        "|---|---|---|---|",
     ]
     for name, outcome in sorted(outcomes.items()):
         reason = " ".join(outcome.reason.split()).replace("|", "/")[:LONGEST_REASON]
-        lines.append(f"| {name} | {outcome.result} | {reason} |")
+        lines.append(f"| {name} | {'yes' if name in native else ''} | {outcome.result} | {reason} |")
     return "\n".join(lines) + "\n"
 
 
@@ -161,9 +165,11 @@ Tensors that the model has no parameter for are skipped, as `transformers` does,
 
 ## Which models run
 
-Every class for causal language models in `transformers` {version}, small and with random weights: **{equal} of {total}
-({share:.0f} %)** give the tokens that `transformers` gives, in float32. {untried} cannot be made small here. The others
-are refused with the reason, and none is wrong. `make oracle FAMILIES=transformers` tries them all and writes this page.
+Every class for causal language models in `transformers` {version}, small and with random weights: **{running} of {total}
+({share:.0f} %) run, {native} of them natively**, by a family of pyllm, whose tests compare it with `transformers` as well.
+Computed by `transformers` itself, {equal} give the tokens that it gives alone, in float32; {untried} cannot be made small
+here; the others are refused with the reason, and none is wrong. `make oracle FAMILIES=transformers` tries them all and
+writes this page.
 """
 
 
