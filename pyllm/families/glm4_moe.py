@@ -1,19 +1,26 @@
-"""GLM-4.5 to 4.7 (arXiv 2508.06471): experts as in DeepSeek V3 after some dense layers; RoPE on half of each head."""
+"""GLM-4.5 to 4.7 (arXiv 2508.06471): experts as in DeepSeek V3 after some dense layers; RoPE on half of each head.
+
+GLM-4.7-Flash has DeepSeek's latent attention.
+"""
 
 from dataclasses import replace
 
 from pyllm.families.config import Config
+from pyllm.families.deepseek import read_dense
 from pyllm.families.family import (
     GGUF_DEEPSEEK_EXPERTS,
     Family,
     GgufNames,
     num_layers,
     read_attention,
+    read_deepseek_routing,
     read_feed_forward,
     read_model,
     read_norm,
     with_deepseek_experts,
+    with_experts,
 )
+from pyllm.families.latent_attention import LATENT_NAMES
 from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS
 
@@ -32,6 +39,25 @@ def read(config: Config) -> ModelSpec:
     return with_deepseek_experts(config, read_model(config, [layer] * num_layers(config)))
 
 
+def _read_flash(config: Config) -> ModelSpec:
+    config = config.with_defaults(
+        n_routed_experts=64,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1536,
+        routed_scaling_factor=1.8,
+        q_lora_rank=768,
+        qk_nope_head_dim=192,
+        v_head_dim=256,
+        rms_norm_eps=1e-5,
+    )
+    count, spec = num_layers(config), read_dense(config)
+    kinds = config.with_defaults(mlp_layer_types=["dense"] + ["sparse"] * (count - 1)).items("mlp_layer_types", count)
+    if wrong := [kind for kind in kinds if kind not in ("dense", "sparse")]:
+        raise config.error("mlp_layer_types", wrong[0], "a list of dense and sparse")
+    size = config.integer("moe_intermediate_size")
+    return with_experts(spec, read_deepseek_routing(config), size, lambda index: kinds[index] == "sparse")
+
+
 def _complete(config: Config) -> Config:
     """Leave out the layers at the end that predict further tokens."""
     further = config.integer("nextn_predict_layers", 0, least=0)
@@ -48,3 +74,4 @@ FAMILY = Family(
         complete=_complete,
     ),
 )
+FLASH = Family(architectures=("Glm4MoeLiteForCausalLM",), read=_read_flash, tensors=LATENT_NAMES)

@@ -16,6 +16,7 @@ from pyllm.families.spec import (
     AttentionSpec,
     FeedForwardSpec,
     GatedDeltaSpec,
+    LatentSpec,
     LayerSpec,
     ModelSpec,
     NormSpec,
@@ -66,6 +67,13 @@ class GroupRows(msgspec.Struct, frozen=True, array_like=True, tag=4):
     stop: int
 
 
+class LastFirst(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Moves the last `count` rows of every `group` rows before the others."""
+
+    group: int
+    count: int
+
+
 class Transpose(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Swaps rows and columns. Only for floats: quantised blocks lie along rows."""
 
@@ -76,7 +84,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
     value: float
 
 
-Transform = Rows | Deinterleave | GroupRows | Transpose | Add
+Transform = Rows | Deinterleave | GroupRows | LastFirst | Transpose | Add
 
 
 class Quantised(msgspec.Struct, frozen=True, array_like=True):
@@ -276,8 +284,12 @@ GGUF_NAMES = TensorNames(
 def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
     """The name and the shape of each parameter of a layer."""
     shapes: dict[str, Shape] = {}
-    if layer.attention is not None:
-        shapes |= _of_attention(layer.attention, spec.hidden_size)
+    if (attention := layer.attention) is not None:
+        latent = attention.latent
+        if latent is None:
+            shapes |= _of_attention(attention, spec.hidden_size)
+        else:
+            shapes |= _of_latent_attention(attention, latent, spec.hidden_size)
     if layer.recurrence is not None:
         shapes |= _of_recurrence(layer.recurrence, spec.hidden_size)
     if layer.feed_forward is not None:
@@ -305,6 +317,23 @@ def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
         shapes |= _of_norm("attention.query_norm", norm, attention.query_size if over_all else attention.head_size)
         shapes |= _of_norm("attention.key_norm", norm, attention.kv_size if over_all else attention.head_size)
     return shapes
+
+
+def _of_latent_attention(attention: AttentionSpec, latent: LatentSpec, hidden: int) -> dict[str, Shape]:
+    heads, (key_rows, key_columns) = attention.heads, latent.key_shape
+    matrices = {
+        "attention.query": (heads * latent.query_size, latent.query_rank or hidden),
+        "attention.latent": (latent.size, hidden),
+        "attention.key": (heads * key_rows, key_columns),
+        "attention.value": (heads * latent.value_size, latent.rank),
+        "attention.output": (hidden, heads * latent.value_size),
+    }
+    norms = _of_norm("attention.latent_norm", latent.norm, latent.rank)
+    if latent.query_rank is not None:
+        matrices["attention.query_down"] = (latent.query_rank, hidden)
+        norms |= _of_norm("attention.query_norm", latent.norm, latent.query_rank)
+    biased = {"attention.latent", "attention.query_down"} if attention.bias else set()
+    return _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set())) | norms
 
 
 def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
@@ -563,8 +592,9 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
-    if len(needed) == 2 and tensor.shape == (needed[0], 1, needed[1]):  # the weights of a convolution
-        tensor = msgspec.structs.replace(tensor, shape=needed)
+    if len(needed) == 2 and len(tensor.shape) == 3:  # the weights of a convolution, or a matrix for each head
+        outer, inner, columns = tensor.shape
+        tensor = msgspec.structs.replace(tensor, shape=(outer * inner, columns))
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
@@ -592,7 +622,8 @@ def _num_groups(parts: Sequence[str], layer: LayerSpec) -> int:
     if isinstance(layer.recurrence, GatedDeltaSpec) and parts[0].startswith("recurrence."):
         return layer.recurrence.key_heads
     assert layer.attention is not None, "query, key and value are of attention"
-    return layer.attention.heads if "attention.gate" in parts else layer.attention.kv_heads
+    is_by_query_head = "attention.gate" in parts or layer.attention.latent is not None
+    return layer.attention.heads if is_by_query_head else layer.attention.kv_heads
 
 
 def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor:
@@ -608,11 +639,19 @@ def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor
 def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: TensorNames) -> tuple[Transform, ...]:
     part, _, kind = parameter.rpartition(".")
     if (attention := layer.attention) is not None:
-        if part in {"attention.query", "attention.key"} and names.interleaved:
+        if attention.latent is not None and part in {"attention.query", "attention.latent"}:
+            return _rotary_part_first(attention.latent, part, names)
+        if part in {"attention.query", "attention.key"} and attention.latent is None and names.interleaved:
             return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
         if part in {"attention.query_norm", "attention.key_norm"}:
             return _offset(attention.query_key_norm, names) if kind == "weight" else ()
     return _offset(layer.norms.get(part), names) if kind == "weight" else ()
+
+
+def _rotary_part_first(latent: LatentSpec, part: str, names: TensorNames) -> tuple[Transform, ...]:
+    size = latent.query_size if part == "attention.query" else latent.size
+    moved = LastFirst(size, latent.rope_size)
+    return (moved, Deinterleave(size, latent.rope_size)) if names.interleaved else (moved,)
 
 
 def _rotary_size(spec: ModelSpec, attention: AttentionSpec) -> int:
