@@ -2,7 +2,10 @@
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
+    GGUF_DEEPSEEK_EXPERTS,
+    GGUF_SCORES,
     Family,
+    GgufNames,
     num_layers,
     read_deepseek_routing,
     read_feed_forward,
@@ -10,9 +13,16 @@ from pyllm.families.family import (
     read_norm,
     with_deepseek_experts,
 )
-from pyllm.families.latent_attention import LATENT_NAMES, read_latent_attention
+from pyllm.families.latent_attention import (
+    GGUF_LATENT_FIELDS,
+    GGUF_LATENT_NAMES,
+    LATENT_NAMES,
+    complete_latent_attention,
+    read_latent_attention,
+)
 from pyllm.families.spec import LayerSpec, ModelSpec
 
+_GLM_VOCABULARY = 154_880
 _LATENTS = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -71,6 +81,42 @@ def _read_youtu(config: Config) -> ModelSpec:
     return read_dense(config.with_defaults(tie_word_embeddings=True))
 
 
-DEEPSEEK_V2 = Family(architectures=("DeepseekV2ForCausalLM",), read=_read_v2, tensors=LATENT_NAMES)
-DEEPSEEK_V3 = Family(architectures=("DeepseekV3ForCausalLM",), read=_read_v3, tensors=LATENT_NAMES)
-YOUTU = Family(architectures=("YoutuForCausalLM",), read=_read_youtu, tensors=LATENT_NAMES)
+_READERS = {
+    "DeepseekV3ForCausalLM": _read_v3,
+    "DeepseekV2ForCausalLM": _read_v2,
+    "YoutuForCausalLM": _read_youtu,
+}
+
+
+def read(config: Config) -> ModelSpec:
+    """The model that a config.json describes."""
+    return _READERS[config.items("architectures", 1)[0]](config)
+
+
+def _complete(config: Config) -> Config:
+    """Tell by its experts which of the models a file has, as all of them have one architecture there."""
+    config = complete_latent_attention(config)
+    if "num_local_experts" not in config:
+        return config.replaced(architectures=["YoutuForCausalLM"])
+    # GLM-4.7-Flash has no number of scores in its files; llama.cpp knows it by its vocabulary, too.
+    scores = GGUF_SCORES["sigmoid" if config.equals("vocab_size", _GLM_VOCABULARY) else "softmax"]
+    config = config.with_defaults(
+        expert_gating_func=scores, norm_topk_prob=False, routed_scaling_factor=1.0, n_group=1, topk_group=1
+    )
+    if config.equals("expert_gating_func", GGUF_SCORES["sigmoid"]):
+        return config
+    method = "greedy" if config.equals("n_group", 1) else "group_limited_greedy"
+    return config.replaced(architectures=["DeepseekV2ForCausalLM"], topk_method=method)
+
+
+FAMILY = Family(
+    architectures=tuple(_READERS),
+    read=read,
+    tensors=LATENT_NAMES,
+    gguf=GgufNames(
+        architectures=("deepseek2",),
+        tensors=GGUF_LATENT_NAMES,
+        fields=GGUF_DEEPSEEK_EXPERTS | GGUF_LATENT_FIELDS,
+        complete=_complete,
+    ),
+)

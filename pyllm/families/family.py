@@ -26,7 +26,8 @@ MAX_LAYERS = 1024
 MAX_EXPERTS = 1024
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")  # names of their number
 _BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}  # DeepSeek V2 and V3 score a group by so many of its experts.
-_GGUF_SCORES = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers
+GGUF_SCORES = {"softmax": 1, "sigmoid": 2}
+"""llama.cpp's numbers of an expert's scores."""
 GGUF_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 """The keys of a GGUF file for experts, as `GgufNames.fields` has them."""
 GGUF_DEEPSEEK_EXPERTS = GGUF_EXPERTS | {
@@ -106,7 +107,7 @@ def read_routing(config: Config, normalised: bool, **features: Any) -> RoutingSp
 
 def read_deepseek_routing(config: Config, scores: Literal["softmax", "sigmoid"] = "sigmoid") -> RoutingSpec:
     """The routing of DeepSeek V3, with a correction for the choice, or with a softmax that of V2, which has none."""
-    config.refuse_unless(expert_gating_func=_GGUF_SCORES[scores])
+    config.refuse_unless(expert_gating_func=GGUF_SCORES[scores])
     best = _BEST_OF_GROUP[scores]
     routing = read_routing(config, config.flag("norm_topk_prob", True))
     count, active = config.integer("n_group", 1), config.integer("topk_group", 1)

@@ -41,6 +41,17 @@ GGUF_LATENT_NAMES = replace(
 )
 """llama.cpp's names."""
 
+GGUF_LATENT_FIELDS = {
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.key_length_mla": "qk_head_dim",
+    "attention.value_length_mla": "v_head_dim",
+    "attention.value_length": "value_length",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "nextn_predict_layers": "nextn_predict_layers",
+}
+"""The keys of a GGUF file, as `GgufNames.fields` has them."""
+
 _NORM = NormSpec(epsilon=1e-6)  # in transformers that of every model, whatever its other norms have
 
 
@@ -72,6 +83,19 @@ def read_latent_attention(config: Config) -> tuple[AttentionSpec, RopeSpec]:
         latent=latent,
     )
     return attention, rope
+
+
+def complete_latent_attention(config: Config) -> Config:
+    """The fields that GGUF files of llama.cpp's deepseek2 have under other names."""
+    size = config.integer("qk_head_dim") - config.integer("qk_rope_head_dim")
+    layers = config.integer("num_hidden_layers") - config.integer("nextn_predict_layers", 0, least=0)
+    config = config.replaced(qk_nope_head_dim=size, num_hidden_layers=layers, absorbed_keys=True)
+    config = config.without("partial_rotary_factor").replaced(q_lora_rank=config.optional_integer("q_lora_rank"))
+    if "mscale_all_dim" not in rope_parameters(config):
+        return config
+    # The files have a tenth of it, and the other factor is the same in all models.
+    scale = 10 * rope_parameters(config).number("mscale_all_dim")
+    return config.with_section("rope_scaling", mscale=scale, mscale_all_dim=scale)
 
 
 def _yarn_scale(config: Config) -> float:

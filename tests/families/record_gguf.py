@@ -54,6 +54,10 @@ FAMILIES = (
     "hunyuan",
     "hunyuan-moe",
     "llama4-scout",
+    "deepseek-v2",
+    "deepseek-v3",
+    "glm4-flash",
+    "youtu",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
@@ -62,6 +66,8 @@ _OLDER_FIELDS = {
     "granite-4": {"layer_types": ["attention", "attention"]},
     "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
+    "deepseek-v3": {"scoring_func": "sigmoid"},
+    "glm4-flash": {"scoring_func": "sigmoid"},
     "hunyuan-moe": {"moe_intermediate_size": [64, 64], "num_shared_expert": [1, 1]},
     "phi3": {"original_max_position_embeddings": 256},
 }

@@ -146,7 +146,7 @@ _LATENT = {
     "qk_nope_head_dim": 12,
     "v_head_dim": 32,
 }
-_DEEPSEEK_YARN = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.1}
+_DEEPSEEK_YARN = _YARN | {"mscale": 0.9, "mscale_all_dim": 0.9}
 _LFM2 = {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -279,13 +279,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h-bias": ("NemotronH", _NEMOTRON_H | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
     "bamba": ("Bamba", _BAMBA | {"attn_layer_indices": [1], "time_step_limit": (0.2, 0.9)}),
     "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
-    "deepseek-v2": (
+    "deepseek-v2": ("DeepseekV2", _DEEPSEEK | _LATENT | {"rope_parameters": _DEEPSEEK_YARN}),
+    "deepseek-v2-groups": (
         "DeepseekV2",
         _DEEPSEEK
         | _LATENT
-        | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "rope_parameters": _DEEPSEEK_YARN},
+        | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "q_lora_rank": None},
     ),
-    "deepseek-v2-lite": ("DeepseekV2", _DEEPSEEK | _LATENT | {"q_lora_rank": None, "attention_bias": True}),
     "deepseek-v3": (
         "DeepseekV3",
         _DEEPSEEK | _LATENT | {"n_group": 3, "topk_group": 2, "rope_parameters": _DEEPSEEK_YARN},
@@ -294,10 +294,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         _DEEPSEEK
         | _LATENT
-        | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "norm_topk_prob": False, "v_head_dim": 64},
+        | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "norm_topk_prob": False, "v_head_dim": 64}
+        | {"attention_bias": True, "rope_parameters": _DEEPSEEK_YARN | {"mscale": 0.7, "mscale_all_dim": 1.1}},
     ),
-    "glm4-flash": ("Glm4MoeLite", _DEEPSEEK | _LATENT | {"n_group": 2, "topk_group": 2, "attention_bias": True}),
-    "youtu": ("Youtu", _LATENT | {"attention_bias": True}),
+    "glm4-flash": ("Glm4MoeLite", _DEEPSEEK | _LATENT | {"n_group": 2, "topk_group": 1}),
+    "glm4-flash-bias": (
+        "Glm4MoeLite",
+        _DEEPSEEK | _LATENT | {"mlp_layer_types": ["sparse", "dense"], "attention_bias": True},
+    ),
+    "youtu": ("Youtu", _LATENT),
     "minicpm3": ("MiniCPM3", _LATENT | {"qk_nope_head_dim": 16, "scale_emb": 3, "dim_model_base": 16}),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
