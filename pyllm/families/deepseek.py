@@ -1,4 +1,4 @@
-"""DeepSeek V2 (arXiv 2405.04434), V3 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534), and Youtu without experts."""
+"""DeepSeek V2 (arXiv 2405.04434), V3 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534), Youtu without experts."""
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
@@ -11,6 +11,7 @@ from pyllm.families.family import (
     read_feed_forward,
     read_model,
     read_norm,
+    text_config,
     with_deepseek_experts,
 )
 from pyllm.families.latent_attention import (
@@ -81,8 +82,13 @@ def _read_youtu(config: Config) -> ModelSpec:
     return read_dense(config.with_defaults(tie_word_embeddings=True))
 
 
+def _read_kimi(config: Config) -> ModelSpec:
+    return _read_v3(text_config(config))
+
+
 _READERS = {
     "DeepseekV3ForCausalLM": _read_v3,
+    "KimiK25ForConditionalGeneration": _read_kimi,
     "DeepseekV2ForCausalLM": _read_v2,
     "YoutuForCausalLM": _read_youtu,
 }

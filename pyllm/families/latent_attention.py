@@ -6,9 +6,10 @@ from dataclasses import replace
 from pyllm.families.config import Config
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import HEAD_FEATURES, AttentionSpec, LatentSpec, NormSpec, RopeSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
+from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
 
-LATENT_NAMES = TensorNames(
+LATENT_NAMES = replace(
+    TEXT_MODEL_NAMES,
     parts=LLAMA_PARTS
     | {
         "attention.query_down": "self_attn.q_a_proj",

@@ -4,8 +4,13 @@ from dataclasses import replace
 from math import sqrt
 
 from pyllm.families.config import Config
-from pyllm.families.family import Family, num_layers, read_feed_forward, read_model, read_norm
-from pyllm.families.latent_attention import LATENT_NAMES, read_latent_attention
+from pyllm.families.family import Family, GgufNames, num_layers, read_feed_forward, read_model, read_norm
+from pyllm.families.latent_attention import (
+    GGUF_LATENT_FIELDS,
+    GGUF_LATENT_NAMES,
+    LATENT_NAMES,
+    read_latent_attention,
+)
 from pyllm.families.spec import LayerSpec, ModelSpec
 
 
@@ -39,8 +44,24 @@ def read(config: Config) -> ModelSpec:
     )
 
 
+def _complete(config: Config) -> Config:
+    size = config.integer("head_dim") - config.integer("qk_rope_head_dim")
+    return config.without("partial_rotary_factor").replaced(qk_nope_head_dim=size)
+
+
 FAMILY = Family(
     architectures=("MiniCPM3ForCausalLM",),
     read=read,
     tensors=replace(LATENT_NAMES, interleaved=False),
+    gguf=GgufNames(
+        architectures=("minicpm3",),
+        tensors=replace(
+            GGUF_LATENT_NAMES,
+            stacked={"attn_kv_b": ("attention.key", "attention.value")},
+            grouped=frozenset({"attn_kv_b"}),
+            interleaved=False,
+        ),
+        fields=GGUF_LATENT_FIELDS,
+        complete=_complete,
+    ),
 )

@@ -26,6 +26,7 @@ from pyllm.families.spec import (
 )
 from pyllm.families.transformers_probe import Probed
 
+
 class MissingTensorError(ConfigError):
     """A model's files lack a tensor that its architecture needs."""
 

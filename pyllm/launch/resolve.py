@@ -53,7 +53,7 @@ from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.wire.curve import client_keys
 from pyllm.workers.attention_backends import find_attention_backend
-from pyllm.workers.model_limits import check_states, check_supported
+from pyllm.workers.model_limits import check_latents, check_states, check_supported
 from pyllm.workers.sparse_attention.sparse_limits import check_sparse_attention
 
 logger = logging.getLogger(__name__)
@@ -163,6 +163,7 @@ def resolve_settings(
         logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
     check_supported(spec)
     check_states(config, spec, device)
+    check_latents(config, spec, device)
     checkpoint = msgspec.structs.replace(checkpoint, spec=at_context(spec, max_model_len))
     resolved = msgspec.structs.replace(
         config,

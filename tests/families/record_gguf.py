@@ -58,6 +58,7 @@ FAMILIES = (
     "deepseek-v3",
     "glm4-flash",
     "youtu",
+    "minicpm3",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {

@@ -267,7 +267,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "flex-olmo": ("FlexOlmo", _EXPERTS | {"num_experts": 6}),
     "granite-moe-shared": ("GraniteMoeShared", _SCALED | _EXPERTS | {"shared_intermediate_size": 48}),
     "qwen3-next": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
-    "qwen3-next-dense": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"mlp_only_layers": [0, 2], "linear_num_value_heads": 2, "num_experts": 6, "norm_topk_prob": False}),
+    "qwen3-next-dense": (
+        "Qwen3Next",
+        _DELTA
+        | _EXPERTS
+        | _SHARED_EXPERT
+        | {"mlp_only_layers": [0, 2], "linear_num_value_heads": 2, "num_experts": 6, "norm_topk_prob": False},
+    ),
     "qwen3.5": ("Qwen3_5Text", _DELTA | {"attention_bias": True}),
     "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
     "granite-4-mamba": ("GraniteMoeHybrid", _SCALED | _DENSE | _MAMBA | {"mamba_proj_bias": True}),
@@ -303,7 +309,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         _DEEPSEEK | _LATENT | {"mlp_layer_types": ["sparse", "dense"], "attention_bias": True},
     ),
     "youtu": ("Youtu", _LATENT),
-    "minicpm3": ("MiniCPM3", _LATENT | {"qk_nope_head_dim": 16, "scale_emb": 3, "dim_model_base": 16}),
+    "minicpm3": ("MiniCPM3", _LATENT | {"hidden_size": 128, "v_head_dim": None}),
+    "minicpm3-scaled": (
+        "MiniCPM3",
+        _LATENT
+        | {"scale_emb": 3, "scale_depth": 0.9, "dim_model_base": 16, "q_lora_rank": None, "attention_bias": True}
+        | _rope(
+            "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0] * 4, original_max_position_embeddings=128
+        ),
+    ),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
