@@ -113,9 +113,9 @@ class Scheduler:
         Each of `kv_groups` is some layers with their own blocks for the same tokens, with `{"window": positions}` if
         they have a sliding window; by default there is one group without a window.
 
-        A model with layers that keep a state of all tokens before has `num_states` for all sequences, at least 2. States
-        stay for the prefix cache where a prompt ends, where a second one branches off, after the last block of an output,
-        and every `state_checkpoint_blocks` blocks of a prompt (0: nowhere else).
+        A model with layers that keep a state of all tokens before has `num_states` for all sequences, at least 2.
+        States stay for the prefix cache where a prompt ends, where a second one branches off, after the last block of
+        an output, and every `state_checkpoint_blocks` blocks of a prompt (0: nowhere else).
 
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3, or sha256_cbor

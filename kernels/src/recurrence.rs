@@ -61,7 +61,7 @@ struct States {
 }
 
 impl States {
-    /// The states of an array [num_states, ...], of a shape each.
+    /// The states of an array, of a shape each.
     fn of(states: &Array, shape: &[usize]) -> PyResult<Self> {
         states.check_dtype("states", DType::Float32)?;
         states.check_shape("states", &[&[states.len()], shape].concat())?;

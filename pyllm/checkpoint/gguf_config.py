@@ -61,6 +61,7 @@ def gguf_config(
     config = {name: _one(f"{prefix}{key}", own[key]) for key, name in _FIELDS.items() if key in own}
     config |= {name: own[key] for key, name in family.gguf.fields.items() if key in own}
     config |= _of_tensors(shapes)
+    config |= _of_layers(config, shapes)
     config["architectures"] = [family.architectures[0]]
     _check(own, config, architecture, family.gguf.fields)
     if "rope.dimension_count" in own:
@@ -87,6 +88,19 @@ def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
+        "mamba_proj_bias": any(name.endswith(".ssm_in.bias") for name in shapes),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in shapes),
+        "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in shapes),
+    }
+
+
+def _of_layers(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """For each layer, whether it has attention; and whether it has a feed-forward layer."""
+    layers = range(count) if isinstance(count := config.get("num_hidden_layers"), int) else ()
+    has_up = [any(f"blk.{layer}.{up}.weight" in shapes for up in ("ffn_up", "ffn_up_exps")) for layer in layers]
+    return {
+        "attention_layers": [f"blk.{layer}.attn_k.weight" in shapes for layer in layers],
+        "feed_forward_layers": has_up,
     }
 
 
@@ -129,9 +143,10 @@ def _rope(own: Mapping[str, Any], factors: Mapping[str, Sequence[float]]) -> dic
 
 
 def _one(name: str, value: Any) -> Any:
-    """The value of a field, which some files have as a list of one value per layer."""
+    """The value of a field, which some files have as a list of one value per layer, 0 where a layer lacks the part."""
     if not isinstance(value, list):
         return value
+    value = [number for number in value if number != 0] or value
     if len(set(map(repr, value))) != 1:
         raise ConfigError(f"{name} differs between layers, which is not supported")
     return value[0]

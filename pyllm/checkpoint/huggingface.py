@@ -32,7 +32,7 @@ from pyllm.checkpoint.types import (
     weights_fingerprint,
 )
 from pyllm.errors import ConfigError
-from pyllm.families.config import Config
+from pyllm.families.config import Config, UnsupportedFeatureError
 from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
 from pyllm.families.spec import ModelImpl, ModelSpec
@@ -187,13 +187,21 @@ def _checkpoint(
 
 
 def _family(config: Config, may_be_other: bool) -> Family | None:
+    """The family that computes a model; None if transformers is to be asked (`may_be_other`)."""
     try:
         if "architectures" not in config:
             raise UnknownArchitectureError(
                 f"config.json names no architecture, and none of its model_type {config.text('model_type', '')!r} is "
                 'known: name one by --hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\''
             )
-        return find_family(str(config.items("architectures", 1)[0]))
+        family = find_family(str(config.items("architectures", 1)[0]))
+        family.read(config)
+        return family
+    except UnsupportedFeatureError as error:
+        if not may_be_other:
+            raise
+        logger.info("%s: so transformers computes the model", error)
+        return None
     except UnknownArchitectureError:
         if may_be_other:  # transformers may know the architecture, or the model type
             return None

@@ -9,6 +9,7 @@ from pyllm.checkpoint.hub import size_text
 from pyllm.checkpoint.hub_cache import CachedModel, cached_models
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.errors import ConfigError, PyllmError
+from pyllm.families.config import UnsupportedFeatureError
 from pyllm.families.registry import UnknownArchitectureError
 from pyllm.launch.resolve import cpu_memory_needed
 from pyllm.machine.memory import host_memory
@@ -63,11 +64,12 @@ def _row(model: CachedModel) -> Row:
     reason, needed = "", model.num_bytes
     try:
         needed = cpu_memory_needed(read_checkpoint(model.path))
-    except UnknownArchitectureError:
-        runs, reason = None, "transformers is asked when it is served"
     except PyllmError as error:
-        runs = False
-        reason = str(error).replace(f"{model.path}/", "").replace(model.path, model.name)
+        is_of_others = isinstance(error, UnknownArchitectureError | UnsupportedFeatureError)
+        if is_of_others and not model.format.startswith("GGUF"):
+            runs, reason = None, "transformers is asked when it is served"
+        else:
+            runs, reason = False, str(error).replace(f"{model.path}/", "").replace(model.path, model.name)
     available = min((memory.available for memory in host_memory()), default=None)
     fits = None if available is None else needed <= available
     return Row(model.name, model.format, model.num_bytes, model.revision, model.path, runs, fits, reason)

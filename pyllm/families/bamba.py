@@ -3,7 +3,7 @@
 from pyllm.families.config import Config
 from pyllm.families.family import Family, num_layers, read_attention, read_feed_forward, read_model, read_norm
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.state_space import read_state_space, state_space_bare, state_space_inputs, state_space_parts
+from pyllm.families.state_space import read_state_space, with_state_space
 from pyllm.families.tensors import LLAMA_PARTS, TensorNames
 
 
@@ -29,17 +29,17 @@ def read_bamba(config: Config) -> ModelSpec:
 FAMILY = Family(
     architectures=("BambaForCausalLM",),
     read=read_bamba,
-    tensors=TensorNames(
-        norm="final_layernorm",
-        parts=LLAMA_PARTS
-        | {
-            "feed_forward_norm": "pre_ff_layernorm",
-            "feed_forward.gate": "feed_forward.gate_proj",
-            "feed_forward.up": "feed_forward.up_proj",
-            "feed_forward.down": "feed_forward.down_proj",
-        }
-        | state_space_parts("mamba"),
-        stacked=state_space_inputs("mamba"),
-        bare=state_space_bare("mamba"),
+    tensors=with_state_space(
+        TensorNames(
+            norm="final_layernorm",
+            parts=LLAMA_PARTS
+            | {
+                "feed_forward_norm": "pre_ff_layernorm",
+                "feed_forward.gate": "feed_forward.gate_proj",
+                "feed_forward.up": "feed_forward.up_proj",
+                "feed_forward.down": "feed_forward.down_proj",
+            },
+        ),
+        "mamba",
     ),
 )

@@ -10,6 +10,10 @@ _LARGEST = 2**31 - 1
 _REQUIRED: Any = object()
 
 
+class UnsupportedFeatureError(ConfigError):
+    """A field has a value that its family does not compute; transformers may."""
+
+
 class Config:
     """The fields of a model's configuration; null counts as absent. `nulls` names the fields whose value is null.
 
@@ -142,12 +146,13 @@ class Config:
         """Refuse fields whose value would change the answer in a way that is not supported.
 
         Raises:
-            ConfigError: a field is present and has another value than the one given for it.
+            UnsupportedFeatureError: a field is present and has another value than the one given for it.
         """
         for name, value in supported.items():
             found = self._fields.get(name, value)
             if found != value:
-                raise ConfigError(f"{self.place}: {name} = {found!r:.80} is not supported, only {value!r}")
+                text = f"{self.place}: {name} = {found!r:.80} is not supported, only {value!r}"
+                raise UnsupportedFeatureError(text)
 
     def error(self, name: str, value: Any, expected: str) -> ConfigError:
         """The error for a field with a wrong value."""

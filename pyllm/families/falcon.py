@@ -19,15 +19,12 @@ from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, QUERY_KEY_VALUE, Tens
 def read(config: Config) -> ModelSpec:
     """The model that a config.json of Falcon describes; ALiBi and layers that are not parallel are refused."""
     config.refuse_unless(alibi=False, parallel_attn=True)
-    config = config.renamed(
-        hidden_size="n_embed", num_key_value_heads="num_kv_heads", intermediate_size="ffn_hidden_size"
-    )
-    config = config.with_defaults(
-        intermediate_size=4 * config.integer("hidden_size"),
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        activation="gelu",
-    )
+    config = config.renamed(hidden_size="n_embed")
+    if "num_kv_heads" in config:
+        config = config.replaced(num_key_value_heads=config.integer("num_kv_heads"))
+    own_size = config.optional_integer("ffn_hidden_size") or config.optional_integer("intermediate_size")
+    config = config.replaced(intermediate_size=own_size or 4 * config.integer("hidden_size"))
+    config = config.with_defaults(max_position_embeddings=2048, tie_word_embeddings=True, activation="gelu")
     is_new = config.flag("new_decoder_architecture", False)
     if not is_new and config.flag("multi_query", True):
         config = config.replaced(num_key_value_heads=1)
@@ -71,5 +68,7 @@ FAMILY = Family(
             stacked={"attn_qkv": QUERY_KEY_VALUE},
         ),
         fields={"attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        # These files always say the number of key heads, as the new ones of config.json.
+        complete=lambda config: config.replaced(new_decoder_architecture=True, bias=config.flag("attention_bias")),
     ),
 )

@@ -39,6 +39,7 @@ GGUF_DEEPSEEK_EXPERTS = GGUF_EXPERTS | {
     "expert_weights_norm": "norm_topk_prob",
     "expert_weights_scale": "routed_scaling_factor",
     "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "nextn_predict_layers",
 }
 """The same for experts as in DeepSeek V3."""
 
@@ -129,9 +130,21 @@ def read_deepseek_routing(config: Config, scores: Literal["softmax", "sigmoid"] 
 
 
 def with_deepseek_experts(config: Config, spec: ModelSpec, routing: RoutingSpec | None = None) -> ModelSpec:
-    """A copy with experts from layer `first_k_dense_replace` on; without a `routing`, DeepSeek V3's."""
-    first, size = config.integer("first_k_dense_replace", 0, least=0), config.integer("moe_intermediate_size")
-    return with_experts(spec, routing or read_deepseek_routing(config), size, lambda index: index >= first)
+    """A copy with experts from layer `first_k_dense_replace` on, or where `mlp_layer_types` says so.
+
+    Without a `routing` they are DeepSeek V3's.
+    """
+    first, kinds = config.integer("first_k_dense_replace", 0, least=0), []
+    if "mlp_layer_types" in config:
+        kinds = config.items("mlp_layer_types", len(spec.layers))
+    if any(kind not in {"dense", "sparse"} for kind in config.texts("mlp_layer_types")):
+        raise config.error("mlp_layer_types", kinds, "a list of dense and sparse")
+
+    def has_experts(index: int) -> bool:
+        return bool(kinds[index] == "sparse") if kinds else index >= first
+
+    routing, size = routing or read_deepseek_routing(config), config.integer("moe_intermediate_size")
+    return with_experts(spec, routing, size, has_experts)
 
 
 def with_experts(
@@ -168,6 +181,12 @@ def text_config(config: Config, **defaults: Any) -> Config:
 def num_layers(config: Config) -> int:
     """The number of layers."""
     return config.integer("num_hidden_layers", most=MAX_LAYERS)
+
+
+def without_further_layers(config: Config) -> Config:
+    """A copy for a GGUF file without the layers at the end that predict further tokens."""
+    further = config.integer("nextn_predict_layers", 0, least=0)
+    return config.replaced(num_hidden_layers=num_layers(config) - further)
 
 
 def layer_types(config: Config, pattern: Callable[[int], bool]) -> list[str]:

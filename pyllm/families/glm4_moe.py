@@ -1,6 +1,5 @@
-"""GLM-4.5 to 4.7 (arXiv 2508.06471): experts as in DeepSeek V3 after some dense layers; RoPE on half of each head.
-
-GLM-4.7-Flash has DeepSeek's latent attention.
+"""GLM-4.5 to 4.7 (arXiv 2508.06471): experts as in DeepSeek V3 after some dense layers, RoPE on half of each head; and
+Solar Open: experts in every layer, RoPE on whole heads. GLM-4.7-Flash has DeepSeek's latent attention.
 """
 
 from dataclasses import replace
@@ -13,12 +12,11 @@ from pyllm.families.family import (
     GgufNames,
     num_layers,
     read_attention,
-    read_deepseek_routing,
     read_feed_forward,
     read_model,
     read_norm,
     with_deepseek_experts,
-    with_experts,
+    without_further_layers,
 )
 from pyllm.families.latent_attention import LATENT_NAMES
 from pyllm.families.spec import LayerSpec, ModelSpec
@@ -49,29 +47,38 @@ def _read_flash(config: Config) -> ModelSpec:
         qk_nope_head_dim=192,
         v_head_dim=256,
         rms_norm_eps=1e-5,
+        mlp_layer_types=["dense"] + ["sparse"] * (num_layers(config) - 1),
     )
-    count, spec = num_layers(config), read_dense(config)
-    kinds = config.with_defaults(mlp_layer_types=["dense"] + ["sparse"] * (count - 1)).items("mlp_layer_types", count)
-    if wrong := [kind for kind in kinds if kind not in ("dense", "sparse")]:
-        raise config.error("mlp_layer_types", wrong[0], "a list of dense and sparse")
-    size = config.integer("moe_intermediate_size")
-    return with_experts(spec, read_deepseek_routing(config), size, lambda index: kinds[index] == "sparse")
+    return with_deepseek_experts(config, read_dense(config))
+
+
+def read_solar_open(config: Config) -> ModelSpec:
+    """The model that a config.json of Solar Open describes."""
+    return read(
+        config.replaced(first_k_dense_replace=0, use_qk_norm=False).with_defaults(
+            head_dim=128,
+            intermediate_size=config.integer("moe_intermediate_size"),
+            partial_rotary_factor=1.0,
+            rope_theta=1_000_000.0,
+        )
+    )
 
 
 def _complete(config: Config) -> Config:
-    """Leave out the layers at the end that predict further tokens."""
-    further = config.integer("nextn_predict_layers", 0, least=0)
-    return config.replaced(num_hidden_layers=num_layers(config) - further)
+    """Add the fields that a file of Solar Open leaves out."""
+    size = config.integer("moe_intermediate_size")
+    return without_further_layers(config.with_defaults(first_k_dense_replace=0, intermediate_size=size))
 
 
-FAMILY = Family(
+GLM4_MOE = Family(
     architectures=("Glm4MoeForCausalLM",),
     read=read,
     gguf=GgufNames(
         architectures=("glm4moe",),
         tensors=replace(GGUF_NAMES, parts=GGUF_PARTS | {"feed_forward_norm": "post_attention_norm"}),
-        fields=GGUF_DEEPSEEK_EXPERTS | {"nextn_predict_layers": "nextn_predict_layers"},
+        fields=GGUF_DEEPSEEK_EXPERTS,
         complete=_complete,
     ),
 )
 FLASH = Family(architectures=("Glm4MoeLiteForCausalLM",), read=_read_flash, tensors=LATENT_NAMES)
+SOLAR_OPEN = Family(architectures=("SolarOpenForCausalLM",), read=read_solar_open)

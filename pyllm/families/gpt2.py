@@ -1,6 +1,6 @@
 """GPT-2, and GPT-BigCode (StarCoder, arXiv 2305.06161): learned positions, layer norms, biases everywhere.
 
-GPT-BigCode has one key/value head for all query heads.
+GPT-BigCode has one key/value head for all query heads. GPT-Neo has windows in some layers, and does not scale scores.
 """
 
 from dataclasses import replace
@@ -42,6 +42,22 @@ def read_gpt_bigcode(config: Config) -> ModelSpec:
     return _read(config, _attention(config))
 
 
+def read_gpt_neo(config: Config) -> ModelSpec:
+    """The model that a config.json of GPT-Neo describes."""
+    config = with_standard_names(config.renamed(num_hidden_layers="num_layers", num_attention_heads="num_heads"))
+    full = read_attention(config, output_bias=True, rope=None, scale=1.0)
+    local = replace_struct(full, window=config.integer("window_size", 256))
+    spec = _read(config.with_defaults(activation_function="gelu_new"), full)
+    kinds = config.items("attention_layers", len(spec.layers))
+    if wrong := [kind for kind in kinds if kind not in ("global", "local")]:
+        raise config.error("attention_layers", wrong[0], "a list of global and local")
+    layers = (
+        replace_struct(layer, attention=local if kind == "local" else full)
+        for layer, kind in zip(spec.layers, kinds, strict=True)
+    )
+    return replace_struct(spec, layers=tuple(layers))
+
+
 def with_standard_names(config: Config) -> Config:
     """A copy with the names that later classes have, for fields of GPT-2 and its relatives without grouped queries."""
     config = config.without("num_key_value_heads").renamed(
@@ -77,19 +93,20 @@ def _read(config: Config, attention: AttentionSpec) -> ModelSpec:
     )
 
 
+_PARTS = {
+    "attention_norm": "ln_1",
+    "attention.output": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.up": "mlp.c_fc",
+    "feed_forward.down": "mlp.c_proj",
+}
 _NAMES = TensorNames(
     roots=("transformer.", ""),
     embedding="wte",
     position_embedding="wpe",
     norm="ln_f",
     layer="h.{}.",
-    parts={
-        "attention_norm": "ln_1",
-        "attention.output": "attn.c_proj",
-        "feed_forward_norm": "ln_2",
-        "feed_forward.up": "mlp.c_fc",
-        "feed_forward.down": "mlp.c_proj",
-    },
+    parts=_PARTS,
     stacked={"attn.c_attn": QUERY_KEY_VALUE},
     derived=(".attn.bias", ".attn.masked_bias"),
 )
@@ -109,4 +126,20 @@ GPT_BIGCODE = Family(
     read=read_gpt_bigcode,
     tensors=replace(_NAMES, grouped=frozenset({"attn.c_attn"})),
     gguf=GgufNames(architectures=("starcoder",), tensors=_GGUF_TENSORS),
+)
+GPT_NEO = Family(
+    architectures=("GPTNeoForCausalLM",),
+    read=read_gpt_neo,
+    tensors=replace(
+        _NAMES,
+        parts=_PARTS
+        | {
+            "attention.query": "attn.attention.q_proj",
+            "attention.key": "attn.attention.k_proj",
+            "attention.value": "attn.attention.v_proj",
+            "attention.output": "attn.attention.out_proj",
+        },
+        stacked={},
+        derived=(".attn.attention.bias", ".attn.attention.masked_bias"),
+    ),
 )

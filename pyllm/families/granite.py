@@ -1,5 +1,6 @@
 """Granite 3, dense and with experts: Llama with multipliers for embeddings, scores, residuals and logits; Granite 4,
-which may have Mamba-2's layers in place of attention.
+which may have Mamba-2's layers in place of attention; Granite with windows, sinks and a base of RoPE for each layer;
+HyperCLOVA X, with norms after attention and feed-forward, too.
 """
 
 from dataclasses import replace as replace_names
@@ -11,6 +12,7 @@ from pyllm.families.family import (
     GGUF_EXPERTS,
     Family,
     GgufNames,
+    layer_types,
     num_layers,
     read_attention,
     read_feed_forward,
@@ -19,14 +21,16 @@ from pyllm.families.family import (
     read_routing,
     with_experts,
 )
+from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
 from pyllm.families.state_space import (
     ATTENTION_LAYERS,
+    GGUF_STATE_SPACE,
     MAMBA_LAYERS,
     read_state_space,
-    state_space_bare,
-    state_space_inputs,
-    state_space_parts,
+    with_gguf_head_size,
+    with_gguf_state_space,
+    with_state_space,
 )
 from pyllm.families.tensors import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
 
@@ -55,6 +59,45 @@ def read_granite(config: Config) -> ModelSpec:
         residual_multiplier=config.positive("residual_multiplier", 1.0),
         logit_scale=1 / config.positive("logits_scaling", 1.0),
     )
+
+
+def read_hyperclova(config: Config) -> ModelSpec:
+    """The model that a config.json of HyperCLOVA X describes."""
+    if "attention_multiplier" not in config:
+        config = config.replaced(attention_multiplier=read_attention(config).scale)
+    spec, norm = read_granite(config.without("logits_scaling")), None
+    if config.flag("use_post_norm", True):
+        norm = read_norm(config)
+    layer = replace(spec.layers[0], attention_output_norm=norm, feed_forward_output_norm=norm)
+    scale = config.positive("logits_scaling", 1.0)  # a factor here, and a divisor in Granite
+    return replace(spec, layers=(layer,) * len(spec.layers), logit_scale=scale)
+
+
+def read_granite_swa(config: Config) -> ModelSpec:
+    """The model that a config.json of Granite with windows describes; a base of 0 means a layer without positions."""
+    spec, window = read_granite(config), config.integer("sliding_window", 128)
+    types, head_size = layer_types(config, lambda index: index % 4 != 0), spec.attention.head_size
+    bases = [rope_parameters(config).positive("rope_theta", 10_000.0)] * len(types)
+    if "layer_rope_theta" in config:
+        bases = [
+            Config({"layer_rope_theta": base}, config.place).number("layer_rope_theta")
+            for base in config.items("layer_rope_theta", len(types))
+        ]
+    of_ropes = sorted({base for base in bases if base})
+    layers = (
+        replace(
+            layer,
+            attention=replace(
+                spec.attention,
+                sinks=True,
+                window=window if kind == "sliding_attention" else None,
+                rope=of_ropes.index(base) if base else None,
+            ),
+        )
+        for layer, kind, base in zip(spec.layers, types, bases, strict=True)
+    )
+    ropes = (read_rope(config.with_section("rope_parameters", rope_theta=base), head_size) for base in of_ropes)
+    return replace(spec, layers=tuple(layers), ropes=tuple(ropes))
 
 
 def read_granite_moe(config: Config) -> ModelSpec:
@@ -121,6 +164,20 @@ GRANITE = Family(
         complete=_complete,
     ),
 )
+GRANITE_SWA = Family(
+    architectures=("GraniteSWAForCausalLM",),
+    read=read_granite_swa,
+    tensors=TensorNames(
+        parts=LLAMA_PARTS | {"attention.sinks": "self_attn.sinks"}, bare=frozenset({"self_attn.sinks"})
+    ),
+)
+HYPERCLOVA = Family(
+    architectures=("HyperCLOVAXForCausalLM",),
+    read=read_hyperclova,
+    tensors=TensorNames(
+        parts=LLAMA_PARTS | {"attention_output_norm": "post_norm1", "feed_forward_output_norm": "post_norm2"}
+    ),
+)
 GRANITE_MOE = Family(
     architectures=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
     read=read_granite_moe,
@@ -133,13 +190,36 @@ GRANITE_MOE = Family(
     ),
 )
 _DENSE = "shared_mlp.dense"  # A model without experts has its feed-forward layer under the name of the shared one.
+
+
+def _complete_granite4(config: Config) -> Config:
+    """Add the kind of each layer, and the fields that llama.cpp's files have in other terms."""
+    layers = num_layers(config)
+    kinds = [("linear_attention", "full_attention")[attends] for attends in config.items("attention_layers", layers)]
+    size = config.integer("shared_intermediate_size", config.integer("intermediate_size"))
+    experts = config.integer("num_local_experts", 0, least=0)
+    config = with_gguf_head_size(_complete(config))
+    return config.replaced(layer_types=kinds, shared_intermediate_size=size, num_local_experts=experts)
+
+
 GRANITE4 = Family(
     architectures=("GraniteMoeHybridForCausalLM",),
     read=read_granite4,
-    tensors=TensorNames(
-        parts=_EXPERT_PARTS | {"feed_forward.down": "shared_mlp.output_linear"} | state_space_parts("mamba"),
-        stacked=_STACKED_EXPERTS | {_DENSE: GATE_UP} | state_space_inputs("mamba"),
-        aliases={_DENSE: "shared_mlp.input_linear"},
-        bare=state_space_bare("mamba"),
+    tensors=with_state_space(
+        TensorNames(
+            parts=_EXPERT_PARTS | {"feed_forward.down": "shared_mlp.output_linear"},
+            stacked=_STACKED_EXPERTS | {_DENSE: GATE_UP},
+            aliases={_DENSE: "shared_mlp.input_linear"},
+        ),
+        "mamba",
+    ),
+    gguf=GgufNames(
+        architectures=("granitehybrid",),
+        tensors=with_gguf_state_space(replace_names(GGUF_NAMES, interleaved=True)),
+        fields=_GGUF_FIELDS
+        | GGUF_EXPERTS
+        | GGUF_STATE_SPACE
+        | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+        complete=_complete_granite4,
     ),
 )

@@ -1,4 +1,6 @@
-"""HunYuan 1, dense and with experts and a shared one: Llama with norms of query and key after the rotation."""
+"""HunYuan 1, dense and with experts and a shared one: Llama with norms of query and key after the rotation; and
+HunYuan 3: the attention of Qwen 3, and experts as in DeepSeek V3.
+"""
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
@@ -10,8 +12,10 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
+    with_deepseek_experts,
     with_experts,
 )
+from pyllm.families.qwen import read_qwen3
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
 from pyllm.families.tensors import LLAMA_PARTS, TensorNames
@@ -45,6 +49,16 @@ def read_moe(config: Config) -> ModelSpec:
     return with_experts(read_dense(config), routing, size)
 
 
+def read_hy_v3(config: Config) -> ModelSpec:
+    """The model that a config.json of HunYuan 3 describes."""
+    config.refuse_unless(mlp_bias=False)
+    config = config.with_defaults(rms_norm_eps=1e-5, rope_theta=11_158_840.0, first_k_dense_replace=1).replaced(
+        n_shared_experts=config.integer("num_shared_experts", 1),
+        routed_scaling_factor=config.positive("router_scaling_factor", 2.826),
+    )
+    return with_deepseek_experts(config, read_qwen3(config))
+
+
 def _with_one_of_each_layer(config: Config, *names: str) -> Config:
     """The one number in place of a list of equal numbers, one for each layer."""
     for name in names:
@@ -74,6 +88,22 @@ _PARTS = LLAMA_PARTS | {
     "feed_forward.shared.up": "mlp.shared_mlp.up_proj",
     "feed_forward.shared.down": "mlp.shared_mlp.down_proj",
 }
+_CORRECTION = "mlp.expert"
+HY_V3 = Family(
+    architectures=("HYV3ForCausalLM",),
+    read=read_hy_v3,
+    tensors=TensorNames(
+        parts=LLAMA_PARTS
+        | {
+            "feed_forward.router": "mlp.router.gate",
+            "feed_forward.correction": _CORRECTION,
+            "feed_forward.shared.gate": "mlp.shared_mlp.gate_proj",
+            "feed_forward.shared.up": "mlp.shared_mlp.up_proj",
+            "feed_forward.shared.down": "mlp.shared_mlp.down_proj",
+        },
+        bare=frozenset({_CORRECTION}),
+    ),
+)
 HUNYUAN = Family(
     architectures=("HunYuanDenseV1ForCausalLM",),
     read=read_dense,

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from pyllm.families.config import Config
+from pyllm.families.family import without_further_layers
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import HEAD_FEATURES, AttentionSpec, LatentSpec, NormSpec, RopeSpec
 from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
@@ -89,9 +90,10 @@ def read_latent_attention(config: Config) -> tuple[AttentionSpec, RopeSpec]:
 def complete_latent_attention(config: Config) -> Config:
     """The fields that GGUF files of llama.cpp's deepseek2 have under other names."""
     size = config.integer("qk_head_dim") - config.integer("qk_rope_head_dim")
-    layers = config.integer("num_hidden_layers") - config.integer("nextn_predict_layers", 0, least=0)
-    config = config.replaced(qk_nope_head_dim=size, num_hidden_layers=layers, absorbed_keys=True)
-    config = config.without("partial_rotary_factor").replaced(q_lora_rank=config.optional_integer("q_lora_rank"))
+    config = without_further_layers(config).without("partial_rotary_factor")
+    config = config.replaced(
+        qk_nope_head_dim=size, q_lora_rank=config.optional_integer("q_lora_rank"), absorbed_keys=True
+    )
     if "mscale_all_dim" not in rope_parameters(config):
         return config
     # The files have a tenth of it, and the other factor is the same in all models.

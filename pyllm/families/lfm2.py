@@ -1,5 +1,7 @@
 """LFM2 (arXiv 2511.23404): short convolutions between gates in most layers, attention with norms in the others."""
 
+from dataclasses import replace
+
 from pyllm.families.config import Config
 from pyllm.families.family import Family, GgufNames, num_layers, read_attention, read_model, read_norm
 from pyllm.families.spec import FeedForwardSpec, LayerSpec, ModelSpec, ShortConvolutionSpec
@@ -50,6 +52,13 @@ def _feed_forward_size(config: Config) -> int:
     return -(-scaled // multiple) * multiple
 
 
+def _complete(config: Config) -> Config:
+    """Add the fields that llama.cpp's files do not have: the size of feed-forward layers is the exact one."""
+    kinds = [_KINDS[has] for has in config.items("attention_layers", num_layers(config))]
+    epsilon = config.positive("rms_norm_eps")
+    return config.replaced(layer_types=kinds, norm_eps=epsilon, block_auto_adjust_ff_dim=False)
+
+
 _INPUT_PARTS = ("recurrence.input_gate", "recurrence.output_gate", "recurrence.value")
 FAMILY = Family(
     architectures=("Lfm2ForCausalLM",),
@@ -70,5 +79,16 @@ FAMILY = Family(
             "feed_forward.down": "feed_forward.w2",
         },
         stacked={"conv.in_proj": _INPUT_PARTS},
+    ),
+    gguf=GgufNames(
+        architectures=("lfm2",),
+        tensors=replace(
+            GGUF_NAMES,
+            norm="token_embd_norm",
+            parts=GGUF_PARTS | {"recurrence.convolution": "shortconv.conv", "recurrence.output": "shortconv.out_proj"},
+            stacked={"shortconv.in_proj": _INPUT_PARTS},
+        ),
+        fields={"shortconv.l_cache": "conv_L_cache"},
+        complete=_complete,
     ),
 )

@@ -1,17 +1,28 @@
-"""Nemotron-H (arXiv 2504.03624): each layer is Mamba-2's, attention without positions, or a feed-forward layer alone."""
+"""Nemotron-H (arXiv 2504.03624): a layer is Mamba-2's, attention without positions, or a feed-forward layer alone."""
+
+from dataclasses import replace
 
 from pyllm.families.config import Config
-from pyllm.families.family import Family, read_attention, read_feed_forward, read_model, read_norm
+from pyllm.families.family import (
+    Family,
+    GgufNames,
+    num_layers,
+    read_attention,
+    read_feed_forward,
+    read_model,
+    read_norm,
+)
 from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.state_space import (
     ATTENTION_LAYERS,
+    GGUF_STATE_SPACE,
     MAMBA_LAYERS,
     read_state_space,
-    state_space_bare,
-    state_space_inputs,
-    state_space_parts,
+    with_gguf_head_size,
+    with_gguf_state_space,
+    with_state_space,
 )
-from pyllm.families.tensors import TensorNames
+from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, TensorNames
 
 _PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OWN_NAMES = {
@@ -28,7 +39,9 @@ _OWN_NAMES = {
 def read_nemotron_h(config: Config) -> ModelSpec:
     """The model that a config.json of Nemotron-H describes; layers of experts are refused."""
     config.refuse_unless(sliding_window=None, residual_in_fp32=False)
-    config = config.renamed(**_OWN_NAMES).with_defaults(head_dim=128, mamba_n_groups=8, mamba_d_state=128, mamba_d_head=64)
+    config = config.renamed(**_OWN_NAMES).with_defaults(
+        head_dim=128, mamba_n_groups=8, mamba_d_state=128, mamba_d_head=64
+    )
     config = config.replaced(mamba_proj_bias=config.flag("use_bias", False))
     norm = read_norm(config, "layer_norm_epsilon")
     attention = read_attention(config, rope=None)
@@ -56,25 +69,44 @@ def _layer_kinds(config: Config) -> list[str]:
     return list(config.texts("layers_block_type"))
 
 
+def _complete(config: Config) -> Config:
+    """Add the fields that llama.cpp's files have in other terms."""
+    has_attention, has_feed_forward = (
+        config.items(name, num_layers(config)) for name in ("attention_layers", "feed_forward_layers")
+    )
+    kinds = [
+        "full_attention" if attends else "mlp" if feeds else "linear_attention"
+        for attends, feeds in zip(has_attention, has_feed_forward, strict=True)
+    ]
+    epsilon, bias = config.positive("rms_norm_eps"), config.flag("mamba_proj_bias")
+    return with_gguf_head_size(config).replaced(layers_block_type=kinds, layer_norm_epsilon=epsilon, use_bias=bias)
+
+
 FAMILY = Family(
     architectures=("NemotronHForCausalLM",),
     read=read_nemotron_h,
-    tensors=TensorNames(
-        roots=("backbone.", "model."),
-        embedding="embeddings",
-        norm="norm_f",
-        parts={
-            "attention_norm": "norm",
-            "attention.query": "mixer.q_proj",
-            "attention.key": "mixer.k_proj",
-            "attention.value": "mixer.v_proj",
-            "attention.output": "mixer.o_proj",
-            "feed_forward_norm": "norm",
-            "feed_forward.up": "mixer.up_proj",
-            "feed_forward.down": "mixer.down_proj",
-        }
-        | state_space_parts("mixer"),
-        stacked=state_space_inputs("mixer"),
-        bare=state_space_bare("mixer"),
+    tensors=with_state_space(
+        TensorNames(
+            roots=("backbone.", "model."),
+            embedding="embeddings",
+            norm="norm_f",
+            parts={
+                "attention_norm": "norm",
+                "attention.query": "mixer.q_proj",
+                "attention.key": "mixer.k_proj",
+                "attention.value": "mixer.v_proj",
+                "attention.output": "mixer.o_proj",
+                "feed_forward_norm": "norm",
+                "feed_forward.up": "mixer.up_proj",
+                "feed_forward.down": "mixer.down_proj",
+            },
+        ),
+        "mixer",
+    ),
+    gguf=GgufNames(
+        architectures=("nemotron_h",),
+        tensors=with_gguf_state_space(replace(GGUF_NAMES, parts=GGUF_PARTS | {"feed_forward_norm": "attn_norm"})),
+        fields=GGUF_STATE_SPACE,
+        complete=_complete,
     ),
 )

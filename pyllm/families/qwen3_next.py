@@ -8,7 +8,9 @@ from msgspec.structs import replace
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
+    GGUF_EXPERTS,
     Family,
+    GgufNames,
     num_layers,
     read_attention,
     read_feed_forward,
@@ -21,7 +23,7 @@ from pyllm.families.family import (
 from pyllm.families.qwen import SHARED_EXPERT_PARTS
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import GatedDeltaSpec, LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensors import LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
 
 _KINDS = ("linear_attention", "full_attention")
 
@@ -60,6 +62,7 @@ def _read(config: Config) -> ModelSpec:
         value_size=config.integer("linear_value_head_dim", 128),
         width=config.integer("linear_conv_kernel_dim", 4, least=2, most=8),
         epsilon=norm.epsilon,
+        is_tiled=config.flag("tiled_value_heads", False),
     )
     if delta.value_heads % delta.key_heads:
         raise config.error("linear_num_value_heads", delta.value_heads, f"a multiple of {delta.key_heads} key heads")
@@ -128,12 +131,82 @@ _NAMES = replace_names(
     stacked=_QUERY_AND_GATE | {"linear_attn.in_proj_qkv": _CONVOLVED},
     grouped=frozenset({"self_attn.q_proj"}),
 )
-QWEN3_NEXT = Family(architectures=("Qwen3NextForCausalLM",), read=read_qwen3_next, tensors=_NEXT_NAMES)
+
+
+def _complete(config: Config) -> Config:
+    """Add the fields that llama.cpp's files of Qwen3-Next have in other terms, or not at all."""
+    kinds = [_KINDS[has] for has in config.items("attention_layers", num_layers(config))]
+    size = config.integer("ssm_inner_size") // config.integer("linear_num_value_heads")
+    return config.replaced(layer_types=kinds, linear_value_head_dim=size, norm_topk_prob=True)
+
+
+def _complete_tiled(config: Config) -> Config:
+    """The same for Qwen 3.5, whose files have value heads in another order."""
+    return _complete(config).replaced(tiled_value_heads=True)
+
+
+_GGUF_FIELDS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": "ssm_inner_size",
+}
+_GGUF_EXPERT_FIELDS = GGUF_EXPERTS | {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_NEXT_GGUF_NAMES = replace_names(
+    GGUF_NAMES,
+    parts=GGUF_PARTS
+    | {
+        "feed_forward_norm": "post_attention_norm",
+        "recurrence.gate": "attn_gate",
+        "recurrence.beta": "ssm_beta",
+        "recurrence.decay": "ssm_alpha",
+        "recurrence.decay_scale": "ssm_a",
+        "recurrence.decay_bias": "ssm_dt.bias",
+        "recurrence.convolution": "ssm_conv1d",
+        "recurrence.norm": "ssm_norm",
+        "recurrence.output": "ssm_out",
+    },
+    stacked={
+        "attn_q": ("attention.query", "attention.gate"),
+        "attn_qkv": _CONVOLVED,
+        "ssm_ba": ("recurrence.beta", "recurrence.decay"),
+    },
+    grouped=frozenset({"attn_q", "ssm_ba"}),
+    bare=frozenset({"ssm_a", "ssm_dt.bias"}),
+)
+_GGUF_NAMES = replace_names(
+    _NEXT_GGUF_NAMES,
+    stacked={name: parts for name, parts in _NEXT_GGUF_NAMES.stacked.items() if name != "ssm_ba"},
+)
+QWEN3_NEXT = Family(
+    architectures=("Qwen3NextForCausalLM",),
+    read=read_qwen3_next,
+    tensors=_NEXT_NAMES,
+    gguf=GgufNames(
+        architectures=("qwen3next",),
+        tensors=_NEXT_GGUF_NAMES,
+        fields=_GGUF_FIELDS | _GGUF_EXPERT_FIELDS,
+        complete=_complete,
+    ),
+)
 QWEN3_5 = Family(
-    architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), read=read_qwen3_5, tensors=_NAMES
+    architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    read=read_qwen3_5,
+    tensors=_NAMES,
+    gguf=GgufNames(architectures=("qwen35",), tensors=_GGUF_NAMES, fields=_GGUF_FIELDS, complete=_complete_tiled),
 )
 QWEN3_5_MOE = Family(
     architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     read=read_qwen3_5_moe,
     tensors=_NAMES,
+    gguf=GgufNames(
+        architectures=("qwen35moe",),
+        tensors=_GGUF_NAMES,
+        fields=_GGUF_FIELDS | _GGUF_EXPERT_FIELDS,
+        complete=_complete_tiled,
+    ),
 )

@@ -279,7 +279,9 @@ class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short
 class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta"):
     """The gated delta rule (arXiv 2412.06464) after a causal convolution over `width` tokens.
 
-    Its output is normalised over each head, and gated. Each value head has a matrix [key_size, value_size] as its state; several may have the query and the key of one head.
+    Its output is normalised over each head, and gated. A value head has a matrix [key_size, value_size] as its state;
+    several may have the query and the key of one head: adjacent ones, or if `is_tiled` those at equal distances, as in
+    llama.cpp's files of Qwen 3.5.
     """
 
     key_heads: int
@@ -288,6 +290,7 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     value_size: int
     width: int
     epsilon: float
+    is_tiled: bool = False
 
     @property
     def convolved(self) -> tuple[int, ...]:
@@ -315,7 +318,7 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     @property
     def parts(self) -> tuple[int, ...]:
         """See `ShortConvolutionSpec`."""
-        return self.key_heads, self.value_heads
+        return (1,) if self.is_tiled else (self.key_heads, self.value_heads)
 
     def convolved_features(self, ranks: int) -> int:
         """See `ShortConvolutionSpec`."""
@@ -379,7 +382,7 @@ class StateSpaceSpec(msgspec.Struct, frozen=True, kw_only=True, tag="state_space
 
 
 RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec
-"""A layer that keeps a state of all tokens before: the last inputs of a convolution, and maybe a matrix for each head."""
+"""A layer that keeps a state of all tokens before: a convolution's last inputs, and maybe a matrix for each head."""
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -466,6 +469,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model. `dtype` is the dtype of the file: float32, bfloat16 or float16; float32 for a quantised file.
 
     The position embedding has `positions` rows, which are added to the embedding of tokens (GPT-2); 0 if there is none.
+    `embedding_norm` is a norm before the first layer.
 
     With `transformers` that package computes the model: there is one layer for each call of attention, and the other
     fields of layers, norms and multipliers are unused.
@@ -485,6 +489,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     positions: int = 0
+    embedding_norm: NormSpec | None = None
     head_bias: bool = False
     transformers: TransformersSpec | None = None
 

@@ -30,7 +30,7 @@ def read(config: Config) -> ModelSpec:
 
 
 FAMILY = Family(
-    architectures=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
+    architectures=("StableLmForCausalLM",),
     read=read,
     gguf=GgufNames(
         architectures=("stablelm",),

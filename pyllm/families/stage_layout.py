@@ -11,7 +11,8 @@ from math import prod
 from pyllm.families.kv_layout import KVGroup
 from pyllm.families.tensors import TensorEntry
 
-_EMBEDDING, _POSITIONS = "embedding.weight", "position_embedding.weight"
+_EMBEDDING = "embedding.weight"
+_BEFORE_LAYERS = ("embedding.", "position_embedding.", "embedding_norm.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class PipelineStage:
             return int(rest.partition(".")[0]) in self.layers
         if name == _EMBEDDING:
             return self.is_first or (self.is_last and tied)
-        if name == _POSITIONS:
+        if name.startswith(_BEFORE_LAYERS):
             return self.is_first
         return self.is_last
 
@@ -68,9 +69,10 @@ def _bytes_of(tensors: Sequence[TensorEntry], num_layers: int, tied: bool) -> tu
         if first == "layers":
             sizes[int(rest.partition(".")[0])] += num_bytes
             continue
-        if entry.name in {_EMBEDDING, _POSITIONS}:
+        is_before = entry.name.startswith(_BEFORE_LAYERS)
+        if is_before:
             before += num_bytes
-        if entry.name not in {_EMBEDDING, _POSITIONS} or (entry.name == _EMBEDDING and tied):
+        if not is_before or (entry.name == _EMBEDDING and tied):
             after += num_bytes
     return sizes, before, after
 

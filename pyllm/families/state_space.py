@@ -1,9 +1,11 @@
-"""The layers of Mamba-2 (arXiv 2405.21060) as several families have them: their fields and the names of their tensors."""
+"""Layers of Mamba-2 (arXiv 2405.21060), as several families have them: their fields and the names of their tensors."""
 
 import math
+from dataclasses import replace
 
 from pyllm.families.config import Config
 from pyllm.families.spec import StateSpaceSpec
+from pyllm.families.tensors import TensorNames
 
 MAMBA_LAYERS = ("linear_attention", "mamba")
 ATTENTION_LAYERS = ("full_attention", "attention")
@@ -52,24 +54,53 @@ def _step_limits(config: Config) -> tuple[float, float]:
     return low, high
 
 
-def state_space_parts(layer: str) -> dict[str, str]:
-    """The names of a recurrence's parts, of which those of the input are in `state_space_inputs`."""
-    return {
-        "recurrence.decay_scale": f"{layer}.A_log",
-        "recurrence.step_bias": f"{layer}.dt_bias",
-        "recurrence.skip": f"{layer}.D",
-        "recurrence.convolution": f"{layer}.conv1d",
-        "recurrence.norm": f"{layer}.norm",
-        "recurrence.output": f"{layer}.out_proj",
-    }
+def with_state_space(names: TensorNames, layer: str) -> TensorNames:
+    """The names with those of such a layer, whose tensors begin with `layer`."""
+    return replace(
+        names,
+        parts={
+            **names.parts,
+            "recurrence.decay_scale": f"{layer}.A_log",
+            "recurrence.step_bias": f"{layer}.dt_bias",
+            "recurrence.skip": f"{layer}.D",
+            "recurrence.convolution": f"{layer}.conv1d",
+            "recurrence.norm": f"{layer}.norm",
+            "recurrence.output": f"{layer}.out_proj",
+        },
+        stacked={**names.stacked, f"{layer}.in_proj": _INPUTS},
+        bare=names.bare | {f"{layer}.A_log", f"{layer}.dt_bias", f"{layer}.D"},
+    )
 
 
-def state_space_inputs(layer: str) -> dict[str, tuple[str, ...]]:
-    """The parts of a recurrence's input in their one tensor."""
-    parts = ("gate", "value", "input", "readout", "step")
-    return {f"{layer}.in_proj": tuple(f"recurrence.{part}" for part in parts)}
+def with_gguf_state_space(names: TensorNames) -> TensorNames:
+    """llama.cpp's names with those of such a layer."""
+    return replace(
+        names,
+        parts={
+            **names.parts,
+            "recurrence.decay_scale": "ssm_a",
+            "recurrence.step_bias": "ssm_dt.bias",
+            "recurrence.skip": "ssm_d",
+            "recurrence.convolution": "ssm_conv1d",
+            "recurrence.norm": "ssm_norm",
+            "recurrence.output": "ssm_out",
+        },
+        stacked={**names.stacked, "ssm_in": _INPUTS},
+        bare=names.bare | {"ssm_a", "ssm_dt.bias", "ssm_d"},
+    )
 
 
-def state_space_bare(layer: str) -> frozenset[str]:
-    """The tensors that are named without `.weight`."""
-    return frozenset({f"{layer}.A_log", f"{layer}.dt_bias", f"{layer}.D"})
+def with_gguf_head_size(config: Config) -> Config:
+    """Add the size of heads, of which llama.cpp's files have the product with their number."""
+    return config.replaced(mamba_d_head=config.integer("ssm_inner_size") // config.integer("mamba_n_heads"))
+
+
+GGUF_STATE_SPACE = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.inner_size": "ssm_inner_size",
+}
+"""The keys of a GGUF file for such layers, as `GgufNames.fields` has them."""
+_INPUTS = tuple(f"recurrence.{part}" for part in ("gate", "value", "input", "readout", "step"))

@@ -68,7 +68,7 @@ class GroupRows(msgspec.Struct, frozen=True, array_like=True, tag=4):
     stop: int
 
 
-class LastFirst(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class LastFirst(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Moves the last `count` rows of every `group` rows before the others."""
 
     group: int
@@ -85,7 +85,17 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
     value: float
 
 
-Transform = Rows | Deinterleave | GroupRows | LastFirst | Transpose | Add
+class LogOfNegative(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The logarithm of the element without its sign: llama.cpp's files have `-exp` of the decays of a state."""
+
+
+class Scale(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Multiplies each element by a number."""
+
+    value: float
+
+
+Transform = Rows | Deinterleave | GroupRows | LastFirst | Transpose | Add | LogOfNegative | Scale
 
 
 class Quantised(msgspec.Struct, frozen=True, array_like=True):
@@ -188,6 +198,7 @@ GGUF_PARTS = {
 class TensorNames:
     """The names that a kind of file gives to a family's tensors.
 
+    - `skipped_positions`: rows of the position embedding before that of the first token.
     - `parts`: an expert's name has its number at {}, or names a tensor [experts, rows, columns].
     - `roots`: possible prefixes of the embedding, the norm and the layers; the first that fits is used.
     - `stacked`: tensors that hold several parts of a layer, stacked by rows.
@@ -198,6 +209,7 @@ class TensorNames:
     - `bare`: tensors of a layer without `.weight` after the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
     - `offset_added`: the scales of norms with `unit_offset` already include the 1.
+    - `has_negative_decays`: `recurrence.decay_scale` is `-exp` of what transformers has.
     - `transposed`: parts of a layer whose float matrices have one column an output, as in GPT-2's Conv1D.
     - `derived`: endings of tensors that follow from the configuration and are left out.
     - `are_all`: a tensor that is no parameter means a feature that is not supported, and is refused as in llama.cpp.
@@ -208,6 +220,8 @@ class TensorNames:
     roots: tuple[str, ...] = ("model.", "")
     embedding: str = "embed_tokens"
     position_embedding: str = "embed_positions"
+    skipped_positions: int = 0
+    embedding_norm: str = "embed_norm"
     norm: str = "norm"
     heads: tuple[str, ...] = ("lm_head",)
     layer: str = "layers.{}."
@@ -219,6 +233,7 @@ class TensorNames:
     bare: frozenset[str] = frozenset({LLAMA_PARTS["feed_forward.correction"]})
     interleaved: bool = False
     offset_added: bool = False
+    has_negative_decays: bool = False
     transposed: frozenset[str] = frozenset()
     derived: tuple[str, ...] = (
         *(".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"),
@@ -271,11 +286,13 @@ GGUF_NAMES = TensorNames(
     roots=("",),
     embedding="token_embd",
     position_embedding="position_embd",
+    embedding_norm="token_embd_norm",
     norm="output_norm",
     heads=("output",),
     layer="blk.{}.",
     parts=GGUF_PARTS,
     offset_added=True,
+    has_negative_decays=True,
     derived=("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
     are_all=True,
 )
@@ -397,6 +414,8 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"embedding.weight": (spec.vocab_size, spec.hidden_size)}
     if spec.positions:
         shapes["position_embedding.weight"] = (spec.positions, spec.hidden_size)
+    if spec.embedding_norm is not None:
+        shapes |= _of_norm("embedding_norm", spec.embedding_norm, spec.hidden_size)
     shapes |= _of_norm("norm", spec.norm, spec.hidden_size)
     if not spec.tie_word_embeddings:
         shapes["head.weight"] = shapes["embedding.weight"]
@@ -432,6 +451,7 @@ def map_tensors(
     modules = {
         "embedding": embedding,
         "position_embedding": f"{root}{names.position_embedding}",
+        "embedding_norm": f"{root}{names.embedding_norm}",
         "norm": f"{root}{names.norm}",
         "head": head,
     }
@@ -439,7 +459,9 @@ def map_tensors(
     for name, shape in parameters_around_layers(spec).items():
         module, _, kind = name.partition(".")
         source = f"{modules[module]}.{kind}"
-        entry = _with_quantised(_entry(tensors, name, shape, _Place(source)), quantised.get(source))
+        skipped = names.skipped_positions if module == "position_embedding" else 0
+        place = _Place(source, Rows(skipped, skipped + shape[0]), skipped + shape[0])
+        entry = _with_quantised(_entry(tensors, name, shape, place), quantised.get(source))
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index, layer in enumerate(spec.layers):
         shapes, prefix = parameters_of_layer(spec, layer), f"{root}{names.layer.format(index)}"
@@ -450,7 +472,8 @@ def map_tensors(
             source, parts = names.source_of(part)
             of_expert = "" if expert is None else f".{expert}"
             sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
-            rows = _rows(names, source, sizes, parts, part, layer)
+            groups = _num_groups(parts, layer) if source in names.grouped else 1
+            rows = _rows(names, source, sizes, parts.index(part), groups)
             matrix = None
             if expert is not None and "{}" in source:
                 source = source.format(expert)
@@ -593,9 +616,12 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
-    if len(needed) == 2 and len(tensor.shape) == 3:  # the weights of a convolution, or a matrix for each head
-        outer, inner, columns = tensor.shape
-        tensor = msgspec.structs.replace(tensor, shape=(outer * inner, columns))
+    # In llama.cpp's files vectors may have a row for each head or group; a matrix may have a third dimension for each
+    # head there, and for the weights of a convolution.
+    is_vector = len(needed) == 1 and math.prod(tensor.shape) == needed[0]
+    is_matrix = len(tensor.shape) == 3 and (tensor.shape[0] * tensor.shape[1], tensor.shape[2]) == needed
+    if is_vector or is_matrix:
+        tensor = msgspec.structs.replace(tensor, shape=needed)
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
@@ -604,16 +630,12 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
     return TensorEntry(parameter, shape, _matrix_of(tensor, place.matrix), transforms)
 
 
-def _rows(
-    names: TensorNames, source: str, sizes: Sequence[int], parts: Sequence[str], part: str, layer: LayerSpec
-) -> Rows | GroupRows:
+def _rows(names: TensorNames, source: str, sizes: Sequence[int], at: int, groups: int) -> Rows | GroupRows:
     """The rows of a stacked tensor that fill one of its parts, which have `sizes`."""
-    at = parts.index(part)
     if source in names.alternating:
         return Rows(at, sum(sizes), len(sizes))
     start, stop = sum(sizes[:at]), sum(sizes[: at + 1])
     if source in names.grouped:
-        groups = _num_groups(parts, layer)
         return GroupRows(sum(sizes) // groups, start // groups, stop // groups)
     return Rows(start, stop)
 
@@ -646,6 +668,8 @@ def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: Tensor
             return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
         if part in {"attention.query_norm", "attention.key_norm"}:
             return _offset(attention.query_key_norm, names) if kind == "weight" else ()
+    if part == "recurrence.decay_scale" and names.has_negative_decays:
+        return (LogOfNegative(),)
     return _offset(layer.norms.get(part), names) if kind == "weight" else ()
 
 

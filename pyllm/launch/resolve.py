@@ -150,7 +150,7 @@ def resolve_settings(
     _check_events(config)
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
-    check_sparse_attention(config, spec, device)
+    _check_model(config, spec, device)
     _check_kernels(config, device)
     recording = _absolute(config.scheduler.scheduler_recording)
     log_file = _absolute(config.log.log_config_file)
@@ -161,9 +161,6 @@ def resolve_settings(
     dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device, cards)
     if checkpoint.quantization and quantization == "none":
         logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
-    check_supported(spec)
-    check_states(config, spec, device)
-    check_latents(config, spec, device)
     checkpoint = msgspec.structs.replace(checkpoint, spec=at_context(spec, max_model_len))
     resolved = msgspec.structs.replace(
         config,
@@ -196,6 +193,14 @@ def resolve_settings(
         if path := settings_of_core(resolved, index).scheduler.scheduler_recording:
             check_recording_path(Path(path))
     return resolved, checkpoint
+
+
+def _check_model(config: EngineConfig, spec: ModelSpec, device: str) -> None:
+    """Refuse features of the model that are not supported, alone or with a setting."""
+    check_sparse_attention(config, spec, device)
+    check_supported(spec)
+    check_states(config, spec, device)
+    check_latents(config, spec, device)
 
 
 def _checkpoint_tokens(cache: CacheConfig, spec: ModelSpec, kv_cache_dtype: str) -> int:

@@ -152,6 +152,7 @@ class DecoderLayer:
         self._parallel = spec.parallel
         self.attention = None if spec.attention is None else _attention(spec.attention, size, layer, placement)
         self.recurrence = None if spec.recurrence is None else recurrence_of(spec.recurrence, size, layer, placement)
+        self._mixers = [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]
         self.feed_forward = None if spec.feed_forward is None else _feed_forward(spec.feed_forward, size, placement)
         self.norms = {name: Norm(norm, size, placement) for name, norm in spec.norms.items()}
 
@@ -175,11 +176,12 @@ class DecoderLayer:
             yield from self.feed_forward.packed()
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        mixers = [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]
-        if mixers:
+        if self._mixers:
             normed, residual = self._enter("attention_norm", x, residual)
-            mixed = [mixer(normed, context) for mixer in mixers]
-            x = mixed[0] if len(mixed) == 1 else self._kernels[add](*mixed)
+            first, *others = self._mixers
+            x = first(normed, context)
+            for mixer in others:
+                x = self._kernels[add](x, mixer(normed, context))
             x = self._leave("attention_output_norm", x)
             if self._parallel and self.feed_forward is not None:
                 own_norm = self.norms.get("feed_forward_norm")
@@ -235,9 +237,11 @@ class Decoder:
         # Rounded to the embedding's dtype: Gemma was trained with this rounding.
         self._embedding_scale = float(numpy_dtype(placement.dtype).type(spec.embedding_scale))
         self.embedding = VocabularyParallelEmbedding(*rows, placement) if stage.is_first else None
-        self.position_embedding = None
+        self.position_embedding, self.embedding_norm = None, None
         if stage.is_first and spec.positions:
             self.position_embedding = VocabularyParallelEmbedding(spec.positions, spec.hidden_size, placement)
+        if stage.is_first and spec.embedding_norm is not None:
+            self.embedding_norm = Norm(spec.embedding_norm, spec.hidden_size, placement)
         self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
         assert spec.norm is not None, "the model is one of transformers"
         self.norm, self.head_rows, self.head, self.head_bias = None, None, None, None
@@ -260,6 +264,8 @@ class Decoder:
             self.embedding.load(reader, _EMBEDDING)
         if self.position_embedding is not None:
             self.position_embedding.load(reader, "position_embedding.weight")
+        if self.embedding_norm is not None:
+            self.embedding_norm.load(reader, "embedding_norm")
         for index, layer in self.layers.items():
             layer.load(reader, f"layers.{index}.")
         if self.norm is not None:
@@ -286,6 +292,8 @@ class Decoder:
                 x = self._kernels[scale_and_cap](x, self._embedding_scale)
             if self.position_embedding is not None:
                 x = self._kernels[add](self.position_embedding(context.positions), x)
+            if self.embedding_norm is not None:
+                x = self.embedding_norm(x)
         for layer in self.layers.values():
             x, residual = layer(x, residual, context)
         assert residual is not None, "a stage without layers"

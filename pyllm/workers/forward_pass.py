@@ -132,9 +132,7 @@ class ForwardPass:
     def capture_step(self) -> None:
         """Capture the pass for any step as one call on a CPU; log a warning if an op of torch prevents it."""
 
-        def context(
-            attention: Metadata, positions: Tensor, slot_mapping: Tensor, states: StateRows
-        ) -> ForwardContext:
+        def context(attention: Metadata, positions: Tensor, slot_mapping: Tensor, states: StateRows) -> ForwardContext:
             return ForwardContext(
                 self._kernels,
                 self._kv_cache,

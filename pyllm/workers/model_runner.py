@@ -130,7 +130,7 @@ class ModelRunner:
         groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid))
         cache = engine.cache
         shape = KVCacheShape.of(self._spec, cache.block_size, group.size, DTYPES[cache.kv_cache_dtype], groups)
-        self._memory = KVMemory(config, shape, groups, stage.layers, self._kernels, device, clock=clock)
+        self._memory = KVMemory(config, shape, groups, self._kernels, device, layers=stage.layers, clock=clock)
         max_blocks = -(-self._max_model_len // engine.cache.block_size)
         self._slots = Slots(engine.scheduler.max_num_seqs, max_blocks, device, len(groups))
         self._sampler = StepSampler(config, self._placement, self._slots)
@@ -289,7 +289,8 @@ class ModelRunner:
     @_computing
     def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_states: int = 0) -> None:
         """Allocate the KV cache and the host pool, with the same numbers on every rank; time swaps, capture graphs."""
-        self._memory.allocate(num_blocks, num_host_blocks, num_states)  # Before graphs, which take a share of the memory left.
+        # Before graphs, which take a share of the memory left.
+        self._memory.allocate(num_blocks, num_host_blocks, num_states)
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
@@ -445,10 +446,11 @@ class ModelRunner:
     def _kv_selector(self, kv_cache: KVCache) -> KVSelector:
         """The selector for this stage's layers without a window, except the model's first, dense layers."""
         settings, scheduler = self._engine.sparse, self._engine.scheduler
+        full = {number for number, group in enumerate(self._memory.groups) if group.window is None}
         layers = tuple(
             layer
-            for layer in sorted(kv_cache.layers)
-            if layer >= settings.sparse_attention_dense_layers and self._memory.groups[kv_cache.layers[layer].group].window is None
+            for layer, cached in sorted(kv_cache.layers.items())
+            if layer >= settings.sparse_attention_dense_layers and cached.group in full
         )
         max_rows = scheduler.max_num_seqs + scheduler.max_num_batched_tokens
         group = self._placement.group

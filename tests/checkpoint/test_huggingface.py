@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
+from pyllm.families.transformers_probe import Probed, ProbeRequest
 from tests.tiny_model import CHAT_TEMPLATE, END, START, write_tiny_model
 
 
@@ -301,14 +302,14 @@ def test_a_chat_template_that_a_processor_has_saved_is_the_last_choice(tmp_path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; supported: Cohere2ForCausalLM,"),
+        ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported: "),
         ({"architectures": None, "model_type": "x"}, "names no architecture, and none of its model_type 'x' is known"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "has no field low_freq_factor"),
         ({"rope_scaling": {"type": "twisted", "factor": 2.0}}, "rope_type 'twisted' is not supported, only default"),
         ({"rope_theta": 1e300}, r"rope_theta is 1e\+300; it must be a number above 1 and below 1e\+20"),
         ({"attention_bias": True}, r"no tensor 'model\.layers\.0\.self_attn\.q_proj\.bias', which its architecture"),
         ({"mlp_bias": True}, r"no tensor 'model\.layers\.0\.mlp\.gate_proj\.bias', which its architecture needs"),
-        ({"hidden_act": "relu"}, "hidden_act is 'relu'; it must be one of silu, swish, gelu,"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish'; it must be one of silu, swish, gelu,"),
         ({"partial_rotary_factor": 0.32}, "RoPE of 5 of a head's 16 dimensions is not supported"),
         ({"num_key_value_heads": 4}, "num_key_value_heads is 4; it must be a divisor of num_attention_heads, 6"),
         (
@@ -326,6 +327,20 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, changes: dict[
     edit(folder / "config.json", **changes)
     with pytest.raises(ConfigError, match=message):
         read_checkpoint(str(folder))
+
+
+def test_what_a_family_does_not_compute_is_asked_of_transformers(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path))
+    edit(folder / "config.json", sliding_window=16)
+
+    def probe(request: ProbeRequest) -> Probed:
+        raise ConfigError(f"transformers is asked about {json.loads(request.config)['sliding_window']}")
+
+    with pytest.raises(ConfigError, match="transformers is asked about 16"):
+        read_checkpoint(str(folder), probe=probe)
+    for arguments in ({}, {"probe": probe, "implementation": "native"}):
+        with pytest.raises(ConfigError, match="sliding_window = 16 is not supported, only None"):
+            read_checkpoint(str(folder), **arguments)
 
 
 @pytest.mark.parametrize(

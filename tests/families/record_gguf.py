@@ -1,8 +1,9 @@
 """Writes the fixtures in `gguf/`: each tiny family as llama.cpp's own converter writes it, and llama.cpp's own logits.
 
-    python -m tests.families.record_gguf LLAMA_CPP_SOURCE LLAMA_SERVER
+    python -m tests.families.record_gguf LLAMA_CPP_SOURCE LLAMA_SERVER [FAMILY ...]
 
-`make peers` builds both. A writer of our own would share its mistakes with our reader.
+Without names, all are written anew. `make peers` builds both. A writer of our own would share its mistakes with our
+reader.
 """
 
 import importlib
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,24 @@ FAMILIES = (
     "qwen3-moe",
     "olmoe",
     "granite-moe",
+    "seed-oss",
+    "arcee",
+    "exaone4",
+    "starcoder2",
+    "stablelm",
+    "stablelm-parallel",
+    "nemotron",
+    "jais2",
+    "olmo",
+    "phi",
+    "gpt-neox",
+    "gpt-neox-serial",
+    "gpt2",
+    "gpt-bigcode",
+    "falcon-7b",
+    "falcon-40b",
+    "cohere",
+    "gemma",
     "granite-moe-shared",
     "qwen2-moe",
     "glm4-moe",
@@ -59,34 +79,53 @@ FAMILIES = (
     "glm4-flash",
     "youtu",
     "minicpm3",
+    "lfm2",
+    "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
+    "granite-4-mamba",
+    "granite-4-mamba-experts",
+    "nemotron-h",
+    "solar-open",
+    "exaone-moe-4",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
     "cohere2": {"rotary_pct": 1.0},
     "qwen3-moe": {"num_experts": 6, "norm_topk_prob": True},
     "granite-4": {"layer_types": ["attention", "attention"]},
+    "granite-4-mamba": {"layer_types": ["mamba", "attention", "mamba"]},
+    "granite-4-mamba-experts": {"layer_types": ["mamba", "attention", "mamba"]},
+    "nemotron-h": {"hybrid_override_pattern": "M-*M-", "layers_block_type": None, "num_experts_per_tok": None},
     "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
     "deepseek-v3": {"scoring_func": "sigmoid"},
     "glm4-flash": {"scoring_func": "sigmoid"},
+    "exaone-moe-4": {"scoring_func": "sigmoid"},
     "hunyuan-moe": {"moe_intermediate_size": [64, 64], "num_shared_expert": [1, 1]},
     "phi3": {"original_max_position_embeddings": 256},
+    "gpt-neox": {"rotary_pct": 0.25},
+    "gpt-neox-serial": {"rotary_pct": 0.25},
+    "gpt2": {"n_ctx": 256},
+    "falcon-7b": {"num_kv_heads": 1},
 }
 VOCABULARY = 264
 _PORT = 18_733
 
 
-def main(source: Path, server: Path) -> None:
-    """Write every fixture."""
+def main(source: Path, server: Path, names: Sequence[str]) -> None:
+    """Write the fixtures of some families, or of all."""
     FOLDER.mkdir(exist_ok=True)
-    logprobs = {}
+    logprobs = dict(np.load(LOGPROBS)) if names else {}
     with tempfile.TemporaryDirectory() as temporary:
-        for name in FAMILIES:
+        for index, name in enumerate(names or FAMILIES):
             # The folder's name becomes the model's, and llama.cpp has its own ideas of what is called phi3.
-            folder, exact = Path(temporary, f"tiny-{len(logprobs)}"), Path(temporary, f"{name}.gguf")
+            folder, exact = Path(temporary, f"tiny-{index}"), Path(temporary, f"{name}.gguf")
             write_tiny_family(folder, name)
             config = json.loads((folder / "config.json").read_text())
-            (folder / "config.json").write_text(json.dumps(config | _OLDER_FIELDS.get(name, {})))
+            config |= _OLDER_FIELDS.get(name, {})
+            published = {field: value for field, value in config.items() if value is not None}
+            (folder / "config.json").write_text(json.dumps(published))
             command = [sys.executable, "-m", "tests.families.record_gguf", "convert", source, folder]
             command += [FOLDER / f"{name}.gguf", exact]
             subprocess.run(list(map(str, command)), check=True, stderr=subprocess.DEVNULL)
@@ -112,10 +151,18 @@ def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
                 model.set_vocab = lambda self: self._set_vocab_gpt2()
             patch(model)
 
+    def load_hparams(folder: Path, *rest: object) -> dict[str, object]:
+        """As the converter reads them, with those of config.json that transformers 5 has under other names."""
+        return json.loads((folder / "config.json").read_text()) | read_hparams(folder, *rest)
+
+    read_hparams = base.ModelBase.load_hparams
+    base.ModelBase.load_hparams = staticmethod(load_hparams)
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     patch(base.TextModel)
     for path, kind in ((fixture, "f16"), (exact, "f32")):
         sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outfile", str(path), "--outtype", kind]
+        if "qwen3-next" in fixture.name or "qwen3.5" in fixture.name:
+            sys.argv += ["--no-mtp"]  # The converter asks for layers that predict further tokens.
         importlib.import_module("convert_hf_to_gguf").main()
 
 
@@ -160,4 +207,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "convert":
         convert(*map(Path, sys.argv[2:]))
     else:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
+        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

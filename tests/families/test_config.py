@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.families.config import Config
+from pyllm.families.config import Config, UnsupportedFeatureError
 
 GETTERS: dict[str, tuple[Callable[[Config], Any], list[Any], list[Any]]] = {
     "integer": (lambda config: config.integer("x"), [1, 7, 4.0, 2**31 - 1], [0, -1, 2**31, 1.5, True, "1", [1]]),
@@ -49,5 +49,12 @@ def test_a_section_may_have_other_values() -> None:
 
 def test_what_changes_the_answer_is_refused_unless_neutral() -> None:
     Config({"x": 1}).refuse_unless(x=1, y=2)
-    with pytest.raises(ConfigError, match="x = 3 is not supported, only 1"):
+    with pytest.raises(UnsupportedFeatureError, match="x = 3 is not supported, only 1"):
         Config({"x": 3}).refuse_unless(x=1)
+
+
+def test_a_field_may_have_an_older_name() -> None:
+    config = Config({"n_embd": 8, "n_head": 2, "num_attention_heads": 4})
+    renamed = config.renamed(hidden_size="n_embd", num_attention_heads="n_head", num_hidden_layers="n_layer")
+    assert (renamed.integer("hidden_size"), renamed.integer("num_attention_heads")) == (8, 4)
+    assert "num_hidden_layers" not in renamed

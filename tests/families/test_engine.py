@@ -79,7 +79,7 @@ def check(
         max_model_len=128,
         max_num_batched_tokens=32,
         kv_cache_memory_bytes=8 * block_bytes + 40 * state_bytes(spec, ranks, range(len(spec.layers))),
-        num_gpu_blocks_override=8,
+        num_gpu_blocks_override=8 * len(list(spec.attentions)) // layers_of_group(groups),
         expected_growth=0.0,
         tensor_parallel_size=ranks,
         pipeline_parallel_size=stages,
@@ -96,12 +96,19 @@ def check(
     assert (stats["num_swapped"] > 0) == bool(kv_offloading_size)
 
 
-@pytest.mark.parametrize("family", [full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"])
+# The last ones have query, key and value in one tensor, learned positions, biases and two norms of parallel layers.
+TWO_RANKS = [
+    *(full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"),
+    *(full("gpt-bigcode"), full("falcon-40b"), full("phi")),
+]
+
+
+@pytest.mark.parametrize("family", TWO_RANKS)
 def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
 
-@pytest.mark.parametrize("family", ["gpt-oss", full("cohere2")])
+@pytest.mark.parametrize("family", ["gpt-oss", full("cohere2"), full("gpt2")])
 def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
@@ -111,7 +118,7 @@ def test_windows_that_are_swapped_out_and_in(tmp_path: Path, family: str) -> Non
     check(write_tiny_family(tmp_path, family), family, ranks=1, kv_offloading_size="8MiB")
 
 
-@pytest.mark.parametrize("family", [full("qwen3-moe"), "gpt-oss-clamped"])
+@pytest.mark.parametrize("family", [full("qwen3-moe"), full("glm4-moe"), full("llama4"), "gpt-oss-clamped"])
 def test_experts_whole_on_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2, enable_expert_parallel=True)
 

@@ -61,10 +61,22 @@ def test_llama4_ends_with_its_first_chunk() -> None:
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        (glm4_moe.FAMILY, DEEPSEEK | {"n_group": 5}, "n_group is 5; it must be a number of groups of 2 or more of 12"),
-        (glm4_moe.FAMILY, DEEPSEEK | {"n_group": 12}, "n_group is 12; it must be a number of groups of 2 or more"),
-        (glm4_moe.FAMILY, DEEPSEEK | {"n_group": 6, "topk_group": 1}, "topk_group is 1; it must be at most 6, with 3"),
-        (glm4_moe.FAMILY, DEEPSEEK | {"n_group": 2, "topk_group": 3}, "topk_group is 3; it must be at most 2, with 3"),
+        (
+            glm4_moe.GLM4_MOE,
+            DEEPSEEK | {"n_group": 5},
+            "n_group is 5; it must be a number of groups of 2 or more of 12",
+        ),
+        (glm4_moe.GLM4_MOE, DEEPSEEK | {"n_group": 12}, "n_group is 12; it must be a number of groups of 2 or more"),
+        (
+            glm4_moe.GLM4_MOE,
+            DEEPSEEK | {"n_group": 6, "topk_group": 1},
+            "topk_group is 1; it must be at most 6, with 3",
+        ),
+        (
+            glm4_moe.GLM4_MOE,
+            DEEPSEEK | {"n_group": 2, "topk_group": 3},
+            "topk_group is 3; it must be at most 2, with 3",
+        ),
         (dots1.FAMILY, DEEPSEEK | {"expert_gating_func": 1}, "expert_gating_func = 1 is not supported, only 2"),
         (dots1.FAMILY, DEEPSEEK | {"num_experts_per_tok": 13}, "num_experts_per_tok is 13; it must be at most n_rout"),
         (ernie.ERNIE_MOE, {"use_bias": True}, "use_bias = True is not supported, only False"),
@@ -74,6 +86,11 @@ def test_llama4_ends_with_its_first_chunk() -> None:
         (hunyuan.HUNYUAN, {"use_cla": True}, "use_cla = True is not supported, only False"),
         (llama4.FAMILY, {"layer_types": ["full_attention"] * 4}, r"layer_types = \['full_attention', .* is not supp"),
         (llama4.FAMILY, {"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; it must be a list of 4 items"),
+        (
+            hunyuan.HY_V3,
+            {"num_experts": 8, "num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse", "thin", "sparse"]},
+            "mlp_layer_types is .*; it must be a list of dense and sparse",
+        ),
         (phimoe.FAMILY, {"num_experts_per_tok": 1}, "num_experts_per_tok = 1 is not supported, only 2"),
         (
             phimoe.FAMILY,

@@ -47,10 +47,17 @@ def test_no_cut_has_a_smaller_largest_stage(layers: list[int], embedding: int, h
 def test_each_parameter_is_where_it_is_needed() -> None:
     stages = split_into_stages(tensors([10, 10, 10, 10, 10], 1, 1), 5, 2, False)
     assert [list(stage.layers) for stage in stages] in ([[0, 1, 2], [3, 4]], [[0, 1], [2, 3, 4]])
-    names = ["embedding.weight", "norm.weight", "head.weight", "layers.0.attention.query.weight", "layers.4.x"]
+    names = [
+        "embedding.weight",
+        "position_embedding.weight",
+        "norm.weight",
+        "head.weight",
+        "layers.0.attention.query.weight",
+        "layers.4.x",
+    ]
     assert [[stage.has(name, tied=False) for name in names] for stage in stages] == [
-        [True, False, False, True, False],
-        [False, True, True, False, True],
+        [True, True, False, False, True, False],
+        [False, False, True, True, False, True],
     ]
     assert [stage.has("embedding.weight", tied=True) for stage in stages] == [True, True]
 

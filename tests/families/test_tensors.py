@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.errors import ConfigError
-from pyllm.families import gemma, glm4, gpt_oss, llama, phi3
+from pyllm.families import falcon, gemma, glm4, gpt_oss, llama, nemotron, phi3
 from pyllm.families.config import Config
 from pyllm.families.family import Family
 from pyllm.families.spec import ModelSpec
@@ -18,6 +18,7 @@ from pyllm.families.tensors import (
     Add,
     Deinterleave,
     FileTensor,
+    GroupRows,
     Rows,
     TensorEntry,
     TensorNames,
@@ -118,6 +119,45 @@ def test_fused_tensors_are_cut_into_rows() -> None:
     assert transforms["layers.0.feed_forward.up.weight"] == (Rows(24, 48),)
     with pytest.raises(ConfigError, match=r"qkv_proj\.weight' has the shape \(60, 32\), .* needs \(64, 32\)"):
         map_tensors(spec, phi3.FAMILY.tensors, [*plain, *(tensor(found.name, 60, 32) for found in fused)])
+
+
+def test_query_key_and_value_may_lie_together_for_each_key_head() -> None:
+    spec = falcon.FAMILY.read(
+        Config({"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 2} | SIZES)
+    )
+    found = [tensor("transformer.word_embeddings.weight", 10, 32)]
+    found += [tensor(f"transformer.ln_f.{kind}", 32) for kind in ("weight", "bias")]
+    for layer in range(2):
+        prefix, norms = f"transformer.h.{layer}", ("ln_attn", "ln_mlp")
+        found += [tensor(f"{prefix}.{norm}.{kind}", 32) for norm in norms for kind in ("weight", "bias")]
+        found.append(tensor(f"{prefix}.self_attention.query_key_value.weight", 64, 32))
+        found.append(tensor(f"{prefix}.self_attention.dense.weight", 32, 32))
+        found.append(tensor(f"{prefix}.mlp.dense_h_to_4h.weight", 24, 32))
+        found.append(tensor(f"{prefix}.mlp.dense_4h_to_h.weight", 32, 24))
+    entries = {entry.name: entry for entry in map_tensors(spec, falcon.FAMILY.tensors, found)[0]}
+    # Each of two groups has two query heads, a key head and a value head of 8 rows.
+    parts = {name: entries[f"layers.1.attention.{name}.weight"] for name in ("query", "key", "value")}
+    assert parts["query"].transforms == (GroupRows(32, 0, 16),)
+    assert parts["value"].transforms == (GroupRows(32, 24, 32),)
+    rows = {name: np.arange(64)[source_rows(entry, slice(None))].tolist() for name, entry in parts.items()}
+    assert rows["query"] == [*range(16), *range(32, 48)]
+    assert rows["key"] == [*range(16, 24), *range(48, 56)]
+    assert entries["layers.0.attention_norm.bias"].source.name == "transformer.h.0.ln_attn.bias"
+
+
+def test_a_bias_of_a_norm_gets_no_one() -> None:
+    spec = spec_of(nemotron.NEMOTRON)
+    found = [
+        tensor(each.name.replace("weight", kind), *each.shape)
+        for each in llama_tensors()
+        if "gate_proj" not in each.name
+        for kind in ("weight", "bias")
+        if kind == "weight" or "norm" in each.name
+    ]
+    entries, _ = map_tensors(spec, nemotron.NEMOTRON.tensors, found)
+    transforms = {entry.name: entry.transforms for entry in entries if "norm" in entry.name}
+    assert transforms["layers.1.feed_forward_norm.weight"] == transforms["norm.weight"] == (Add(1.0),)
+    assert transforms["layers.1.feed_forward_norm.bias"] == transforms["norm.bias"] == ()
 
 
 def test_scales_of_norms_get_their_one_unless_the_file_has_it() -> None:

@@ -28,6 +28,12 @@ _SIZES: dict[str, Any] = {
 }
 _HEAD = {"head_dim": 16}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4} | parameters}
+
+
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
@@ -70,6 +76,9 @@ _DEEPSEEK = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
 }
+_SOLAR = _HEAD | {name: value for name, value in _DEEPSEEK.items() if name != "first_k_dense_replace"}
+_EXAONE_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_shared_experts": 2}
+_HY_V3 = _EXAONE_MOE | {"num_shared_experts": 1}
 _ERNIE_MOE = {
     "moe_num_experts": 6,
     "moe_k": 2,
@@ -106,19 +115,27 @@ _GPT_OSS = (
 _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 
 _CLASSIC = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "intermediate_size": None}
-_FALCON = {"num_kv_heads": 2, "ffn_hidden_size": 48, "new_decoder_architecture": True, "tie_word_embeddings": True}
+_GPT_NEO = {
+    "num_layers": 2,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 24,
+    "tie_word_embeddings": True,
+}
+_FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "tie_word_embeddings": True}
 _SCALED_BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 48}
 
 # An epsilon that keeps a head's output near zero, whose norm would enlarge the rounding of float32 sums.
 _DELTA = _HEAD | {
-    "rms_norm_eps": 0.1,
+    "rms_norm_eps": 0.01,
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
+    "linear_value_head_dim": 16,
 }
+_MROPE = _rope("default", partial_rotary_factor=0.25, mrope_section=[1, 1, 0])  # the same for all positions of texts
 _SHARED_EXPERT = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 48}
 _BAMBA = {
     "num_hidden_layers": 3,
@@ -154,10 +171,6 @@ _LFM2 = {
     "block_ffn_dim_multiplier": 1.3,
     "tie_word_embeddings": True,
 }
-
-
-def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4} | parameters}
 
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
@@ -205,35 +218,59 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss-clamped": ("GptOss", _GPT_OSS | {"swiglu_limit": 0.8, "swiglu_alpha": 1.3, "attention_bias": False}),
     "glm": ("Glm", _HEAD),
     "glm4": ("Glm4", _HEAD),
-    "seed-oss": ("SeedOss", _HEAD | {"attention_out_bias": True, "mlp_bias": True}),
-    "arcee": ("Arcee", _HEAD | _BIASES),
+    "seed-oss": ("SeedOss", _HEAD),
+    "seed-oss-biases": ("SeedOss", _HEAD | {"attention_out_bias": True, "mlp_bias": True}),
+    "arcee": ("Arcee", _HEAD),
+    "arcee-biases": ("Arcee", _HEAD | _BIASES),
     "helium": ("Helium", {"head_dim": 8, "attention_bias": True}),
     "cwm": ("Cwm", _HEAD | _WINDOW),
     "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
     "exaone4-windows": ("Exaone4", _WINDOW | {"num_hidden_layers": 4}),
-    "starcoder2": ("Starcoder2", _WINDOW | {"tie_word_embeddings": True}),
-    "starcoder2-no-bias": ("Starcoder2", {"use_bias": False}),
+    "starcoder2": ("Starcoder2", {"tie_word_embeddings": True}),
+    "starcoder2-window": ("Starcoder2", _WINDOW | {"use_bias": False}),
     "stablelm": ("StableLm", {"num_key_value_heads": 4}),
     "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": True}),
     "apertus": ("Apertus", _BIASES),
-    "nemotron": ("Nemotron", _HEAD | _BIASES),
+    "nemotron": ("Nemotron", {}),
+    "nemotron-biases": ("Nemotron", _HEAD | _BIASES),
     "jais2": ("Jais2", {}),
-    "olmo": ("Olmo", {"attention_bias": True}),
-    "phi": ("Phi", {"num_key_value_heads": 4}),
+    "olmo": ("Olmo", {}),
+    "olmo-biases": ("Olmo", {"attention_bias": True}),
+    "phi": ("Phi", {"num_key_value_heads": 4, "intermediate_size": 128}),
     "gpt-neox": ("GPTNeoX", {}),
-    "gpt-neox-serial": ("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
+    "gpt-neox-serial": ("GPTNeoX", {"use_parallel_residual": False}),
+    "gpt-neox-fewer-biases": ("GPTNeoX", {"attention_bias": False}),
     "gpt2": ("GPT2", _CLASSIC | {"tie_word_embeddings": True}),
     "gpt2-scaled": ("GPT2", _CLASSIC | _SCALED_BY_LAYER),
     "gpt-bigcode": ("GPTBigCode", _CLASSIC | {"tie_word_embeddings": True}),
     "gpt-bigcode-all-heads": ("GPTBigCode", _CLASSIC | {"multi_query": False}),
     "gptj": ("GPTJ", _CLASSIC | {"rotary_dim": 4}),
-    "falcon-7b": ("Falcon", {"multi_query": True, "ffn_hidden_size": 48, "tie_word_embeddings": True}),
+    "gpt-neo": ("GPTNeo", _GPT_NEO),
+    "opt": ("OPT", {"ffn_dim": 48, "tie_word_embeddings": True}),
+    "opt-bare": ("OPT", {"ffn_dim": 48, "enable_bias": False, "layer_norm_elementwise_affine": False}),
+    "nanochat": ("NanoChat", {"final_logit_softcapping": 5.0}),
+    "granite-swa": ("GraniteSWA", _SCALED | _WINDOW | {"num_hidden_layers": 4, "layer_rope_theta": [1e4, 0, 5e5, 1e4]}),
+    "granite-swa-one-base": ("GraniteSWA", _WINDOW | {"attention_multiplier": 0.2}),
+    "hyperclova": ("HyperCLOVAX", _SCALED | _BIASES),
+    "hyperclova-plain": ("HyperCLOVAX", {"use_post_norm": False}),
+    "falcon-7b": ("Falcon", {"multi_query": True, "tie_word_embeddings": True}),
     "falcon-40b": ("Falcon", _FALCON),
-    "falcon2": ("Falcon", _FALCON | {"num_ln_in_parallel_attn": 1, "bias": True}),
-    "cohere": ("Cohere", {"logit_scale": 0.5, "tie_word_embeddings": True, "attention_bias": True}),
+    "falcon2": ("Falcon", _FALCON | {"num_ln_in_parallel_attn": 1, "bias": True, "ffn_hidden_size": 48}),
+    "cohere": ("Cohere", {"logit_scale": 0.5, "tie_word_embeddings": True}),
+    "cohere-biases": ("Cohere", {"attention_bias": True}),
     "gemma": ("Gemma", _HEAD | {"tie_word_embeddings": True, "hidden_act": "gelu"}),
     "vault-gemma": ("VaultGemma", _GEMMA),
     "glm4-moe": ("Glm4Moe", _DEEPSEEK | {"n_group": 2, "use_qk_norm": True}),
+    "solar-open": ("SolarOpen", _SOLAR | _rope("default", partial_rotary_factor=1.0)),
+    "solar-open-bias": ("SolarOpen", _SOLAR | {"attention_bias": True, "n_group": 2}),
+    "exaone-moe": ("ExaoneMoe", _EXAONE_MOE | _WINDOW | {"sliding_window_pattern": 2, "n_group": 2}),
+    "exaone-moe-first": (
+        "ExaoneMoe",
+        _EXAONE_MOE | _WINDOW | {"mlp_layer_types": ["sparse", "dense"], "layer_types": ["full_attention"] * 2},
+    ),
+    "exaone-moe-4": ("ExaoneMoe", _EXAONE_MOE | _WINDOW | {"num_hidden_layers": 4}),
+    "hy-v3": ("HYV3", _HEAD | _HY_V3),
+    "hy-v3-first": ("HYV3", _HEAD | _HY_V3 | {"mlp_layer_types": ["sparse", "dense"], "attention_bias": True}),
     "glm4-moe-bias": ("Glm4Moe", _DEEPSEEK | {"norm_topk_prob": False, "attention_bias": True}),
     "dots1": (
         "Dots1",
@@ -272,11 +309,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         _DELTA
         | _EXPERTS
         | _SHARED_EXPERT
-        | {"mlp_only_layers": [0, 2], "linear_num_value_heads": 2, "num_experts": 6, "norm_topk_prob": False},
+        | {
+            "mlp_only_layers": [0, 2],
+            "linear_num_value_heads": 2,
+            "linear_value_head_dim": 24,
+            "num_experts": 6,
+            "norm_topk_prob": False,
+        },
     ),
-    "qwen3.5": ("Qwen3_5Text", _DELTA | {"attention_bias": True}),
-    "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
-    "granite-4-mamba": ("GraniteMoeHybrid", _SCALED | _DENSE | _MAMBA | {"mamba_proj_bias": True}),
+    "qwen3.5": ("Qwen3_5Text", _DELTA | _MROPE),
+    "qwen3.5-bias": ("Qwen3_5Text", _DELTA | {"attention_bias": True}),
+    "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA | _MROPE | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
+    "granite-4-mamba": ("GraniteMoeHybrid", _SCALED | _DENSE | _MAMBA),
+    "granite-4-mamba-bias": (
+        "GraniteMoeHybrid",
+        _DENSE | _MAMBA | {"attention_multiplier": 0.2, "mamba_proj_bias": True},
+    ),
     "granite-4-mamba-experts": (
         "GraniteMoeHybrid",
         _MAMBA | _EXPERTS | {"shared_intermediate_size": 48, "mamba_n_groups": 2, "attention_multiplier": 0.2},

@@ -7,6 +7,7 @@ from pyllm_kernels import Graph
 from pyllm_kernels.ops.elementwise import sigmoid_gate
 from pyllm_kernels.ops.gated_norm import gated_norm
 from pyllm_kernels.tensors import Array, numpy_dtype
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
@@ -62,12 +63,23 @@ def test_groups_must_divide_the_features(group_size: int) -> None:
         CPU[gated_norm](x, x, np.ones(16, np.float32), EPSILON, group_size, True)
 
 
+def test_an_unknown_function_is_refused() -> None:
+    x = normal(2, 16)
+    with pytest.raises(ValueError, match='no function "gelu" of a gate: use silu or sigmoid'):
+        CPU[gated_norm](x, x, np.ones(16, np.float32), EPSILON, 16, True, "gelu")
+
+
 @torch.no_grad()
-def test_it_is_that_of_mamba_2_and_of_qwen() -> None:
+def test_it_is_that_of_mamba_2_of_qwen_and_of_kimi() -> None:
     x, gate, weight = normal(3, 96), normal(3, 96, seed=1), weight_of(96)
     grouped, of_heads = MambaRMSNormGated(96, 32, EPSILON), Qwen3NextRMSNormGated(32, EPSILON)
     grouped.weight.copy_(as_torch(weight))
     of_heads.weight.copy_(as_torch(weight[:32]))
+    of_kimi = KimiLinearRMSNormGated(32, EPSILON)
+    of_kimi.weight.copy_(as_torch(weight[:32]))
     close(CPU[gated_norm](x, gate, weight, EPSILON, 32, True), grouped(as_torch(x), as_torch(gate)))
     heads = [as_torch(array).reshape(-1, 32) for array in (x, gate)]
     close(CPU[gated_norm](x, gate, weight[:32], EPSILON, 32, False), of_heads(*heads).reshape(3, 96))
+    ours = CPU[gated_norm](x, gate, weight[:32], EPSILON, 32, False, "sigmoid")
+    close(ours, of_kimi(*heads).reshape(3, 96))
+    close(ours, REFERENCE[gated_norm](x, gate, weight[:32], EPSILON, 32, False, "sigmoid"))

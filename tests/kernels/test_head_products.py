@@ -52,7 +52,7 @@ def test_any_threads_give_the_same_and_a_graph_holds_it() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     x = heads_of(2, 3, 20)
-    with pytest.raises(ValueError, match="90 outputs of float32 are not those of 3 heads: give floats, and each head a"):
+    with pytest.raises(ValueError, match="90 outputs of float32 are not those of 3 heads: give floats, and each"):
         CPU[head_products](x, matrices(CPU, 3, 16, 30), True)
     with pytest.raises(ValueError, match="heads of 20 numbers, and matrices that take 24"):
         CPU[head_products](x, matrices(CPU, 3, 24, 32), False)

@@ -106,6 +106,7 @@ def test_statistics_count_bytes(runner: ModelRunner) -> None:
         "linear_bytes": linear,
         "embedding_bytes": 320 * 48 * 4,
         "kv_cache_bytes": 64 * BLOCK_BYTES,
+        "state_bytes": 0,
         "host_kv_cache_bytes": 0,
     }
 

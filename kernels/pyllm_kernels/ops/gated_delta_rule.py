@@ -21,14 +21,14 @@ def _gated_delta_rule(
     rows: StateRows,
     states: Array,
     num_key_heads: int,
+    is_tiled: bool = False,
 ) -> Array:
     _, value_heads, key_dim, value_dim = states.shape
     tokens, width = len(qkv), num_key_heads * key_dim
     query, key, value = np.split(widened(qkv), (width, 2 * width), axis=-1)
-    query, key = (
-        np.repeat(_normalised(heads.reshape(tokens, num_key_heads, key_dim)), value_heads // num_key_heads, axis=1)
-        for heads in (query, key)
-    )
+    of_value_head = np.arange(value_heads)
+    key_heads = of_value_head % num_key_heads if is_tiled else of_value_head // (value_heads // num_key_heads)
+    query, key = (_normalised(heads.reshape(tokens, num_key_heads, key_dim))[:, key_heads] for heads in (query, key))
     query *= np.float32(key_dim**-0.5)
     value = value.reshape(tokens, value_heads, value_dim)
     steps = softplus(widened(decay) + decay_bias).reshape(tokens, value_heads, -1)
@@ -55,10 +55,12 @@ def gated_delta_rule(
     rows: StateRows,
     states: Tensor,
     num_key_heads: int,
+    is_tiled: bool = False,
 ) -> Tensor:
     """The gated delta rule (arXiv 2412.06464), one token after the other, in float32 and rounded once.
 
-    Value head h has the query and key of head `h // (value_heads // num_key_heads)`, normalised to a length of 1 (by
+    Value head h has the query and key of head `h // (value_heads // num_key_heads)`, or if the heads are tiled, as in
+    llama.cpp's files of Qwen 3.5, of `h % num_key_heads`, normalised to a length of 1 (by
     `x / sqrt(sum(x²) + 1e-6)`); queries are then scaled by `key_dim ** -0.5`. With
     `g = exp(-exp(decay_scale) * softplus(decay + decay_bias))`, a token changes its head's state S to
     `g * S + k (v - (g * S)^T k)^T * sigmoid(beta)`; its output is `S^T q` after that.
@@ -78,7 +80,7 @@ def gated_delta_rule(
     """
     _, value_heads, _, value_dim = states.shape
     out = graph.empty((qkv.shape[0], value_heads * value_dim), qkv)
-    _cpu.ops.gated_delta_rule(qkv, decay, beta, decay_scale, decay_bias, rows, states, num_key_heads, out)
+    _cpu.ops.gated_delta_rule(qkv, decay, beta, decay_scale, decay_bias, rows, states, num_key_heads, is_tiled, out)
     return out
 
 

@@ -27,7 +27,8 @@ def _state_space(
         np.repeat(groups, heads // groups.shape[1], axis=1)  # [tokens, heads, state_size]
         for groups in (widened(b).reshape(tokens, -1, state_size), widened(c).reshape(tokens, -1, state_size))
     )
-    steps = np.clip(softplus(widened(step) + step_bias), *map(np.float32, step_limits))[..., None]
+    least, most = step_limits
+    steps = np.clip(softplus(widened(step) + step_bias), least, most)[..., None]
     decays = np.exp(-np.exp(decay_log)[:, None] * steps)  # [tokens, heads, 1]
     inputs = widened(x).reshape(tokens, heads, head_dim)
     out = inputs * skip[:, None]

@@ -251,8 +251,8 @@ impl Router {
             }
             let largest = logits[order[best] as usize];
             let rest = order.iter().map(|&expert| logits[expert as usize]);
-            let is_near = |&logit: &f32| !((largest - logit) / logit.abs().max(largest) > tolerance);
-            let sum: f32 = rest.filter(is_near).map(|logit| (logit - largest).exp()).sum();
+            let is_far = |logit: f32| (largest - logit) / logit.abs().max(largest) > tolerance;
+            let sum: f32 = rest.filter(|&logit| !is_far(logit)).map(|logit| (logit - largest).exp()).sum();
             pairs.push(Pair { expert: order.remove(best), weight: self.factor / sum, row: None });
         }
         pairs[start..].sort_unstable_by_key(|pair| pair.expert);

@@ -153,9 +153,6 @@ struct Chunk<'a, X, const GATED: bool> {
     elements: PhantomData<X>,
 }
 
-// SAFETY: a task has channels of its own, in the states as well.
-unsafe impl<X, const GATED: bool> Sync for Chunk<'_, X, GATED> {}
-
 impl<X: Storage, const GATED: bool> Kernel for Chunk<'_, X, GATED> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, part: usize) {

@@ -30,7 +30,7 @@ pub(crate) struct SelectiveScan {
     /// A row is a token: as many numbers as a channel's state has.
     b: Matrix,
     c: Matrix,
-    /// Addresses of float32 [channels], and of the decays' [channels, state_size].
+    /// Addresses of a float32 for each channel, and for each number of its state.
     step_bias: usize,
     decay_log: usize,
     skip: usize,
@@ -114,9 +114,6 @@ struct Chunk<'a, X> {
     steps: &'a Steps<'a>,
     elements: PhantomData<X>,
 }
-
-// SAFETY: a task has channels of its own, in the states as well.
-unsafe impl<X> Sync for Chunk<'_, X> {}
 
 /// A task's memory: a channel's numbers are whole vectors.
 struct Memory {

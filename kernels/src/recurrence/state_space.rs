@@ -16,7 +16,8 @@ use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
-/// Rows of a head's state at once, which share what is loaded of b and c.
+/// Rows of a head's state at once, which share what is loaded of b and c. For one token they are read one after the
+/// other, as memory is read fastest.
 const TOGETHER: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -130,9 +131,6 @@ struct Head<'a, X> {
     elements: PhantomData<X>,
 }
 
-// SAFETY: a task has a head of its own, in the states as well.
-unsafe impl<X> Sync for Head<'_, X> {}
-
 /// The numbers of one token and head.
 struct Token {
     /// The input times the step.
@@ -180,14 +178,12 @@ impl<X: Storage> Kernel for Head<'_, X> {
                 for index in row.tokens.clone() {
                     self.load::<V>(head, index, &mut token);
                     token.coming = if index + 1 == row.tokens.end { coming } else { Coming(None) };
-                    let mut at = 0;
-                    while at + TOGETHER <= head_dim {
+                    let together = if row.tokens.len() == 1 { 0 } else { head_dim - head_dim % TOGETHER };
+                    for at in (0..together).step_by(TOGETHER) {
                         self.advance::<V, TOGETHER>(&token, from, to, at);
-                        at += TOGETHER;
                     }
-                    while at < head_dim {
+                    for at in together..head_dim {
                         self.advance::<V, 1>(&token, from, to, at);
-                        at += 1;
                     }
                     self.finish::<V>(head, index, &token);
                     from = to;

@@ -1,4 +1,5 @@
 //! Root mean square normalisation of groups of features, with a gate before it (arXiv 2405.21060) or behind.
+//! The gate's function is the sigmoid linear unit, or for Kimi's the sigmoid (arXiv 2510.26692).
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -13,13 +14,14 @@ use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 
-/// `out = normalised(x * silu(gate)) * weight`, or `normalised(x) * weight * silu(gate)`.
+/// `out = normalised(x * function(gate)) * weight`, or `normalised(x) * weight * function(gate)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GatedNorm {
     tokens: usize,
     features: usize,
     group_size: usize,
     gate_first: bool,
+    sigmoid: bool,
     epsilon: f32,
     x: Matrix,
     gate: Matrix,
@@ -38,12 +40,18 @@ pub(crate) fn gated_norm(
     epsilon: f32,
     group_size: usize,
     gate_first: bool,
+    function: &str,
     out: Array,
 ) -> PyResult<()> {
     let shape @ [tokens, features] = x.dimensions("x")?;
     if group_size == 0 || !features.is_multiple_of(group_size) {
         return Err(PyValueError::new_err(format!("{features} features in groups of {group_size}: give a divisor")));
     }
+    let sigmoid = match function {
+        "silu" => false,
+        "sigmoid" => true,
+        _ => return Err(PyValueError::new_err(format!("no function {function:?} of a gate: use silu or sigmoid"))),
+    };
     let dtype = x.dtype("x")?;
     let of_weight = if weight.len() == features { features } else { group_size };
     let op = GatedNorm {
@@ -51,6 +59,7 @@ pub(crate) fn gated_norm(
         features,
         group_size,
         gate_first,
+        sigmoid,
         epsilon,
         x: x.matrix("x", shape)?,
         gate: gate.matrix_of("gate", dtype, shape)?,
@@ -107,13 +116,14 @@ struct Normalise<'a, X, W> {
 impl<X: Storage, W: Storage> Kernel for Normalise<'_, X, W> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, row: usize) {
-        let GatedNorm { features, group_size, gate_first, epsilon, x, gate, weight, out, .. } = *self.norm;
+        let GatedNorm { features, group_size, gate_first, sigmoid, epsilon, x, gate, weight, out, .. } = *self.norm;
         for first in (0..features).step_by(group_size) {
             // SAFETY: as the caller promises.
             unsafe {
                 let (x, gate) = (x.row::<X>(row).add(first), gate.row::<X>(row).add(first));
                 let weight = weight.row::<W>(0).add(if weight.stride == features { first } else { 0 });
-                let group = Group { x, gate, weight, out: out.row::<X>(row).add(first), size: group_size, epsilon };
+                let out = out.row::<X>(row).add(first);
+                let group = Group { x, gate, sigmoid, weight, out, size: group_size, epsilon };
                 if gate_first {
                     group.normalise::<V, true>();
                 } else {
@@ -128,6 +138,7 @@ impl<X: Storage, W: Storage> Kernel for Normalise<'_, X, W> {
 struct Group<X, W> {
     x: *const X,
     gate: *const X,
+    sigmoid: bool,
     weight: *const W,
     out: *mut X,
     size: usize,
@@ -179,6 +190,7 @@ impl<X: Storage, W: Storage> Group<X, W> {
     #[inline(always)]
     unsafe fn gated<V: Vector>(&self, numbers: V, at: usize) -> V {
         // SAFETY: as the caller promises.
-        numbers.mul(unsafe { X::load_up_to::<V>(self.gate.add(at), self.size - at) }.silu())
+        let gate: V = unsafe { X::load_up_to(self.gate.add(at), self.size - at) };
+        numbers.mul(if self.sigmoid { gate.sigmoid() } else { gate.silu() })
     }
 }

@@ -148,7 +148,7 @@ proptest! {
 
 #[test]
 fn softplus_is_near_in_proportion() {
-    let input: Vec<f32> = (-860..1000).map(|tenth| tenth as f32 / 10.0).collect();
+    let input: Vec<f32> = (-860..1000_i16).map(|tenth| f32::from(tenth) / 10.0).collect();
     for isa in Isa::available() {
         for (&x, found) in input.iter().zip(map(isa, &input, Softplus)) {
             let expected = f64::from(x).exp().ln_1p();

@@ -109,10 +109,10 @@ class KVCache:
 class HostPool:
     """Host memory for `num_blocks` blocks of a cache, and the swaps between the two.
 
-    `memory` is [num_blocks, layers, 2, block_size, kv_heads, head_dim], 1 for 2 as there: unlike in the cache, all layers of a block are
-    contiguous, so that a block, or a run of blocks, crosses PCIe in one copy. If the cache is on a GPU, the memory is
-    pinned and a `SwapStream` does the swaps; on a CPU pages are allocated at their first write. With a `tier` it is all
-    or a part of the tier's memory, and swapped-out blocks are validated there once their copies are complete.
+    `memory` is [num_blocks, *`KVCacheShape.block_shape`]: unlike in the cache, all layers of a block are contiguous, so
+    that a block, or a run of blocks, crosses PCIe in one copy. If the cache is on a GPU, the memory is pinned and a
+    `SwapStream` does the swaps; on a CPU pages are allocated at their first write. With a `tier` it is all or a part of
+    the tier's memory, and swapped-out blocks are validated there once their copies are complete.
     """
 
     def __init__(

@@ -32,10 +32,10 @@ class KVMemory:
         config: WorkerConfig,
         shape: KVCacheShape,
         groups: tuple[KVGroup, ...],
-        layers: range,
         kernels: Kernels,
         device: Device,
         *,
+        layers: range,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._config = config

@@ -44,5 +44,6 @@ class ForwardContext:
 
     def states_of(self, layer: int) -> tuple[StateRows, tuple[Tensor, ...]]:
         """The states that each row reads and writes, and the parts of all states in a layer."""
-        assert self.state_cache is not None and self.state_rows is not None, "a model without states"
+        assert self.state_cache is not None, "a model without states"
+        assert self.state_rows is not None, "a model without states"
         return self.state_rows, self.state_cache.layers[layer]

@@ -104,7 +104,7 @@ class GatedDelta:
         convolved, gate, beta, decay = split(layer.inputs(x), self._sizes)
         convolved = kernels[causal_convolution](convolved, layer.weight, layer.bias, rows, tail)
         values = kernels[gated_delta_rule](
-            convolved, decay, beta, self.decay_scale, self.decay_bias, rows, memory, self._key_heads
+            convolved, decay, beta, self.decay_scale, self.decay_bias, rows, memory, self._key_heads, spec.is_tiled
         )
         return layer.output(kernels[gated_norm](values, gate, self.norm, spec.epsilon, spec.value_size, False))
 

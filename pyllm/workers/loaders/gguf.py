@@ -10,7 +10,7 @@ from pyllm_kernels.tensors import Tensor
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.requantise import as_q8_0
 from pyllm.workers.loaders.tensor_table import RowSlice, TensorTable, rows_of
-from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
+from pyllm.workers.loaders.transforms import changed, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE, fill_finite
 
 logger = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ class GgufReader:
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
         num_rows, width = (shape[0], shape[1]) if len(shape) == 2 else (shape[0], 1)
-        offset = added(self._table.find(name, shape)[0])
+        entry, _ = self._table.find(name, shape)
         wanted = range(num_rows)[rows]
         matrix = out.reshape(len(wanted), -1)
         step = max(1, _CHUNK_BYTES // (4 * width))
         for start in range(0, len(wanted), step):
             chunk = slice(wanted.start + start, wanted.start + min(start + step, len(wanted)))
             numbers = self._rows(name, shape, chunk, columns, keep_quantised=False).numbers()
-            fill_finite(name, matrix[start : start + step], numbers + np.float32(offset) if offset else numbers)
+            fill_finite(name, matrix[start : start + step], changed(entry, numbers))
 
     def rows(
         self,

@@ -7,7 +7,7 @@ from pyllm_kernels import MatrixRows
 from pyllm_kernels.tensors import Array, Tensor, numpy_dtype
 
 from pyllm.workers.loaders.tensor_table import DTYPES, RowSlice, TensorTable, rows_of
-from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
+from pyllm.workers.loaders.transforms import changed, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE, fill_finite
 
 
@@ -19,9 +19,9 @@ class SafetensorsReader:
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
-        wanted, offset = self._view(name, shape, rows), added(self._table.find(name, shape)[0])
+        wanted, (entry, _) = self._view(name, shape, rows), self._table.find(name, shape)
         wanted = wanted[:, columns] if wanted.ndim == 2 else wanted
-        fill_finite(name, out, wanted.astype(np.float32) + np.float32(offset) if offset else wanted)
+        fill_finite(name, out, changed(entry, wanted))
 
     def rows(
         self,

@@ -1,9 +1,21 @@
-"""The transforms of a parameter: the rows of its tensor, transposition and addition. Knows no format."""
+"""The transforms of a parameter: its tensor's rows, transposition, and changes of elements. Knows no format."""
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllm.families.tensors import Add, Deinterleave, GroupRows, LastFirst, Rows, TensorEntry, Transpose
+from pyllm.families.tensors import (
+    Add,
+    Deinterleave,
+    GroupRows,
+    LastFirst,
+    LogOfNegative,
+    Rows,
+    Scale,
+    TensorEntry,
+    Transpose,
+)
 
 
 def source_rows(entry: TensorEntry, rows: slice) -> slice | npt.NDArray[np.int64]:
@@ -37,6 +49,14 @@ def is_transposed(entry: TensorEntry) -> bool:
     return any(isinstance(transform, Transpose) for transform in entry.transforms)
 
 
-def added(entry: TensorEntry) -> float:
-    """The number that is added to each element."""
-    return sum(transform.value for transform in entry.transforms if isinstance(transform, Add))
+def changed(entry: TensorEntry, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The elements of the parameter from those of its tensor; in float32 where they differ."""
+    for transform in entry.transforms:
+        match transform:
+            case Add(value):
+                numbers = numbers.astype(np.float32) + np.float32(value)
+            case Scale(value):
+                numbers = numbers.astype(np.float32) * np.float32(value)
+            case LogOfNegative():
+                numbers = np.log(-numbers.astype(np.float32))
+    return numbers

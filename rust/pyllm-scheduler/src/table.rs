@@ -3,6 +3,7 @@
 
 mod audit;
 pub(crate) mod beam_search;
+pub(crate) mod held_states;
 pub(crate) mod queue;
 pub(crate) mod ranking;
 pub(crate) mod sequence;

@@ -35,6 +35,7 @@ def consistent_counts(draw: st.DrawFn) -> dict[str, int]:
         "history_starts": inits + 1,
         "histories": draw(size),
         "prompt_lengths": inits,
+        **dict.fromkeys(("state_sources", "state_destinations"), draw(st.sampled_from((0, rows)))),
     }
     return {name: counts[name] for name, _ in PLAN_SECTIONS}
 
@@ -92,7 +93,7 @@ def test_counts_that_do_not_go_together_are_refused(counts: dict[str, int], name
         check_counts(tuple(wrong.values()))
 
 
-@pytest.mark.parametrize("counts", [(), (0,) * 21, (0,) * 23])
+@pytest.mark.parametrize("counts", [(), (0,) * 23, (0,) * 25])
 def test_another_number_of_sections_is_refused(counts: tuple[int, ...]) -> None:
-    with pytest.raises(ProtocolError, match="22 counts"):
+    with pytest.raises(ProtocolError, match="24 counts"):
         check_counts(counts)

@@ -4,42 +4,16 @@
 //!
 //! States have a pool of their own beside the blocks, whose names are those of the blocks that end where they do.
 
-use crate::block_hash::{BlockHash, GroupHash};
+use crate::block_hash::BlockHash;
 use crate::config::Config;
 use crate::ids::{StateId, StepId};
 use crate::kv::cache::prefix::{Name, Saved};
 use crate::kv::cache::tier_cache::TierCache;
+use crate::table::held_states::HeldState;
 use crate::table::sequence::{LiveRequest, Sequence};
 
 /// The group of a state's name; those of blocks are lower.
 const GROUP: u32 = Config::MAX_KV_GROUPS;
-
-/// A state that a sequence holds, after so many of its tokens.
-#[derive(Clone, Copy, Debug)]
-struct HeldState {
-    state: StateId,
-    num_tokens: u32,
-}
-
-/// The states of one sequence, each with a reference.
-#[derive(Default)]
-pub(crate) struct HeldStates {
-    /// Oldest first; none before the first token. The last one is after `Sequence::num_computed` tokens, and the next
-    /// row reads it.
-    held: Vec<HeldState>,
-    /// A state to write to, if the last one is not to be written.
-    spare: Option<StateId>,
-    /// Tokens of the longest prefix whose blocks were cached at its admission: other sequences have branched off here.
-    branch: u32,
-    /// The name of its last checkpoint, if that is of use only until the next.
-    passing: Option<GroupHash>,
-}
-
-impl HeldStates {
-    fn all(&self) -> impl Iterator<Item = StateId> {
-        self.held.iter().map(|held| held.state).chain(self.spare)
-    }
-}
 
 /// The states of all sequences, and the checkpoints of the prefix cache.
 pub(crate) struct States {

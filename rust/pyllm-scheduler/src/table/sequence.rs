@@ -7,10 +7,10 @@ use crate::arena::Key;
 use crate::block_hash::{BlockHash, BlockHasher, Content};
 use crate::config::Config;
 use crate::ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
-use crate::kv::states::HeldStates;
 use crate::output::deltas::Client;
 use crate::request::{Finish, Request};
 use crate::table::beam_search::BeamSearch;
+use crate::table::held_states::HeldStates;
 use crate::table::queue::{Lane, QueueKey};
 
 /// A value that no token has: marks the end of the prompt in the names of blocks.

@@ -226,7 +226,7 @@ impl World {
         let was_still = before.num_running + before.num_loading == 0 && before.num_waiting == 1;
         let [row] = rows else { return };
         if self.config.num_states > 0 {
-            return; // events do not tell of checkpoints
+            return; // events name no checkpoints
         }
         let known = known(&self.requests, &row.request);
         let looked_up = stats.prefix_queries - before.prefix_queries;

@@ -1,0 +1,31 @@
+//! The states that a sequence holds. Knows no pool.
+
+use crate::block_hash::GroupHash;
+use crate::ids::StateId;
+
+/// A state that a sequence holds, after so many of its tokens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldState {
+    pub(crate) state: StateId,
+    pub(crate) num_tokens: u32,
+}
+
+/// The states of one sequence, each with a reference.
+#[derive(Default)]
+pub(crate) struct HeldStates {
+    /// Oldest first; none before the first token. The last one is after `Sequence::num_computed` tokens, and the next
+    /// row reads it.
+    pub(crate) held: Vec<HeldState>,
+    /// A state to write to, if the last one is not to be written.
+    pub(crate) spare: Option<StateId>,
+    /// Tokens of the longest prefix whose blocks were cached at its admission: other sequences have branched off here.
+    pub(crate) branch: u32,
+    /// The name of its last checkpoint, if that is of use only until the next.
+    pub(crate) passing: Option<GroupHash>,
+}
+
+impl HeldStates {
+    pub(crate) fn all(&self) -> impl Iterator<Item = StateId> {
+        self.held.iter().map(|held| held.state).chain(self.spare)
+    }
+}
