@@ -85,7 +85,6 @@ FAMILIES = (
     "qwen3.5-moe",
     "granite-4-mamba",
     "granite-4-mamba-experts",
-    "nemotron-h",
     "solar-open",
     "exaone-moe-4",
 )
@@ -96,7 +95,6 @@ _OLDER_FIELDS = {
     "granite-4": {"layer_types": ["attention", "attention"]},
     "granite-4-mamba": {"layer_types": ["mamba", "attention", "mamba"]},
     "granite-4-mamba-experts": {"layer_types": ["mamba", "attention", "mamba"]},
-    "nemotron-h": {"hybrid_override_pattern": "M-*M-", "layers_block_type": None, "num_experts_per_tok": None},
     "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
     "deepseek-v3": {"scoring_func": "sigmoid"},
@@ -151,9 +149,9 @@ def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
                 model.set_vocab = lambda self: self._set_vocab_gpt2()
             patch(model)
 
-    def load_hparams(folder: Path, *rest: object) -> dict[str, object]:
+    def load_hparams(folder: Path, *rest: object, **options: object) -> dict[str, object]:
         """As the converter reads them, with those of config.json that transformers 5 has under other names."""
-        return json.loads((folder / "config.json").read_text()) | read_hparams(folder, *rest)
+        return json.loads((folder / "config.json").read_text()) | read_hparams(folder, *rest, **options)
 
     read_hparams = base.ModelBase.load_hparams
     base.ModelBase.load_hparams = staticmethod(load_hparams)

@@ -98,6 +98,7 @@ def check(
 
 # The last ones have query, key and value in one tensor, learned positions, biases and two norms of parallel layers.
 TWO_RANKS = [
+    *("lfm2", full("qwen3-next"), full("granite-4-mamba")),
     *(full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"),
     *(full("gpt-bigcode"), full("falcon-40b"), full("phi")),
 ]
@@ -111,6 +112,11 @@ def test_two_ranks(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("family", ["gpt-oss", full("cohere2"), full("gpt2")])
 def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
+
+
+@pytest.mark.parametrize("family", [full("lfm2"), "qwen3-next", full("nemotron-h")])
+def test_states_in_two_stages(tmp_path: Path, family: str) -> None:
+    check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2)
 
 
 @pytest.mark.parametrize("family", ["cohere2", full("mistral")])
@@ -129,8 +135,8 @@ def test_merged_experts_of_a_gguf_file(tmp_path: Path, ranks: int) -> None:
     check(write_gpt_oss_gguf(source, tmp_path / "tiny.gguf"), "gpt-oss", ranks)
 
 
-async def test_a_killed_worker(tmp_path: Path) -> None:
-    family = "gemma2"
+@pytest.mark.parametrize("family", ["gemma2", "qwen3.5"])
+async def test_a_killed_worker(tmp_path: Path, family: str) -> None:
     prompt, expected = prompts_and_answers(family)[0]
     folder = write_tiny_family(tmp_path, family)
     async with AsyncEngine(folder, dtype="float32", max_model_len=128, kv_cache_memory_bytes="8MiB") as engine:

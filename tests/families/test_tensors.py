@@ -26,7 +26,7 @@ from pyllm.families.tensors import (
     map_tensors,
     num_parameters,
 )
-from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
+from pyllm.workers.loaders.transforms import changed, is_transposed, source_rows
 
 SIZES = {
     "vocab_size": 10,
@@ -277,4 +277,4 @@ def test_rows_are_those_of_a_naive_copy(
     np.testing.assert_array_equal(content[source_rows(entry, rows)], naive[rows])
     plain = TensorEntry("x", (wanted,), tensor("y", len(content)), transforms[:1])
     np.testing.assert_array_equal(content[source_rows(plain, rows)], own.ravel()[rows])
-    assert added(entry) == 2.5
+    np.testing.assert_array_equal(changed(entry, np.array([1.0, 2.0], np.float16)), np.array([3.5, 4.5], np.float32))

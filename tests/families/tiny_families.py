@@ -125,9 +125,9 @@ _GPT_NEO = {
 _FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "tie_word_embeddings": True}
 _SCALED_BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 48}
 
-# An epsilon that keeps a head's output near zero, whose norm would enlarge the rounding of float32 sums.
+# An epsilon that bounds the norm of outputs near zero, which would enlarge the rounding of sums in float32.
 _DELTA = _HEAD | {
-    "rms_norm_eps": 0.01,
+    "rms_norm_eps": 0.002,
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
@@ -142,7 +142,7 @@ _BAMBA = {
     "mamba_n_heads": 4,
     "mamba_d_state": 16,
     "mamba_d_head": 16,
-    "rms_norm_eps": 0.01,
+    "rms_norm_eps": 0.002,
 }
 _MAMBA = _BAMBA | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _NEMOTRON_H = _HEAD | {
@@ -312,6 +312,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {
             "mlp_only_layers": [0, 2],
             "linear_num_value_heads": 2,
+            "rms_norm_eps": 0.1,
             "linear_value_head_dim": 24,
             "num_experts": 6,
             "norm_topk_prob": False,

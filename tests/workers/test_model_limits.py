@@ -6,8 +6,8 @@ import pytest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
-from pyllm.families.spec import AttentionSpec, LatentSpec, ModelSpec, NormSpec
-from pyllm.workers.model_limits import check_latents, check_supported
+from pyllm.families.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec, NormSpec, ShortConvolutionSpec
+from pyllm.workers.model_limits import check_latents, check_states, check_supported
 
 
 def spec(*changes: dict[str, object]) -> ModelSpec:
@@ -35,6 +35,26 @@ def test_layers_may_differ_in_windows_caps_and_sinks() -> None:
 def test_what_none_computes_is_refused(changes: tuple[dict[str, object], ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_supported(spec(*changes))
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "message"),
+    [
+        ("cuda", {}, "run on CPUs only so far: use --device cpu"),
+        ("cpu", {"kernel_backend": "triton"}, "kernel_backend triton has none of them"),
+        ("cpu", {"sparse_attention": "quest"}, "sparse_attention quest does not know these"),
+        ("cpu", {"kv_cache_dir": "/blocks"}, "kv_cache_dir keeps KV blocks without the states"),
+        ("cpu", {"kv_transfer_config": {"kv_connector": "StoreConnector"}}, "kv_transfer_config keeps KV blocks"),
+    ],
+)
+def test_settings_that_know_no_states_are_refused(device: str, changes: dict[str, object], message: str) -> None:
+    plain = spec({})
+    layer = LayerSpec(recurrence=ShortConvolutionSpec(size=64, width=3))
+    with_states = msgspec.structs.replace(plain, layers=(*plain.layers, layer))
+    with pytest.raises(ConfigError, match=message):
+        check_states(engine_config(changes), with_states, device)
+    check_states(engine_config(changes), plain, device)
+    check_states(engine_config({}), with_states, "cpu")
 
 
 LATENT = LatentSpec(rank=32, rope_size=8, key_size=16, value_size=32, norm=NormSpec(epsilon=1e-6))

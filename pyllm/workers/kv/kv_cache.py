@@ -209,7 +209,7 @@ def host_blocks_of_rank(
     Raises:
         ConfigError: not one block fits, or the machine or a control group has less memory in total.
     """
-    num_blocks = size // ranks // block_bytes
+    num_blocks = size // ranks // max(1, block_bytes)  # 0 without a layer with attention
     if size and not num_blocks:
         raise ConfigError(
             f"kv_offloading_size of {size:,} bytes has no room for a block of {block_bytes:,} bytes on each of {ranks} "
@@ -231,10 +231,10 @@ def host_blocks_of_rank(
 
 def _zeros(shape: tuple[int, ...], dtype: str, device: Device) -> Tensor:
     """Zeros that take no memory until they are touched: on a CPU, the kernel maps their pages one by one."""
-    if device.type != "cpu":
+    size = math.prod(shape) * numpy_dtype(dtype).itemsize
+    if device.type != "cpu" or not size:  # A pipeline stage may have no layer with attention.
         return device.zeros(shape, dtype)
     # Not from the heap, which may clear memory and so touch it.
-    size = math.prod(shape) * numpy_dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:

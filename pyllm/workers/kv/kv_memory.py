@@ -122,7 +122,7 @@ class KVMemory:
             self._host_pool, self.swap_seconds = self._host_blocks.make_pool(
                 self._cache, num_host_blocks, self._kernels, self._clock
             )
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and self.shape.num_layers:
             self._prefaulter = PagePrefaulter(self._cache.memory)
             self._prefaulter.use(0)
 
