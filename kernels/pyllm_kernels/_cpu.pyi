@@ -97,6 +97,11 @@ class Linear:
         """
     def run(self, x: Tensor, packed: Tensor, out: Tensor) -> None:
         """Compute `out = x @ weight.T`: x [n, in_features], contiguous, and out [n, out_features], of the dtype."""
+    def run_heads(self, x: Tensor, packed: Tensor, out: Tensor) -> None:
+        """Compute `ops/head_products.py`: the matrix is those of all heads, of floats, each a multiple of 32 outputs.
+
+        x [n, heads, first + in_features]; out [n, heads, out_features / heads], with `first` more to keep these.
+        """
 
 def copy_rows(rows: MatrixRows, out: Tensor) -> None:
     """Write the bytes of the rows to out, uint8 [rows, bytes per row]; a row of zeros is zeros."""

@@ -46,8 +46,9 @@ impl Op for CopyBlocks {
         let copies = unsafe { self.copies.first(2 * extent.tokens) };
         check_range("number of the copies", copies, 0..num_blocks as i64)?;
         let caches = [self.cache.keys::<u8>(0).expose_provenance(), self.cache.values::<u8>(0).expose_provenance()];
-        // A copy may read the result of the one before; the two caches are independent.
-        pool.run(2, &|which| {
+        // A copy may read the result of the one before; two caches are independent.
+        let count = if caches[0] == caches[1] { 1 } else { 2 };
+        pool.run(count, &|which| {
             for pair in copies.chunks_exact(2) {
                 let block = |index: i32| {
                     std::ptr::with_exposed_provenance_mut::<u8>(caches[which] + index as usize * block_bytes)

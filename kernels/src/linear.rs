@@ -13,6 +13,7 @@ mod dots;
 mod floats;
 mod format;
 mod ggml;
+mod head_products;
 mod int8;
 mod integer_rows;
 mod lookup;

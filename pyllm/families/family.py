@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace as replace_struct
 
@@ -25,8 +25,9 @@ from pyllm.families.tensors import GGUF_NAMES, HUGGINGFACE_NAMES, TensorNames
 MAX_LAYERS = 1024
 MAX_EXPERTS = 1024
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")  # names of their number
-_BEST_OF_GROUP = 2  # DeepSeek V3 scores a group by so many of its experts.
-_GGUF_SIGMOID = 2  # llama.cpp's number for sigmoid scores
+_BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}  # DeepSeek V2 and V3 score a group by so many of its experts.
+GGUF_SCORES = {"softmax": 1, "sigmoid": 2}
+"""llama.cpp's numbers of an expert's scores."""
 GGUF_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 """The keys of a GGUF file for experts, as `GgufNames.fields` has them."""
 GGUF_DEEPSEEK_EXPERTS = GGUF_EXPERTS | {
@@ -105,31 +106,34 @@ def read_routing(config: Config, normalised: bool, **features: Any) -> RoutingSp
     return RoutingSpec(**{"experts": experts, "active": active, "normalised": normalised} | features)
 
 
-def _read_deepseek_routing(config: Config) -> RoutingSpec:
-    config.refuse_unless(expert_gating_func=_GGUF_SIGMOID)
+def read_deepseek_routing(config: Config, scores: Literal["softmax", "sigmoid"] = "sigmoid") -> RoutingSpec:
+    """The routing of DeepSeek V3, with a correction for the choice, or with a softmax that of V2, which has none."""
+    config.refuse_unless(expert_gating_func=GGUF_SCORES[scores])
+    best = _BEST_OF_GROUP[scores]
     routing = read_routing(config, config.flag("norm_topk_prob", True))
     count, active = config.integer("n_group", 1), config.integer("topk_group", 1)
     size = routing.experts // count
-    if size * count != routing.experts or size < _BEST_OF_GROUP:
-        raise config.error(
-            "n_group", count, f"a number of groups of {_BEST_OF_GROUP} or more of {routing.experts} experts"
-        )
+    if size * count != routing.experts or size < best:
+        raise config.error("n_group", count, f"a number of groups of {best} or more of {routing.experts} experts")
     if active > count or active * size < routing.active:
         raise config.error("topk_group", active, f"at most {count}, with {routing.active} experts in as many groups")
     shared = config.integer("n_shared_experts", 1)
     return replace_struct(
         routing,
-        scores="sigmoid",
+        scores=scores,
         factor=config.positive("routed_scaling_factor", 1.0),
-        correction=True,
-        groups=ExpertGroups(count=count, active=active, best=_BEST_OF_GROUP) if count > 1 else None,
+        correction=scores == "sigmoid",
+        groups=ExpertGroups(count=count, active=active, best=best) if count > 1 else None,
         float32=True,
         shared=SharedExpertSpec(size=shared * config.integer("moe_intermediate_size")),
     )
 
 
-def with_deepseek_experts(config: Config, spec: ModelSpec) -> ModelSpec:
-    """A copy with DeepSeek V3's experts from layer `first_k_dense_replace` on, or where `mlp_layer_types` says so."""
+def with_deepseek_experts(config: Config, spec: ModelSpec, routing: RoutingSpec | None = None) -> ModelSpec:
+    """A copy with experts from layer `first_k_dense_replace` on, or where `mlp_layer_types` says so.
+
+    Without a `routing` they are DeepSeek V3's.
+    """
     first, kinds = config.integer("first_k_dense_replace", 0, least=0), []
     if "mlp_layer_types" in config:
         kinds = config.items("mlp_layer_types", len(spec.layers))
@@ -139,7 +143,8 @@ def with_deepseek_experts(config: Config, spec: ModelSpec) -> ModelSpec:
     def has_experts(index: int) -> bool:
         return bool(kinds[index] == "sparse") if kinds else index >= first
 
-    return with_experts(spec, _read_deepseek_routing(config), config.integer("moe_intermediate_size"), has_experts)
+    routing, size = routing or read_deepseek_routing(config), config.integer("moe_intermediate_size")
+    return with_experts(spec, routing, size, has_experts)
 
 
 def with_experts(

@@ -1,10 +1,11 @@
 """GLM-4.5 to 4.7 (arXiv 2508.06471): experts as in DeepSeek V3 after some dense layers, RoPE on half of each head; and
-Solar Open: experts in every layer, RoPE on whole heads.
+Solar Open: experts in every layer, RoPE on whole heads. GLM-4.7-Flash has DeepSeek's latent attention.
 """
 
 from dataclasses import replace
 
 from pyllm.families.config import Config
+from pyllm.families.deepseek import read_dense
 from pyllm.families.family import (
     GGUF_DEEPSEEK_EXPERTS,
     Family,
@@ -17,6 +18,7 @@ from pyllm.families.family import (
     with_deepseek_experts,
     without_further_layers,
 )
+from pyllm.families.latent_attention import LATENT_NAMES
 from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS
 
@@ -33,6 +35,21 @@ def read(config: Config) -> ModelSpec:
         feed_forward_norm=norm,
     )
     return with_deepseek_experts(config, read_model(config, [layer] * num_layers(config)))
+
+
+def _read_flash(config: Config) -> ModelSpec:
+    config = config.with_defaults(
+        n_routed_experts=64,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1536,
+        routed_scaling_factor=1.8,
+        q_lora_rank=768,
+        qk_nope_head_dim=192,
+        v_head_dim=256,
+        rms_norm_eps=1e-5,
+        mlp_layer_types=["dense"] + ["sparse"] * (num_layers(config) - 1),
+    )
+    return with_deepseek_experts(config, read_dense(config))
 
 
 def read_solar_open(config: Config) -> ModelSpec:
@@ -63,4 +80,5 @@ GLM4_MOE = Family(
         complete=_complete,
     ),
 )
+FLASH = Family(architectures=("Glm4MoeLiteForCausalLM",), read=_read_flash, tensors=LATENT_NAMES)
 SOLAR_OPEN = Family(architectures=("SolarOpenForCausalLM",), read=read_solar_open)

@@ -78,6 +78,41 @@ class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0
 
 
+class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The vectors of latent attention (arXiv 2405.04434).
+
+    A token has one latent of `rank` numbers, normalised by `norm`; its product with a matrix for each head is the
+    head's key without positions, of `key_size` numbers, and the one with another matrix is its value. All heads share a
+    rotary part of the key, of `rope_size` numbers.
+
+    - `query_rank`: queries follow from a normalised vector of so many numbers; None: from the layer's input.
+    - `absorbed`: the file has the matrix of each head's key transposed, as it is applied to the query.
+    """
+
+    rank: int
+    rope_size: int
+    key_size: int
+    value_size: int
+    norm: NormSpec
+    query_rank: int | None = None
+    absorbed: bool = False
+
+    @property
+    def size(self) -> int:
+        """Numbers that the cache keeps of a token: the rotary part and the latent."""
+        return self.rope_size + self.rank
+
+    @property
+    def query_size(self) -> int:
+        """Features of a query head."""
+        return self.key_size + self.rope_size
+
+    @property
+    def key_shape(self) -> tuple[int, int]:
+        """The shape of the matrix of a head's key in the file."""
+        return (self.rank, self.key_size) if self.absorbed else (self.key_size, self.rank)
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention (arXiv 2305.13245).
 
@@ -88,6 +123,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
     - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
+    - `latent`: keys and values are latents, one head of `LatentSpec.size` for all query heads. Its `bias` is that of
+      the projections of the layer's input to vectors of a rank.
     """
 
     heads: int
@@ -105,6 +142,12 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     query_scaling: QueryScaling | None = None
     sinks: bool = False
     output_gate: bool = False
+    latent: LatentSpec | None = None
+
+    @property
+    def cached_vectors(self) -> int:
+        """The vectors that the cache keeps of a token for each KV head: a key and a value, or a latent alone."""
+        return 2 if self.latent is None else 1
 
     @property
     def query_size(self) -> int:
@@ -473,6 +516,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 EXPERT_FEATURES = 32
 """A rank's part of an expert has a multiple of so many features."""
+HEAD_FEATURES = 32
+"""The latent and the values of latent attention have a multiple of so many features."""
 
 
 def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) -> None:

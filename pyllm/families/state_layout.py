@@ -40,5 +40,5 @@ def fitting_states(room: int, bytes_of_one: int, max_num_seqs: int) -> int:
 
 def checkpoint_tokens(spec: ModelSpec, kv_element_bytes: int) -> int:
     """Tokens of a prompt between two checkpoints, so that these take no more memory than its keys and values."""
-    kv_bytes = 2 * kv_element_bytes * sum(attention.kv_size for attention in spec.attentions)
+    kv_bytes = kv_element_bytes * sum(attention.cached_vectors * attention.kv_size for attention in spec.attentions)
     return max(_LEAST_INTERVAL, state_bytes(spec, 1, range(len(spec.layers))) // max(1, kv_bytes))

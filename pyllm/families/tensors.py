@@ -16,6 +16,7 @@ from pyllm.families.spec import (
     AttentionSpec,
     FeedForwardSpec,
     GatedDeltaSpec,
+    LatentSpec,
     LayerSpec,
     ModelSpec,
     NormSpec,
@@ -67,6 +68,13 @@ class GroupRows(msgspec.Struct, frozen=True, array_like=True, tag=4):
     stop: int
 
 
+class LastFirst(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Moves the last `count` rows of every `group` rows before the others."""
+
+    group: int
+    count: int
+
+
 class Transpose(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Swaps rows and columns. Only for floats: quantised blocks lie along rows."""
 
@@ -87,7 +95,7 @@ class Scale(msgspec.Struct, frozen=True, array_like=True, tag=6):
     value: float
 
 
-Transform = Rows | Deinterleave | GroupRows | Transpose | Add | LogOfNegative | Scale
+Transform = Rows | Deinterleave | GroupRows | LastFirst | Transpose | Add | LogOfNegative | Scale
 
 
 class Quantised(msgspec.Struct, frozen=True, array_like=True):
@@ -294,8 +302,12 @@ GGUF_NAMES = TensorNames(
 def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
     """The name and the shape of each parameter of a layer."""
     shapes: dict[str, Shape] = {}
-    if layer.attention is not None:
-        shapes |= _of_attention(layer.attention, spec.hidden_size)
+    if (attention := layer.attention) is not None:
+        latent = attention.latent
+        if latent is None:
+            shapes |= _of_attention(attention, spec.hidden_size)
+        else:
+            shapes |= _of_latent_attention(attention, latent, spec.hidden_size)
     if layer.recurrence is not None:
         shapes |= _of_recurrence(layer.recurrence, spec.hidden_size)
     if layer.feed_forward is not None:
@@ -323,6 +335,23 @@ def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
         shapes |= _of_norm("attention.query_norm", norm, attention.query_size if over_all else attention.head_size)
         shapes |= _of_norm("attention.key_norm", norm, attention.kv_size if over_all else attention.head_size)
     return shapes
+
+
+def _of_latent_attention(attention: AttentionSpec, latent: LatentSpec, hidden: int) -> dict[str, Shape]:
+    heads, (key_rows, key_columns) = attention.heads, latent.key_shape
+    matrices = {
+        "attention.query": (heads * latent.query_size, latent.query_rank or hidden),
+        "attention.latent": (latent.size, hidden),
+        "attention.key": (heads * key_rows, key_columns),
+        "attention.value": (heads * latent.value_size, latent.rank),
+        "attention.output": (hidden, heads * latent.value_size),
+    }
+    norms = _of_norm("attention.latent_norm", latent.norm, latent.rank)
+    if latent.query_rank is not None:
+        matrices["attention.query_down"] = (latent.query_rank, hidden)
+        norms |= _of_norm("attention.query_norm", latent.norm, latent.query_rank)
+    biased = {"attention.latent", "attention.query_down"} if attention.bias else set()
+    return _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set())) | norms
 
 
 def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
@@ -587,9 +616,11 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
-    # The weights of a convolution, and in llama.cpp's files vectors with a row for each head or group.
+    # In llama.cpp's files vectors may have a row for each head or group; a matrix may have a third dimension for each
+    # head there, and for the weights of a convolution.
     is_vector = len(needed) == 1 and math.prod(tensor.shape) == needed[0]
-    if is_vector or tensor.shape == (needed[0], 1, *needed[1:]):
+    is_matrix = len(tensor.shape) == 3 and (tensor.shape[0] * tensor.shape[1], tensor.shape[2]) == needed
+    if is_vector or is_matrix:
         tensor = msgspec.structs.replace(tensor, shape=needed)
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
@@ -614,7 +645,8 @@ def _num_groups(parts: Sequence[str], layer: LayerSpec) -> int:
     if isinstance(layer.recurrence, GatedDeltaSpec) and parts[0].startswith("recurrence."):
         return layer.recurrence.key_heads
     assert layer.attention is not None, "query, key and value are of attention"
-    return layer.attention.heads if "attention.gate" in parts else layer.attention.kv_heads
+    is_by_query_head = "attention.gate" in parts or layer.attention.latent is not None
+    return layer.attention.heads if is_by_query_head else layer.attention.kv_heads
 
 
 def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor:
@@ -630,13 +662,21 @@ def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor
 def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: TensorNames) -> tuple[Transform, ...]:
     part, _, kind = parameter.rpartition(".")
     if (attention := layer.attention) is not None:
-        if part in {"attention.query", "attention.key"} and names.interleaved:
+        if attention.latent is not None and part in {"attention.query", "attention.latent"}:
+            return _rotary_part_first(attention.latent, part, names)
+        if part in {"attention.query", "attention.key"} and attention.latent is None and names.interleaved:
             return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
         if part in {"attention.query_norm", "attention.key_norm"}:
             return _offset(attention.query_key_norm, names) if kind == "weight" else ()
     if part == "recurrence.decay_scale" and names.has_negative_decays:
         return (LogOfNegative(),)
     return _offset(layer.norms.get(part), names) if kind == "weight" else ()
+
+
+def _rotary_part_first(latent: LatentSpec, part: str, names: TensorNames) -> tuple[Transform, ...]:
+    size = latent.query_size if part == "attention.query" else latent.size
+    moved = LastFirst(size, latent.rope_size)
+    return (moved, Deinterleave(size, latent.rope_size)) if names.interleaved else (moved,)
 
 
 def _rotary_size(spec: ModelSpec, attention: AttentionSpec) -> int:

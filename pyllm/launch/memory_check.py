@@ -58,14 +58,15 @@ def kv_bytes(engine: EngineConfig, checkpoint: Checkpoint, num_tokens: int) -> i
     Every pipeline stage counts as much as the one that needs most, since that one limits the number of tokens.
     """
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
-    heads = spec.attention.kv_heads_of_rank(ranks) * ranks
+    attention = spec.attention
+    vector = attention.kv_heads_of_rank(ranks) * ranks * attention.head_size
     element_bytes = ELEMENT_BYTES[engine.cache.kv_cache_dtype]
     context = engine.model.max_model_len or spec.max_position_embeddings
     groups = kv_groups(spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
     stages = _stages(engine, checkpoint)
     kept = len(stages) * max(kv_tokens_per_layer(stage.groups(groups), num_tokens) for stage in stages)
     states = 2 * ranks * state_bytes(spec, ranks, range(len(spec.layers)))
-    return 2 * kept * heads * spec.attention.head_size * element_bytes + states
+    return attention.cached_vectors * kept * vector * element_bytes + states
 
 
 def _stages(engine: EngineConfig, checkpoint: Checkpoint) -> tuple[PipelineStage, ...]:

@@ -31,6 +31,8 @@ def layer_features(spec: AttentionSpec) -> list[str]:
         found.append(f"a window of {spec.window} positions")
     if spec.soft_cap is not None:
         found.append(f"a soft cap of {spec.soft_cap:g}")
+    if spec.latent is not None:
+        found.append("latents")
     return [*found, "attention sinks"] if spec.sinks else found
 
 

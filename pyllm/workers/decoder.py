@@ -16,6 +16,7 @@ from pyllm.families.stage_layout import PipelineStage
 from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.experts import Experts
 from pyllm.workers.layers.forward_context import ForwardContext
+from pyllm.workers.layers.latent_attention import LatentAttention
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import Norm
 from pyllm.workers.layers.recurrence import recurrence_of
@@ -72,6 +73,10 @@ class Attention:
             self.key_norm.load(reader, f"{prefix}key_norm")
         if self.sinks is not None:
             reader.read(f"{prefix}sinks.weight", (self._heads,), self.sinks, self._own_heads)
+
+    def packed(self) -> tuple[PackedLinear, ...]:
+        """Every matrix, in order."""
+        return (*self.qkv.packed, self.output.packed)
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         products = self.qkv(x)
@@ -145,7 +150,7 @@ class DecoderLayer:
         self._kernels = placement.kernels
         self._factor = model.residual_multiplier
         self._parallel = spec.parallel
-        self.attention = None if spec.attention is None else Attention(spec.attention, size, layer, placement)
+        self.attention = None if spec.attention is None else _attention(spec.attention, size, layer, placement)
         self.recurrence = None if spec.recurrence is None else recurrence_of(spec.recurrence, size, layer, placement)
         self._mixers = [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]
         self.feed_forward = None if spec.feed_forward is None else _feed_forward(spec.feed_forward, size, placement)
@@ -164,7 +169,7 @@ class DecoderLayer:
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix, in order."""
         if self.attention is not None:
-            yield from (*self.attention.qkv.packed, self.attention.output.packed)
+            yield from self.attention.packed()
         if self.recurrence is not None:
             yield from self.recurrence.projections.packed()
         if self.feed_forward is not None:
@@ -201,6 +206,14 @@ class DecoderLayer:
     def _leave(self, name: str, x: Tensor) -> Tensor:
         norm = self.norms.get(name)
         return x if norm is None else norm(x)
+
+
+def _attention(
+    spec: AttentionSpec, hidden_size: int, layer: int, placement: WeightPlacement
+) -> Attention | LatentAttention:
+    if spec.latent is None:
+        return Attention(spec, hidden_size, layer, placement)
+    return LatentAttention(spec, spec.latent, hidden_size, layer, placement)
 
 
 def _feed_forward(spec: FeedForwardSpec, hidden_size: int, placement: WeightPlacement) -> FeedForward | Experts:

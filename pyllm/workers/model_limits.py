@@ -1,4 +1,4 @@
-"""Limits of a model that hold for every kernel backend: equal heads in all layers, heads of even size.
+"""Limits of a model: equal heads in all layers, heads of even size; and what no GPU and not every setting knows yet.
 
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """
@@ -33,12 +33,7 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     if not spec.has_states:
         return
     name = f"{spec.architecture} has layers that keep a state, and"
-    if device != "cpu":
-        raise ConfigError(f"{name} these run on CPUs only so far: use --device cpu")
-    if config.device.kernel_backend not in {"auto", "cpu", "reference"}:
-        raise ConfigError(f"{name} kernel_backend {config.device.kernel_backend} has none of them: leave it out")
-    if config.sparse.sparse_attention:
-        raise ConfigError(f"{name} sparse_attention {config.sparse.sparse_attention} does not know these: leave it out")
+    _check_backends(name, config, device)
     cache, transfer = config.cache, config.kv_transfer.kv_transfer_config
     for setting, is_set in (
         ("kv_transfer_config", transfer is not None),
@@ -47,3 +42,22 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     ):
         if is_set:
             raise ConfigError(f"{name} {setting} keeps KV blocks without the states that go with them: leave it out")
+
+
+def check_latents(config: EngineConfig, spec: ModelSpec, device: str) -> None:
+    """Refuse settings that do not know latent attention yet, for a model that has it.
+
+    Raises:
+        ConfigError: with the setting to change.
+    """
+    if any(attention.latent is not None for attention in spec.attentions):
+        _check_backends(f"{spec.architecture} has layers of latent attention, and", config, device)
+
+
+def _check_backends(name: str, config: EngineConfig, device: str) -> None:
+    if device != "cpu":
+        raise ConfigError(f"{name} these run on CPUs only so far: use --device cpu")
+    if config.device.kernel_backend not in {"auto", "cpu", "reference"}:
+        raise ConfigError(f"{name} kernel_backend {config.device.kernel_backend} has none of them: leave it out")
+    if config.sparse.sparse_attention:
+        raise ConfigError(f"{name} sparse_attention {config.sparse.sparse_attention} does not know these: leave it out")

@@ -51,8 +51,8 @@ def launch_every_kernel(forward: ForwardPass, kernels: Kernels, kv_cache: KVCach
         wide[...] = logits
         _draw(wide, device, sample)
     onto_itself = device.zeros((1, 2), "int32")
-    for keys, values in kv_cache.memory:
-        kernels[copy_blocks](keys, values, onto_itself)
+    for layer in kv_cache.memory:
+        kernels[copy_blocks](layer[0], layer[-1], onto_itself)
 
 
 def _draw(logits: Tensor, device: Device, sample: Sampler) -> None:

@@ -70,8 +70,9 @@ def check(
     groups, split = kv_groups(spec, 128), split_into_stages(checkpoint.tensors, len(spec.layers), stages, tied)
     of_stage = max(layers_of_group(stage.groups(groups)) for stage in split)
     layers = len(spec.layers) * of_stage // layers_of_group(groups)
-    heads = spec.attention.kv_heads_of_rank(ranks)
-    block_bytes = 2 * layers * heads * spec.attention.head_size * 4 * 16
+    attention = spec.attention
+    vectors = attention.cached_vectors * attention.kv_heads_of_rank(ranks)
+    block_bytes = vectors * layers * attention.head_size * 4 * 16
     with LLM(
         folder,
         dtype="float32",

@@ -15,7 +15,11 @@ from tests.families.tiny_families import write_tiny_family
 @pytest.mark.parametrize("root", ["language_model.model.", "model.language_model."])
 @pytest.mark.parametrize(
     ("family", "architecture"),
-    [("gemma3", "Gemma3ForConditionalGeneration"), ("ministral-3", "Mistral3ForConditionalGeneration")],
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("ministral-3", "Mistral3ForConditionalGeneration"),
+        ("deepseek-v3", "KimiK25ForConditionalGeneration"),
+    ],
 )
 def test_the_text_model_is_read_and_images_are_skipped(
     tmp_path: Path, family: str, architecture: str, root: str

@@ -155,6 +155,15 @@ _NEMOTRON_H = _HEAD | {
     "layer_norm_epsilon": 0.01,
     "time_step_min": 1e-9,  # transformers alone bounds steps by it, and in prompts alone
 }
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 32,
+}
+_DEEPSEEK_YARN = _YARN | {"mscale": 0.9, "mscale_all_dim": 0.9}
 _LFM2 = {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -325,6 +334,39 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h-bias": ("NemotronH", _NEMOTRON_H | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
     "bamba": ("Bamba", _BAMBA | {"attn_layer_indices": [1], "time_step_limit": (0.2, 0.9)}),
     "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
+    "deepseek-v2": ("DeepseekV2", _DEEPSEEK | _LATENT | {"rope_parameters": _DEEPSEEK_YARN}),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        _DEEPSEEK
+        | _LATENT
+        | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "q_lora_rank": None},
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        _DEEPSEEK | _LATENT | {"n_group": 3, "topk_group": 2, "rope_parameters": _DEEPSEEK_YARN},
+    ),
+    "deepseek-v3-one-group": (
+        "DeepseekV3",
+        _DEEPSEEK
+        | _LATENT
+        | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "norm_topk_prob": False, "v_head_dim": 64}
+        | {"attention_bias": True, "rope_parameters": _DEEPSEEK_YARN | {"mscale": 0.7, "mscale_all_dim": 1.1}},
+    ),
+    "glm4-flash": ("Glm4MoeLite", _DEEPSEEK | _LATENT | {"n_group": 2, "topk_group": 1}),
+    "glm4-flash-bias": (
+        "Glm4MoeLite",
+        _DEEPSEEK | _LATENT | {"mlp_layer_types": ["sparse", "dense"], "attention_bias": True},
+    ),
+    "youtu": ("Youtu", _LATENT),
+    "minicpm3": ("MiniCPM3", _LATENT | {"hidden_size": 128, "v_head_dim": None}),
+    "minicpm3-scaled": (
+        "MiniCPM3",
+        _LATENT
+        | {"scale_emb": 3, "scale_depth": 0.9, "dim_model_base": 16, "q_lora_rank": None, "attention_bias": True}
+        | _rope(
+            "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0] * 4, original_max_position_embeddings=128
+        ),
+    ),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),

@@ -133,6 +133,10 @@ def test_blocks_are_copied_in_order(dtype: torch.dtype) -> None:
     REFERENCE[copy_blocks](*expected, copies)
     KERNELS[copy_blocks](*caches, copies)
     assert torch.equal(caches, expected)
+    # A cache of latents has the values in its keys; each copy is still made once.
+    latents, before = caches[0], caches[0].clone()
+    KERNELS[copy_blocks](latents, latents, torch.tensor([[0, 1], [2, 0]], dtype=torch.int32))
+    assert torch.equal(latents[:3], before[[2, 0, 2]])
     with pytest.raises(IndexError, match="number of the copies 1 is 5: it must be from 0 to 4"):
         KERNELS[copy_blocks](*caches, torch.tensor([[0, 5]], dtype=torch.int32))
 

@@ -44,6 +44,17 @@ def test_normalises_each_row(
     torch.testing.assert_close(normed.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_some_columns_are_normalised_in_place(kernels: Kernels, shape: tuple[int, int], device: torch.device) -> None:
+    wide, weight = torch.randn((shape[0], shape[1] + 9), device=device), torch.randn(shape[1], device=device)
+    before, some = wide.clone(), wide[:, 5 : 5 + shape[1]]
+    normed = kernels[rms_norm](some.clone(), weight, EPSILON)
+    kernels[rms_norm](some, weight, EPSILON, some)
+    assert torch.equal(some, normed)
+    assert torch.equal(wide[:, :5], before[:, :5])
+    assert torch.equal(wide[:, -4:], before[:, -4:])
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("factor", [1.0, 0.22])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gguf
 import msgspec
+import numpy as np
 import pytest
 
 from pyllm.checkpoint.reader import read_checkpoint
@@ -14,10 +15,13 @@ from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
+from pyllm.families.config import Config
+from pyllm.families.registry import find_family
 from pyllm.families.tensors import FileTensor
 from pyllm.launch.memory_check import (
     check_memory,
     default_kv_cache_bytes,
+    kv_bytes,
     kv_bytes_per_token,
     memory_needed,
     table_bytes_per_token,
@@ -25,6 +29,8 @@ from pyllm.launch.memory_check import (
 )
 from pyllm.launch.resolve import resolve_config
 from pyllm.machine.memory import Memory
+from pyllm.workers.devices.host import HostDevice
+from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
 from tests.families.tiny_families import write_tiny_family
@@ -34,6 +40,19 @@ from tests.tiny_mxfp4 import write_mxfp4
 from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
 
 MEGABYTE = 1 << 20
+DEEPSEEK_V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "vocab_size": 102_400,
+    "hidden_size": 2048,
+    "intermediate_size": 10_944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 163_840,
+    "q_lora_rank": None,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+}
 
 
 def resolved(**options: object) -> tuple[EngineConfig, Checkpoint]:
@@ -52,6 +71,22 @@ def test_weights_are_counted_in_their_precision() -> None:
     engine, _ = resolved(quantization="gguf", dtype="auto")
     assert weights_bytes(engine, checkpoint) == sum(entry.source.num_bytes for entry in checkpoint.tensors)
     assert kv_bytes_per_token(engine, checkpoint) == 2 * 30 * 192 * 2
+
+
+def test_latents_take_one_vector_of_a_token_on_every_rank() -> None:
+    """DeepSeek-V2-Lite's layers have 576 numbers of a token, and no heads."""
+    spec = find_family("DeepseekV2ForCausalLM").read(Config(DEEPSEEK_V2_LITE))
+    engine, checkpoint = resolved(dtype="bfloat16")
+    checkpoint = msgspec.structs.replace(checkpoint, spec=spec)
+    context = 32_000
+    expected = context * 27 * 576 * 2
+    assert kv_bytes(engine, checkpoint, context) == expected
+    two_ranks = msgspec.structs.replace(engine.parallel, tensor_parallel_size=2)
+    assert kv_bytes(msgspec.structs.replace(engine, parallel=two_ranks), checkpoint, context) == 2 * expected
+    shape = KVCacheShape.of(spec, 16, 1, "bfloat16")
+    cache = KVCache(shape, context // 16, HostDevice())
+    assert cache.memory.nbytes == shape.block_bytes * cache.num_blocks == expected
+    assert np.shares_memory(cache.layers[26].keys, cache.layers[26].values)
 
 
 def test_a_tied_embedding_is_on_both_ends_of_a_pipeline() -> None:

@@ -6,8 +6,8 @@ import pytest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
-from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, ShortConvolutionSpec
-from pyllm.workers.model_limits import check_states, check_supported
+from pyllm.families.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec, NormSpec, ShortConvolutionSpec
+from pyllm.workers.model_limits import check_latents, check_states, check_supported
 
 
 def spec(*changes: dict[str, object]) -> ModelSpec:
@@ -57,8 +57,27 @@ def test_settings_that_know_no_states_are_refused(device: str, changes: dict[str
     check_states(engine_config({}), with_states, "cpu")
 
 
+LATENT = LatentSpec(rank=32, rope_size=8, key_size=16, value_size=32, norm=NormSpec(epsilon=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "message"),
+    [
+        ({}, "cuda", "LlamaForCausalLM has layers of latent attention, and these run on CPUs only so far"),
+        ({"kernel_backend": "triton"}, "cpu", "and kernel_backend triton has none of them: leave it out"),
+        ({"sparse_attention": "quest"}, "cpu", "and sparse_attention quest does not know these: leave it out"),
+    ],
+)
+def test_latents_are_refused_where_nothing_knows_them(options: dict[str, object], device: str, message: str) -> None:
+    model, config = spec({"latent": LATENT}), engine_config(options)
+    with pytest.raises(ConfigError, match=message):
+        check_latents(config, model, device)
+    check_latents(config, spec({}), device)
+    check_latents(engine_config({}), model, "cpu")
+
+
 def test_a_spec_travels() -> None:
-    model = spec({"window": 7, "scale": 0.5}, {"rope": None})
+    model = spec({"window": 7, "scale": 0.5, "latent": LATENT}, {"rope": None})
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=ModelSpec)
     assert decoded == model
     assert isinstance(decoded.attention, AttentionSpec)

@@ -16,8 +16,9 @@ from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.launcher import Constant, Launcher
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return _norm(x, weight, epsilon, None, centred=False)
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor | None = None) -> Tensor:
+    normed = _norm(x, weight, epsilon, None, centred=False)
+    return normed if out is None else out.copy_(normed)
 
 
 def add_rms_norm(

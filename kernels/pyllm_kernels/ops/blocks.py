@@ -15,7 +15,10 @@ def _copy_blocks(key_cache: Array, value_cache: Array, copies: Array) -> None:
 
 @op(reference=_copy_blocks, triton="pyllm_kernels.gpu.blocks")
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
-    """Copy whole blocks within both caches, one after the other; copies int32 [n, 2] of (source, destination)."""
+    """Copy whole blocks within both caches, one after the other; copies int32 [n, 2] of (source, destination).
+
+    Both may be the same.
+    """
     _cpu.ops.copy_blocks(key_cache, value_cache, copies)
 
 

@@ -8,17 +8,18 @@ from pyllm_kernels.ops.elementwise import add
 from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, widened
 
 
-def _rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
-    return rounded(_scaled(widened(x), weight, epsilon), x)
+def _rms_norm(x: Array, weight: Array, epsilon: float, out: Array | None = None) -> Array:
+    return rounded(_scaled(widened(x), weight, epsilon), x, out)
 
 
 @op(reference=_rms_norm, triton="pyllm_kernels.gpu.norm")
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor | None = None) -> Tensor:
     """`x / sqrt(mean(x²) + epsilon) * weight` over the last dimension, in float32 (arXiv 1910.07467).
 
     x [tokens, hidden] and weight [hidden], float32, float16 or bfloat16 -> [tokens, hidden] of x's dtype.
+    `out`, if given, gets the result and is returned; it may be x itself, some columns of a wider tensor.
     """
-    return _norm(x, weight, epsilon, None, centred=False)
+    return _norm(x, weight, epsilon, None, centred=False, out=out)
 
 
 def _add_rms_norm(x: Array, residual: Array, weight: Array, epsilon: float, factor: float = 1.0) -> tuple[Array, Array]:
@@ -68,8 +69,10 @@ def add_layer_norm(
     return _add_norm(x, residual, weight, epsilon, factor, bias, centred=True)
 
 
-def _norm(x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None, *, centred: bool) -> Tensor:
-    out = graph.empty(x.shape, x)
+def _norm(
+    x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None, *, centred: bool, out: Tensor | None = None
+) -> Tensor:
+    out = graph.empty(x.shape, x) if out is None else out
     _cpu.ops.norm(x, weight, epsilon, centred, out, bias)
     return out
 

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
-use super::{SPLIT, Sequences, TILE};
+use super::{PagedAttention, SPLIT, Sequences, TILE};
 
 /// Tokens that share a loaded tile of keys and values.
 const TOKENS_AT_ONCE: usize = 32;
-/// Up to this many tokens, loading a tile costs more than using it.
+/// The most pairs of these tokens and query heads, whose states should stay in the L2 cache.
+const PAIRS_AT_ONCE: usize = 512;
+/// Up to this many tokens of a row, loading a tile costs more than using it.
 const FEW_TOKENS: usize = 4;
 
 /// Some tokens of a row and some of its heads: the work of one task.
@@ -71,7 +73,9 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn make(&mut self, sequences: &Sequences<'_>, kv_heads: usize, window: usize, num_threads: usize) {
+    pub(super) fn make(&mut self, sequences: &Sequences<'_>, op: &PagedAttention, num_threads: usize) {
+        let (kv_heads, window) = (op.cache.kv_heads, op.window);
+        let tokens_at_once = (PAIRS_AT_ONCE / op.group()).clamp(1, TOKENS_AT_ONCE);
         self.works.clear();
         self.merges.clear();
         self.num_partials = 0;
@@ -80,9 +84,9 @@ impl Plan {
         for row in 0..num_rows {
             let (start, end) = (sequences.query_starts[row] as usize, sequences.query_starts[row + 1] as usize);
             let context = sequences.lengths[row] as usize - (end - start);
-            for first_token in (start..end).step_by(TOKENS_AT_ONCE) {
-                let num_tokens = TOKENS_AT_ONCE.min(end - first_token);
-                let few = num_tokens <= FEW_TOKENS;
+            let few = end - start <= FEW_TOKENS;
+            for first_token in (start..end).step_by(tokens_at_once) {
+                let num_tokens = tokens_at_once.min(end - first_token);
                 let num_kv_heads = if few && (enough || num_threads == 1) { kv_heads } else { 1 };
                 for first_kv_head in (0..kv_heads).step_by(num_kv_heads) {
                     let position = context + first_token - start;

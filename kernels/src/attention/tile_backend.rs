@@ -79,7 +79,7 @@ thread_local! {
 /// See `Op::run`; the indices were checked, and the backend takes the op.
 pub(super) unsafe fn attend<'a, B: TileBackend<'a>>(call: &Call<'a>, pool: &mut Pool) {
     PLAN.with_borrow_mut(|plan| {
-        plan.make(call.sequences, call.op.cache.kv_heads, call.op.window, pool.num_threads());
+        plan.make(call.sequences, call.op, pool.num_threads());
         let floats_a_split = plan.merges.iter().map(|work| B::state_floats(call.op, work)).max().unwrap_or(0);
         plan.partials.resize(plan.num_partials * floats_a_split, 0.0);
         let partials = Shared(plan.partials.as_mut_ptr());

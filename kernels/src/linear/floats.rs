@@ -142,8 +142,7 @@ pub(super) fn unpack_column(dtype: DType, panel: &[u8], column: usize, out: &mut
 /// # Safety
 ///
 /// See `tile::Multiply`: x is the first input row, of the linear's dtype, and `part` describes the rest.
-pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: &Part, output: Output) {
-    let x_stride = linear.in_bytes();
+pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, x_stride: usize, part: &Part, output: Output) {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Amx && linear.dtype == DType::Bfloat16 && amx::takes(linear.in_features) {
         let start = part.rows.start;

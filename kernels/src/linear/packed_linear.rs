@@ -5,6 +5,7 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use super::head_products::HeadProducts;
 use super::matrix_rows::{MatrixRows, all_rows};
 use crate::arrays::Array;
 use crate::dtype::DType;
@@ -111,6 +112,12 @@ impl Linear {
         };
         // SAFETY: as above.
         unsafe { execute(py, PackedLinear { tokens, product }, &[&x, &packed, &out]) }
+    }
+
+    fn run_heads(&self, py: Python<'_>, x: Array, packed: Array, out: Array) -> PyResult<()> {
+        let op = HeadProducts::of(self, &x, &packed, &out)?;
+        // SAFETY: as above.
+        unsafe { execute(py, op, &[&x, &packed, &out]) }
     }
 }
 

@@ -210,7 +210,7 @@ impl Product {
     /// See `run`; the part and the output are some of its own.
     unsafe fn multiply_floats(&self, isa: Isa, part: &Part, output: Output) {
         // SAFETY: as the caller promises.
-        unsafe { floats::multiply(&self.linear, isa, self.x, part, output) };
+        unsafe { floats::multiply(&self.linear, isa, self.x, self.linear.in_bytes(), part, output) };
     }
 
     /// # Safety

@@ -78,5 +78,4 @@ def open_host_blocks(
         engine.sparse,  # The keys and values of later layers depend on the blocks that earlier layers attend to.
     )
     identity = hashlib.blake2b(msgspec.json.encode(meaning), digest_size=32).digest()
-    block = (shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
-    return HostBlocks(num_blocks, HostTier(descriptor, identity, num_blocks, block, shape.dtype))
+    return HostBlocks(num_blocks, HostTier(descriptor, identity, num_blocks, shape.block_shape, shape.dtype))

@@ -38,13 +38,17 @@ _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
 
 @dataclass(frozen=True, slots=True)
 class KVCacheShape:
-    """The shape of one rank's KV cache: the layers of the largest group, and this rank's key and value heads."""
+    """The shape of one rank's KV cache: the layers of the largest group, and this rank's key and value heads.
+
+    `num_vectors` is 2, or 1 where the values of a token are in its keys.
+    """
 
     num_layers: int
     block_size: int
     num_kv_heads: int
     head_dim: int
     dtype: str
+    num_vectors: int = 2
 
     @classmethod
     def of(cls, spec: ModelSpec, block_size: int, ranks: int, dtype: str, groups: Sequence[KVGroup] = ()) -> Self:
@@ -54,18 +58,25 @@ class KVCacheShape:
         """
         attention = spec.attention
         num_layers = layers_of_group(groups) if groups else len(spec.layers)
-        return cls(num_layers, block_size, attention.kv_heads_of_rank(ranks), attention.head_size, dtype)
+        heads, vectors = attention.kv_heads_of_rank(ranks), attention.cached_vectors
+        return cls(num_layers, block_size, heads, attention.head_size, dtype, vectors)
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The shape of one block on the host, keys and values of all layers of a group together."""
+        return self.num_layers, self.num_vectors, self.block_size, self.num_kv_heads, self.head_dim
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, keys and values of all layers of a group together."""
-        return (
-            2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * numpy_dtype(self.dtype).itemsize
-        )
+        return math.prod(self.block_shape) * numpy_dtype(self.dtype).itemsize
 
 
 class CachedLayer(NamedTuple):
-    """The group, keys and values of a layer of the model; both [num_blocks, block_size, kv_heads, head_dim]."""
+    """The group, keys and values of a layer of the model; both [num_blocks, block_size, kv_heads, head_dim].
+
+    Both are the same tensor where the values of a token are in its keys.
+    """
 
     group: int
     keys: Tensor
@@ -75,7 +86,7 @@ class CachedLayer(NamedTuple):
 class KVCache:
     """Keys and values of `num_blocks` blocks, each of which belongs to one group of layers at a time.
 
-    - `memory`: [layers of a group, 2, num_blocks, block_size, kv_heads, head_dim].
+    - `memory`: [layers of a group, 2, num_blocks, block_size, kv_heads, head_dim]; 1 in place of 2 for latents.
     - `layers`: the group and the tensors of each layer, by its index in the model.
 
     The memory starts as zeros, because padded reads of blocks that were never written must find finite numbers.
@@ -87,9 +98,9 @@ class KVCache:
         self.shape = shape
         groups = groups or (KVGroup(None, tuple(range(shape.num_layers))),)
         block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), shape.dtype, device)
+        self.memory = _zeros((shape.num_layers, shape.num_vectors, num_blocks, *block), shape.dtype, device)
         self.layers = {
-            layer: CachedLayer(number, *self.memory[index])
+            layer: CachedLayer(number, self.memory[index, 0], self.memory[index, -1])
             for number, group in enumerate(groups)
             for index, layer in enumerate(group.layers)
         }
@@ -98,10 +109,10 @@ class KVCache:
 class HostPool:
     """Host memory for `num_blocks` blocks of a cache, and the swaps between the two.
 
-    `memory` is [num_blocks, layers, 2, block_size, kv_heads, head_dim]: unlike in the cache, all layers of a block are
-    contiguous, so that a block, or a run of blocks, crosses PCIe in one copy. If the cache is on a GPU, the memory is
-    pinned and a `SwapStream` does the swaps; on a CPU pages are allocated at their first write. With a `tier` it is all
-    or a part of the tier's memory, and swapped-out blocks are validated there once their copies are complete.
+    `memory` is [num_blocks, *`KVCacheShape.block_shape`]: unlike in the cache, all layers of a block are contiguous, so
+    that a block, or a run of blocks, crosses PCIe in one copy. If the cache is on a GPU, the memory is pinned and a
+    `SwapStream` does the swaps; on a CPU pages are allocated at their first write. With a `tier` it is all or a part of
+    the tier's memory, and swapped-out blocks are validated there once their copies are complete.
     """
 
     def __init__(

@@ -138,8 +138,8 @@ class KVMemory:
             self._host_pool.swap(*swaps, batch.host.swap_names)
         if len(batch.host.block_copies):
             copies = batch.device.block_copies.reshape(-1, 2)
-            for keys, values in cache.memory:
-                self._kernels[copy_blocks](keys, values, copies)
+            for layer in cache.memory:
+                self._kernels[copy_blocks](layer[0], layer[-1], copies)
 
     def statistics(self) -> dict[str, int]:
         """Bytes of the KV cache, of the states and of the host pool."""

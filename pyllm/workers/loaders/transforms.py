@@ -9,6 +9,7 @@ from pyllm.families.tensors import (
     Add,
     Deinterleave,
     GroupRows,
+    LastFirst,
     LogOfNegative,
     Rows,
     Scale,
@@ -28,6 +29,9 @@ def source_rows(entry: TensorEntry, rows: slice) -> slice | npt.NDArray[np.int64
                 order = order[start:stop:step]
             case GroupRows(group, start, stop):
                 order = order.reshape(-1, group)[:, start:stop].reshape(-1)
+                is_reordered = True
+            case LastFirst(group, count):
+                order = np.roll(order.reshape(-1, group), count, axis=1).reshape(-1)
                 is_reordered = True
             case Deinterleave(head_size, rotary_size):
                 heads = order.reshape(-1, head_size)

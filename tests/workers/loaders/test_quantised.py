@@ -59,6 +59,16 @@ def test_numbers_are_those_of_the_dequantised_model(tmp_path: Path, name: str) -
         np.testing.assert_array_equal(numbers, expected[parameter], parameter)
 
 
+def test_blocks_may_cut_through_parts_of_a_head(tmp_path: Path) -> None:
+    """DeepSeek's matrix of keys and values is in one tensor, and its rotary rows have another order."""
+    source = write_tiny_family(tmp_path / "tiny", "deepseek-v3")
+    folder = write_quantised(source, tmp_path / "quantised", fp8((16, 8)), tmp_path / "floats")
+    expected, found = read_whole(read_checkpoint(str(tmp_path / "floats"))), read_whole(read_checkpoint(folder))
+    assert found.keys() == expected.keys()
+    for parameter, numbers in found.items():
+        np.testing.assert_array_equal(numbers, expected[parameter], parameter)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_blocks_are_the_nearest_of_the_kernels(tmp_path: Path, name: str) -> None:
     variant, kind = VARIANTS[name]

@@ -1,0 +1,128 @@
+"""DeepSeek V2 (arXiv 2405.04434), V3 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534), Youtu without experts."""
+
+from pyllm.families.config import Config
+from pyllm.families.family import (
+    GGUF_DEEPSEEK_EXPERTS,
+    GGUF_SCORES,
+    Family,
+    GgufNames,
+    num_layers,
+    read_deepseek_routing,
+    read_feed_forward,
+    read_model,
+    read_norm,
+    text_config,
+    with_deepseek_experts,
+)
+from pyllm.families.latent_attention import (
+    GGUF_LATENT_FIELDS,
+    GGUF_LATENT_NAMES,
+    LATENT_NAMES,
+    complete_latent_attention,
+    read_latent_attention,
+)
+from pyllm.families.spec import LayerSpec, ModelSpec
+
+_GLM_VOCABULARY = 154_880
+_LATENTS = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+
+
+def read_dense(config: Config) -> ModelSpec:
+    """The model with latent attention that a config.json describes, without its experts."""
+    config = config.with_defaults(**_LATENTS)
+    config.refuse_unless(rope_interleave=True, mlp_bias=False, moe_layer_freq=1)
+    norm, (attention, rope) = read_norm(config), read_latent_attention(config)
+    layer = LayerSpec(
+        attention=attention, feed_forward=read_feed_forward(config), attention_norm=norm, feed_forward_norm=norm
+    )
+    return read_model(config, [layer] * num_layers(config), (rope,))
+
+
+def _read_v2(config: Config) -> ModelSpec:
+    config = config.with_defaults(
+        n_routed_experts=64,
+        n_shared_experts=2,
+        moe_intermediate_size=1407,
+        first_k_dense_replace=0,
+        topk_method="greedy",
+        norm_topk_prob=False,
+    )
+    config.refuse_unless(norm_topk_prob=False, scoring_func="softmax")
+    match config.text("topk_method"):
+        case "greedy":
+            config = config.replaced(n_group=1, topk_group=1)
+        case "group_limited_greedy":
+            pass
+        case method:
+            raise config.error("topk_method", method, "greedy or group_limited_greedy")
+    return with_deepseek_experts(config, read_dense(config), read_deepseek_routing(config, "softmax"))
+
+
+def _read_v3(config: Config) -> ModelSpec:
+    config = config.with_defaults(
+        n_routed_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2048,
+        n_group=8,
+        topk_group=4,
+        first_k_dense_replace=3,
+        routed_scaling_factor=2.5,
+    )
+    config.refuse_unless(scoring_func="sigmoid", topk_method="noaux_tc")
+    return with_deepseek_experts(config, read_dense(config))
+
+
+def _read_youtu(config: Config) -> ModelSpec:
+    return read_dense(config.with_defaults(tie_word_embeddings=True))
+
+
+def _read_kimi(config: Config) -> ModelSpec:
+    return _read_v3(text_config(config))
+
+
+_READERS = {
+    "DeepseekV3ForCausalLM": _read_v3,
+    "KimiK25ForConditionalGeneration": _read_kimi,
+    "DeepseekV2ForCausalLM": _read_v2,
+    "YoutuForCausalLM": _read_youtu,
+}
+
+
+def read(config: Config) -> ModelSpec:
+    """The model that a config.json describes."""
+    return _READERS[config.items("architectures", 1)[0]](config)
+
+
+def _complete(config: Config) -> Config:
+    """Tell by its experts which of the models a file has, as all of them have one architecture there."""
+    config = complete_latent_attention(config)
+    if "num_local_experts" not in config:
+        return config.replaced(architectures=["YoutuForCausalLM"])
+    # GLM-4.7-Flash has no number of scores in its files; llama.cpp knows it by its vocabulary, too.
+    scores = GGUF_SCORES["sigmoid" if config.equals("vocab_size", _GLM_VOCABULARY) else "softmax"]
+    config = config.with_defaults(
+        expert_gating_func=scores, norm_topk_prob=False, routed_scaling_factor=1.0, n_group=1, topk_group=1
+    )
+    if config.equals("expert_gating_func", GGUF_SCORES["sigmoid"]):
+        return config
+    method = "greedy" if config.equals("n_group", 1) else "group_limited_greedy"
+    return config.replaced(architectures=["DeepseekV2ForCausalLM"], topk_method=method)
+
+
+FAMILY = Family(
+    architectures=tuple(_READERS),
+    read=read,
+    tensors=LATENT_NAMES,
+    gguf=GgufNames(
+        architectures=("deepseek2",),
+        tensors=GGUF_LATENT_NAMES,
+        fields=GGUF_DEEPSEEK_EXPERTS | GGUF_LATENT_FIELDS,
+        complete=_complete,
+    ),
+)
