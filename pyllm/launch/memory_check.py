@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES
@@ -11,7 +11,7 @@ from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups, kv_tokens_per_layer
-from pyllm.families.spec import FeedForwardSpec
+from pyllm.families.spec import FeedForwardSpec, ModelSpec
 from pyllm.families.stage_layout import PipelineStage, split_into_stages
 from pyllm.families.state_layout import state_bytes
 from pyllm.families.tensors import FileTensor, TensorEntry, num_parameters
@@ -34,16 +34,20 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     if engine.parallel.pipeline_parallel_size == 1 or not spec.tie_word_embeddings:
         shared = []  # Otherwise the last stage has a copy of the embedding as its head.
     num_shared = sum(math.prod(entry.shape) for entry in shared)
+    names = _float_matrices(spec)
+    num_floats = sum(math.prod(entry.shape) for entry in checkpoint.tensors if entry.name in names)
+    others = [entry for entry in checkpoint.tensors if entry.name not in names]
     match engine.model.quantization:
         case "gguf":
-            sources = (*_sources(checkpoint), *(entry.source for entry in shared))
-            return sum(_kept_bytes(source, element_bytes) for source in sources)
+            sources = (*_sources(others), *(entry.source for entry in shared))
+            return sum(_kept_bytes(source, element_bytes) for source in sources) + num_floats * element_bytes
         case "int8":
-            return num_parameters(spec) + num_shared
+            return num_parameters(spec) + num_shared + num_floats * (element_bytes - 1)
         case "none":
             return (num_parameters(spec) + num_shared) * element_bytes
         case _:
-            return sum(_quantised_bytes(entry, element_bytes) for entry in (*checkpoint.tensors, *shared))
+            quantised = sum(_quantised_bytes(entry, element_bytes) for entry in (*others, *shared))
+            return quantised + num_floats * element_bytes
 
 
 def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
@@ -207,7 +211,7 @@ def _are_mapped(engine: EngineConfig, checkpoint: Checkpoint, weights: int) -> b
 
     The worker decides by the same rule (`workers/loaders/packed_cache.py`).
     """
-    file_bytes = sum(source.num_bytes for source in _sources(checkpoint))
+    file_bytes = sum(source.num_bytes for source in _sources(checkpoint.tensors))
     is_packed = engine.device.kernel_backend in {"auto", "cpu"}
     are_floats = engine.model.quantization == "none" or any(
         entry.source.type == "F8_E4M3" for entry in checkpoint.tensors
@@ -216,9 +220,15 @@ def _are_mapped(engine: EngineConfig, checkpoint: Checkpoint, weights: int) -> b
     return is_packed and not grows and weights <= engine.model.packed_cache_size
 
 
-def _sources(checkpoint: Checkpoint) -> list[FileTensor]:
+def _float_matrices(spec: ModelSpec) -> set[str]:
+    """The matrices that are loaded as floats whatever the file has: those of each head of latent attention."""
+    layers = [index for index, layer in enumerate(spec.layers) if layer.attention and layer.attention.latent]
+    return {f"layers.{index}.attention.{part}.weight" for index in layers for part in ("key", "value")}
+
+
+def _sources(entries: Iterable[TensorEntry]) -> list[FileTensor]:
     """The tensors that weights are read from, each once: several parameters or experts may share one."""
-    return list({(entry.source.file, entry.source.offset): entry.source for entry in checkpoint.tensors}.values())
+    return list({(entry.source.file, entry.source.offset): entry.source for entry in entries}.values())
 
 
 def _kept_bytes(source: FileTensor, element_bytes: int) -> int:

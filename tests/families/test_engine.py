@@ -100,7 +100,7 @@ def check(
 TWO_RANKS = [
     *("lfm2", full("qwen3-next"), full("granite-4-mamba")),
     *(full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"),
-    *(full("gpt-bigcode"), full("falcon-40b"), full("phi")),
+    *(full("gpt-bigcode"), full("falcon-40b"), full("phi"), full("deepseek-v3")),
 ]
 
 
@@ -109,7 +109,7 @@ def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
 
-@pytest.mark.parametrize("family", ["gpt-oss", full("cohere2"), full("gpt2")])
+@pytest.mark.parametrize("family", ["gpt-oss", full("cohere2"), full("gpt2"), full("youtu")])
 def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 

@@ -33,6 +33,7 @@ from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
+from tests.families.record_gguf import FOLDER as GGUF_FIXTURES
 from tests.families.tiny_families import write_tiny_family
 from tests.tiny_gguf import write_gpt_oss_gguf
 from tests.tiny_model import write_tiny_model
@@ -234,3 +235,14 @@ def test_experts_in_mxfp4_are_counted_in_4_bits_each(tmp_path: Path) -> None:
         saved = num_weights * 2 - num_weights * 17 // 32
         # A GGUF's vectors are counted as they are in the file.
         assert counted == in_floats - saved + (of_vectors if model == file else 0)
+
+
+def test_the_matrices_of_heads_are_counted_as_floats(tmp_path: Path) -> None:
+    model = write_tiny_family(tmp_path, "youtu")
+    num_floats = 2 * 4 * (12 + 32) * 32  # layers, heads, a key's and a value's numbers, the latent's
+    floats = weights_bytes(*resolved(model=model, dtype="bfloat16", quantization="none"))
+    assert weights_bytes(*resolved(model=model, dtype="bfloat16", quantization="int8")) == floats // 2 + num_floats
+    file = str(GGUF_FIXTURES / "youtu.gguf")
+    engine, checkpoint = resolved(model=file, dtype="bfloat16", quantization="gguf", max_model_len=64)
+    of_vectors = sum(entry.source.num_bytes // 2 for entry in checkpoint.tensors if len(entry.shape) == 1)
+    assert weights_bytes(engine, checkpoint) == floats + of_vectors

@@ -36,7 +36,7 @@ def _swap_blocks(cache: Array, host_blocks: Array, swaps: Array) -> None:
 def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
     """Copy whole blocks, all layers of each, between the cache and host memory.
 
-    - cache [layers, 2, num_blocks, *block], the keys and the values of each layer.
+    - cache [layers, 2, num_blocks, *block], the keys and the values of each layer; 1 for 2 where both are the same.
     - host_blocks [num_host_blocks, layers, 2, *block], of cache's dtype: all layers of a block are contiguous.
     - swaps int32 [n, 3] in host memory, of (direction, device block, host block). First all swaps of direction 0
       copy from device to host, then all swaps of direction 1 from host to device, each in the given order.
@@ -55,7 +55,7 @@ def _gather_blocks(cache: Array, staged: Array, blocks: Array) -> None:
 def gather_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
     """Copy some blocks of the cache, all layers of each, to contiguous memory.
 
-    - cache [layers, 2, num_blocks, *block], the keys and the values of each layer.
+    - cache [layers, 2, num_blocks, *block], the keys and the values of each layer; 1 for 2 where both are the same.
     - staged [n, layers, 2, *block], of cache's dtype and contiguous.
     - blocks int32 [n] of any stride, the block of the cache for each block of staged.
     """

@@ -17,11 +17,11 @@ from pyllm.workers.step.attention_batch import Ints
 class CpuBlocks:
     """The blocks of a cache in the host's memory, copied by the calling thread.
 
-    A block's bytes are [layers of a group, 2, block_size, kv_heads, head_dim], without gaps.
+    A block's bytes are `KVCacheShape.block_shape`, without gaps.
     """
 
     def __init__(self, cache: KVCache) -> None:
-        self._memory = host_array(cache.memory).view(np.uint8)  # [layers, 2, num_blocks, ...]
+        self._memory = host_array(cache.memory).view(np.uint8)  # [layers, num_vectors, num_blocks, ...]
         self._shape = (*self._memory.shape[:2], *self._memory.shape[3:])
 
     @property
