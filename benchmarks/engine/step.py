@@ -24,8 +24,8 @@ from pyllm.config.process_config import CoreConfig
 from pyllm.core.executors.local_workers import ForkedWorkers
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import WorkerDeadError
-from pyllm.families.config import Config
 from pyllm.families import llama
+from pyllm.families.config import Config
 from pyllm.launch.topology import supervised_fork_server
 from pyllm.wire.messages import FinishCode, Sampled
 

@@ -16,8 +16,8 @@ from pyllm_kernels.tensors import address
 from torch import Tensor
 
 from benchmarks.gpu.figures import Bench, Figure
-from pyllm.families.config import Config
 from pyllm.families import llama
+from pyllm.families.config import Config
 from pyllm.families.spec import ModelSpec
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices.torch_device import TorchDevice

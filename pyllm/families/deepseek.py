@@ -14,7 +14,7 @@ from pyllm.families.family import (
     text_config,
     with_deepseek_experts,
 )
-from pyllm.families.latent_attention import (
+from pyllm.families.latents import (
     GGUF_LATENT_FIELDS,
     GGUF_LATENT_NAMES,
     LATENT_NAMES,

@@ -18,7 +18,7 @@ from pyllm.families.family import (
     with_deepseek_experts,
     without_further_layers,
 )
-from pyllm.families.latent_attention import LATENT_NAMES
+from pyllm.families.latents import LATENT_NAMES
 from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS
 

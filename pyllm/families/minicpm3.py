@@ -5,7 +5,7 @@ from math import sqrt
 
 from pyllm.families.config import Config
 from pyllm.families.family import Family, GgufNames, num_layers, read_feed_forward, read_model, read_norm
-from pyllm.families.latent_attention import (
+from pyllm.families.latents import (
     GGUF_LATENT_FIELDS,
     GGUF_LATENT_NAMES,
     LATENT_NAMES,

@@ -7,7 +7,6 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::output::{Output, PANEL};
-use super::packed_linear;
 use super::{Format, Linear, Part, floats};
 use crate::arrays::Array;
 use crate::isa::Isa;
@@ -37,9 +36,8 @@ pub(crate) struct HeadProducts {
 }
 
 impl HeadProducts {
-    /// The product of x `[tokens, heads, first + in_features]`, in out `[tokens, heads, kept + out_features]`.
-    pub(super) fn of(matrices: &packed_linear::Linear, x: &Array, packed: &Array, out: &Array) -> PyResult<Self> {
-        let whole = matrices.0;
+    /// The product of the matrix of all heads, at an address, with x `[tokens, heads, first + in_features]`, in out `[tokens, heads, kept + out_features]`.
+    pub(super) fn of(whole: Linear, packed: usize, x: &Array, out: &Array) -> PyResult<Self> {
         let of_x @ [tokens, heads, size] = x.dimensions("x")?;
         let [_, _, width] = out.dimensions("out")?;
         let Some(linear) = whole.split(heads).filter(|linear| linear.format == Format::Float) else {
@@ -57,7 +55,7 @@ impl HeadProducts {
             tokens,
             heads,
             linear,
-            packed: matrices.memory_of(packed)?,
+            packed,
             first,
             kept,
             x: x.heads("x", linear.dtype, of_x)?,

@@ -115,7 +115,7 @@ impl Linear {
     }
 
     fn run_heads(&self, py: Python<'_>, x: Array, packed: Array, out: Array) -> PyResult<()> {
-        let op = HeadProducts::of(self, &x, &packed, &out)?;
+        let op = HeadProducts::of(self.0, self.memory_of(&packed)?, &x, &out)?;
         // SAFETY: as above.
         unsafe { execute(py, op, &[&x, &packed, &out]) }
     }

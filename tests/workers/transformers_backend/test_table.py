@@ -14,7 +14,8 @@ PAGE = Path(__file__).parents[3] / "docs/transformers.md"
 
 
 def rows() -> dict[str, str]:
-    return dict(re.findall(r"^\| (\w+) \| (equal|refused|wrong|untried) \|", PAGE.read_text(), re.MULTILINE))
+    row = r"^\| (\w+) \| (?:yes)? \| (equal|refused|wrong|untried) \|"
+    return dict(re.findall(row, PAGE.read_text(), re.MULTILINE))
 
 
 def test_the_page_has_every_class_and_none_is_wrong() -> None:
@@ -33,6 +34,8 @@ def test_some_rows_are_still_so(first: int) -> None:
 
 
 def test_a_page_counts_and_cuts_long_reasons() -> None:
-    text = page({"A": Outcome("equal"), "B": Outcome("refused", "a | b\n" + "c" * 300)})
-    assert "**1 of 2\n(50 %)**" in text
-    assert re.search(r"\| B \| refused \| a / b c+ \|\n$", text)
+    family = "LlamaForCausalLM"
+    text = page({"A": Outcome("equal"), "B": Outcome("refused", "a | b\n" + "c" * 300), family: Outcome("refused")})
+    assert "**2 of\n3 (67 %) run, 1 of them natively**" in text
+    assert "\n| LlamaForCausalLM | yes | refused |  |\n" in text
+    assert re.search(r"\| B \|  \| refused \| a / b c+ \|\n", text)
