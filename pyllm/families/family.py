@@ -26,7 +26,7 @@ MAX_LAYERS = 1024
 MAX_EXPERTS = 1024
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")  # names of their number
 _BEST_OF_GROUP = 2  # DeepSeek V3 scores a group by so many of its experts.
-_GGUF_SIGMOID = 2  # llama.cpp's number for sigmoid scores
+GGUF_SIGMOID = 2  # llama.cpp's number for sigmoid scores
 GGUF_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 """The keys of a GGUF file for experts, as `GgufNames.fields` has them."""
 GGUF_DEEPSEEK_EXPERTS = GGUF_EXPERTS | {
@@ -106,7 +106,7 @@ def read_routing(config: Config, normalised: bool, **features: Any) -> RoutingSp
 
 
 def _read_deepseek_routing(config: Config) -> RoutingSpec:
-    config.refuse_unless(expert_gating_func=_GGUF_SIGMOID)
+    config.refuse_unless(expert_gating_func=GGUF_SIGMOID)
     routing = read_routing(config, config.flag("norm_topk_prob", True))
     count, active = config.integer("n_group", 1), config.integer("topk_group", 1)
     size = routing.experts // count

@@ -162,7 +162,14 @@ _LFM2 = {
     "block_ffn_dim_multiplier": 1.3,
     "tie_word_embeddings": True,
 }
-
+_LFM2_MOE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -326,6 +333,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
+    "lfm2-moe": ("Lfm2Moe", _LFM2_MOE),
+    "lfm2-moe-plain": (
+        "Lfm2Moe",
+        _LFM2_MOE | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
@@ -352,7 +364,7 @@ def oracle(name: str) -> PreTrainedModel:
             assert any(kind in parameter_name for kind in ("norm", "ln_", "bias", "sinks", "alpha", "A_log", ".D"))
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
     for buffer_name, buffer in model.named_buffers():
-        if buffer_name.endswith("e_score_correction_bias"):
+        if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.data.uniform_(-0.5, 0.5, generator=generator)
     return model
 
