@@ -75,6 +75,7 @@ FAMILIES = (
     "hunyuan-moe",
     "llama4-scout",
     "lfm2",
+    "lfm2-moe",
     "qwen3-next",
     "qwen3.5",
     "qwen3.5-moe",

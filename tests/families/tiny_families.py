@@ -169,6 +169,7 @@ _LFM2_MOE = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
+    "tie_word_embeddings": True,
 }
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
@@ -336,7 +337,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-moe": ("Lfm2Moe", _LFM2_MOE),
     "lfm2-moe-plain": (
         "Lfm2Moe",
-        _LFM2_MOE | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+        _LFM2_MOE
+        | {
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": False,
+        },
     ),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
