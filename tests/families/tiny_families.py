@@ -155,6 +155,25 @@ _NEMOTRON_H = _HEAD | {
     "layer_norm_epsilon": 0.01,
     "time_step_min": 1e-9,  # transformers alone bounds steps by it, and in prompts alone
 }
+_FALCON_H1 = _HEAD | {
+    "mamba_n_heads": 4,
+    "mamba_d_ssm": 64,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+    "rms_norm_eps": 0.01,
+    # Powers of two, which llama.cpp's converter multiplies into float16 without rounding.
+    "attention_in_multiplier": 2.0,
+    "attention_out_multiplier": 0.5,
+    "key_multiplier": 0.25,
+    "ssm_in_multiplier": 0.5,
+    "ssm_multipliers": [4.0, 2.0, 1.0, 0.5, 8.0],
+    "ssm_out_multiplier": 2.0,
+    "mlp_multipliers": [2.0, 0.5],
+    "embedding_multiplier": 4.0,
+    "lm_head_multiplier": 0.5,
+}
 _LFM2 = {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -332,6 +351,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h-bias": ("NemotronH", _NEMOTRON_H | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
     "bamba": ("Bamba", _BAMBA | {"attn_layer_indices": [1], "time_step_limit": (0.2, 0.9)}),
     "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
+    "falcon-h1": ("FalconH1", _FALCON_H1 | {"mamba_n_groups": 2, "mamba_rms_norm": False}),
+    "falcon-h1-norm": ("FalconH1", _FALCON_H1 | {"mamba_n_groups": 2}),
+    "falcon-h1-bias": (
+        "FalconH1",
+        _FALCON_H1
+        | _BIASES
+        | {"mamba_norm_before_gate": True, "mamba_proj_bias": True, "projectors_bias": True, "mamba_conv_bias": False},
+    ),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     "lfm2-moe": ("Lfm2Moe", _LFM2_MOE),
