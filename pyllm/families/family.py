@@ -105,7 +105,8 @@ def read_routing(config: Config, normalised: bool, **features: Any) -> RoutingSp
     return RoutingSpec(**{"experts": experts, "active": active, "normalised": normalised} | features)
 
 
-def _read_deepseek_routing(config: Config) -> RoutingSpec:
+def read_deepseek_routing(config: Config) -> RoutingSpec:
+    """DeepSeek V3's rule of a router, with shared experts."""
     config.refuse_unless(expert_gating_func=GGUF_SIGMOID)
     routing = read_routing(config, config.flag("norm_topk_prob", True))
     count, active = config.integer("n_group", 1), config.integer("topk_group", 1)
@@ -139,7 +140,7 @@ def with_deepseek_experts(config: Config, spec: ModelSpec) -> ModelSpec:
     def has_experts(index: int) -> bool:
         return bool(kinds[index] == "sparse") if kinds else index >= first
 
-    return with_experts(spec, _read_deepseek_routing(config), config.integer("moe_intermediate_size"), has_experts)
+    return with_experts(spec, read_deepseek_routing(config), config.integer("moe_intermediate_size"), has_experts)
 
 
 def with_experts(

@@ -155,6 +155,14 @@ _NEMOTRON_H = _HEAD | {
     "layer_norm_epsilon": 0.01,
     "time_step_min": 1e-9,  # transformers alone bounds steps by it, and in prompts alone
 }
+_NEMOTRON_H_EXPERTS = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+}
 _FALCON_H1 = _HEAD | {
     "mamba_n_heads": 4,
     "mamba_d_ssm": 64,
@@ -349,6 +357,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron-h": ("NemotronH", _NEMOTRON_H),
     "nemotron-h-bias": ("NemotronH", _NEMOTRON_H | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    "nemotron-h-experts": ("NemotronH", _NEMOTRON_H | _NEMOTRON_H_EXPERTS),
+    "nemotron-h-experts-groups": (
+        "NemotronH",
+        _NEMOTRON_H
+        | _NEMOTRON_H_EXPERTS
+        | {"layers_block_type": ["moe", "mlp", "full_attention", "linear_attention", "moe"], "n_group": 2},
+    ),
     "bamba": ("Bamba", _BAMBA | {"attn_layer_indices": [1], "time_step_limit": (0.2, 0.9)}),
     "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
     "falcon-h1": ("FalconH1", _FALCON_H1 | {"mamba_n_groups": 2, "mamba_rms_norm": False}),

@@ -138,6 +138,8 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu,
         )
     if tokens * active > _MAX_PAIRS:
         raise ValueError(f"{tokens} tokens of {active} experts each: a step has up to {_MAX_PAIRS} such pairs")
+    if matrices.gate is None:
+        raise ValueError("experts without a gate have no kernel in Triton")
     size = matrices.gate.out_features // count
     shapes = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
     for name, (outputs, features) in shapes.items():
