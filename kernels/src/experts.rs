@@ -35,7 +35,8 @@ pub(crate) struct ExpertMatrices {
     pub(crate) bias: Option<Matrix>,
 }
 
-/// `out = sum of weight * down(kind(gate(x)) * up(x))` over the experts of each token.
+/// `out = sum of weight * down(kind(gate(x)) * up(x))` over the experts of each token; without a gate
+/// `down(kind(up(x)))`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Experts {
     pub(crate) tokens: usize,
@@ -45,7 +46,7 @@ pub(crate) struct Experts {
     pub(crate) logits: Matrix,
     pub(crate) router: Router,
     pub(crate) kind: Kind,
-    pub(crate) gate: ExpertMatrices,
+    pub(crate) gate: Option<ExpertMatrices>,
     pub(crate) up: ExpertMatrices,
     pub(crate) down: ExpertMatrices,
     /// [tokens, hidden], of the dtype of x.
@@ -55,7 +56,7 @@ pub(crate) struct Experts {
 /// `ExpertMatrices` of Python: gate, up and down of all of this rank's experts, stacked by rows.
 #[derive(FromPyObject)]
 pub(crate) struct PackedExperts {
-    gate: Packed,
+    gate: Option<Packed>,
     up: Packed,
     down: Packed,
     gate_bias: Option<Array>,
@@ -92,16 +93,20 @@ pub(crate) fn experts(
         logits: read_logits(&logits, dtype, [tokens, num_experts])?,
         router: rule,
         kind,
-        gate: read("gate", gate, gate_bias.as_ref(), [size, hidden])?,
+        gate: gate.as_ref().map(|gate| read("gate", gate, gate_bias.as_ref(), [size, hidden])).transpose()?,
         up: read("up", up, up_bias.as_ref(), [size, hidden])?,
         down: read("down", down, down_bias.as_ref(), [hidden, size])?,
         out: out.matrix_of("out", dtype, shape)?,
     };
-    if op.gate.bias.is_some() != op.up.bias.is_some() {
+    if op.gate.and_then(|gate| gate.bias).is_some() != op.up.bias.is_some() {
         return Err(PyValueError::new_err("a bias of the gate or of up alone: give both or none"));
     }
+    if op.gate.is_none() && matches!(kind, Kind::ClampedSwiglu { .. }) {
+        return Err(PyValueError::new_err("a clamped gate, and the experts have no gate"));
+    }
     let biases = [gate_bias, up_bias, down_bias, &router.correction].into_iter().flatten();
-    let arrays: Vec<_> = [&x, &logits, &gate.data, &up.data, &down.data, &out].into_iter().chain(biases).collect();
+    let gates = gate.iter().map(|gate| &gate.data);
+    let arrays: Vec<_> = [&x, &logits, &up.data, &down.data, &out].into_iter().chain(gates).chain(biases).collect();
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
     unsafe { execute(py, op, &arrays) }
 }
@@ -165,32 +170,37 @@ impl Experts {
         let routes = unsafe { Routes::of(&self.router, self.logits, num_tokens) };
         let (hidden, size) = (self.down.linear.out_features, self.down.linear.in_features);
         let num_rows = routes.num_rows.next_multiple_of(GROUP_ROWS);
+        let inner_width = if self.gate.is_some() { 2 * size } else { size };
         let mut memory = mem::take(&mut pool.rows);
-        let mut rest = memory.bytes(num_rows * (2 * hidden + 3 * size) * size_of::<X>()).as_mut_ptr().cast::<X>();
+        let mut rest =
+            memory.bytes(num_rows * (2 * hidden + inner_width + size) * size_of::<X>()).as_mut_ptr().cast::<X>();
         let mut rows_of = |width: usize| {
             let rows = rest;
             rest = rest.wrapping_add(num_rows * width);
             rows
         };
-        let (gathered, inner) = (rows_of(hidden), rows_of(2 * size));
+        let (gathered, inner) = (rows_of(hidden), rows_of(inner_width));
         let (activated, results) = (rows_of(size), rows_of(hidden));
 
         let gather = Gather::<X> { from: self.x, to: gathered, width: hidden, routes: &routes };
         // SAFETY: as the caller promises; there is room for all rows, and each is written by one task.
         unsafe {
             run_rows(&gather, routes.pairs.len(), hidden, isa, pool, &|_| {});
-            self.gate.multiply(gathered, inner, 2 * size, &routes, isa, pool);
-            self.up.multiply(gathered, inner.add(size), 2 * size, &routes, isa, pool);
+            if let Some(gate) = self.gate {
+                gate.multiply(gathered, inner, inner_width, &routes, isa, pool);
+            }
+            self.up.multiply(gathered, inner.add(inner_width - size), inner_width, &routes, isa, pool);
             let rows = |first: *mut X, width: usize| Matrix {
                 dtype: self.x.dtype,
                 address: first.expose_provenance(),
                 stride: width,
             };
-            let (x, out) = (rows(inner, 2 * size), rows(activated, size));
-            let activation = Activation { kind: self.kind, gated: true, tokens: num_rows, width: size, x, out };
-            let biases = self.gate.bias.zip(self.up.bias);
+            let (x, out) = (rows(inner, inner_width), rows(activated, size));
+            let gated = self.gate.is_some();
+            let activation = Activation { kind: self.kind, gated, tokens: num_rows, width: size, x, out };
+            let biases = self.gate.and_then(|gate| gate.bias).zip(self.up.bias);
             let activate = ActivateRow { kernel: Activate::<X>::new(&activation), biases, routes: &routes };
-            run_rows(&activate, routes.pairs.len(), 2 * size, isa, pool, &|_| {});
+            run_rows(&activate, routes.pairs.len(), inner_width, isa, pool, &|_| {});
             self.down.multiply(activated, results, hidden, &routes, isa, pool);
             let sum = WeightedSum::<X> { results, bias: self.down.bias, out: self.out, width: hidden, routes: &routes };
             run_rows(&sum, num_tokens, routes.active * hidden, isa, pool, &|_| {});

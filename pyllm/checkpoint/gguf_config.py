@@ -89,6 +89,7 @@ def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
         "mamba_proj_bias": any(name.endswith(".ssm_in.bias") for name in shapes),
+        "mamba_rms_norm": any(name.endswith(".ssm_norm.weight") for name in shapes),
         "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in shapes),
         "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in shapes),
     }

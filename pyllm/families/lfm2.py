@@ -1,9 +1,20 @@
-"""LFM2 (arXiv 2511.23404): short convolutions between gates in most layers, attention with norms in the others."""
+"""LFM2 (arXiv 2511.23404), dense and with experts: short convolutions in most layers, attention in the others."""
 
 from dataclasses import replace
 
 from pyllm.families.config import Config
-from pyllm.families.family import Family, GgufNames, num_layers, read_attention, read_model, read_norm
+from pyllm.families.family import (
+    GGUF_EXPERTS,
+    GGUF_SCORES,
+    Family,
+    GgufNames,
+    num_layers,
+    read_attention,
+    read_model,
+    read_norm,
+    read_routing,
+    with_experts,
+)
 from pyllm.families.spec import FeedForwardSpec, LayerSpec, ModelSpec, ShortConvolutionSpec
 from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
@@ -28,6 +39,22 @@ def read_lfm2(config: Config) -> ModelSpec:
     ]
     tied = config.flag("tie_word_embeddings", config.flag("tie_embedding", True))
     return read_model(config.with_defaults(rope_theta=1e6), layers, tie_word_embeddings=tied)
+
+
+def read_lfm2_moe(config: Config) -> ModelSpec:
+    """The model that a config.json of LFM2 with experts describes: the first layers are dense."""
+    config.refuse_unless(expert_gating_func=GGUF_SCORES["sigmoid"])
+    config = config.replaced(block_auto_adjust_ff_dim=False)
+    first = config.integer("num_dense_layers", 2, least=0)
+    routing = read_routing(
+        config,
+        config.flag("norm_topk_prob", True),
+        scores="sigmoid",
+        factor=config.positive("routed_scaling_factor", 1.0),
+        correction=config.flag("use_expert_bias", True),
+    )
+    size = config.integer("moe_intermediate_size")
+    return with_experts(read_lfm2(config), routing, size, lambda index: index >= first)
 
 
 def _layer_types(config: Config) -> list[str]:
@@ -60,7 +87,14 @@ def _complete(config: Config) -> Config:
 
 
 _INPUT_PARTS = ("recurrence.input_gate", "recurrence.output_gate", "recurrence.value")
-FAMILY = Family(
+_GGUF_TENSORS = replace(
+    GGUF_NAMES,
+    norm="token_embd_norm",
+    parts=GGUF_PARTS | {"recurrence.convolution": "shortconv.conv", "recurrence.output": "shortconv.out_proj"},
+    stacked={"shortconv.in_proj": _INPUT_PARTS},
+)
+_GGUF_FIELDS = {"shortconv.l_cache": "conv_L_cache"}
+LFM2 = Family(
     architectures=("Lfm2ForCausalLM",),
     read=read_lfm2,
     tensors=TensorNames(
@@ -82,13 +116,36 @@ FAMILY = Family(
     ),
     gguf=GgufNames(
         architectures=("lfm2",),
-        tensors=replace(
-            GGUF_NAMES,
-            norm="token_embd_norm",
-            parts=GGUF_PARTS | {"recurrence.convolution": "shortconv.conv", "recurrence.output": "shortconv.out_proj"},
-            stacked={"shortconv.in_proj": _INPUT_PARTS},
-        ),
-        fields={"shortconv.l_cache": "conv_L_cache"},
+        tensors=_GGUF_TENSORS,
+        fields=_GGUF_FIELDS,
+        complete=_complete,
+    ),
+)
+LFM2_MOE = Family(
+    architectures=("Lfm2MoeForCausalLM",),
+    read=read_lfm2_moe,
+    tensors=replace(
+        LFM2.tensors,
+        parts={
+            **LFM2.tensors.parts,
+            "feed_forward.router": "feed_forward.gate",
+            "feed_forward.correction": "feed_forward.expert",
+            "feed_forward.experts.gate": "feed_forward.experts.{}.w1",
+            "feed_forward.experts.up": "feed_forward.experts.{}.w3",
+            "feed_forward.experts.down": "feed_forward.experts.{}.w2",
+        },
+        bare=frozenset({"feed_forward.expert"}),
+    ),
+    gguf=GgufNames(
+        architectures=("lfm2moe",),
+        tensors=_GGUF_TENSORS,
+        fields=_GGUF_FIELDS
+        | GGUF_EXPERTS
+        | {
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_gating_func": "expert_gating_func",
+            "leading_dense_block_count": "num_dense_layers",
+        },
         complete=_complete,
     ),
 )

@@ -1,6 +1,10 @@
-"""Nemotron-H (arXiv 2504.03624): a layer is Mamba-2's, attention without positions, or a feed-forward layer alone."""
+"""Nemotron-H (arXiv 2504.03624), also with experts (Nemotron 3): each layer is Mamba-2's, attention without positions,
+or a feed-forward layer alone.
+"""
 
 from dataclasses import replace
+
+from msgspec.structs import replace as replace_struct
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
@@ -8,11 +12,12 @@ from pyllm.families.family import (
     GgufNames,
     num_layers,
     read_attention,
+    read_deepseek_routing,
     read_feed_forward,
     read_model,
     read_norm,
 )
-from pyllm.families.spec import LayerSpec, ModelSpec
+from pyllm.families.spec import FeedForwardSpec, LayerSpec, ModelSpec, SharedExpertSpec
 from pyllm.families.state_space import (
     ATTENTION_LAYERS,
     GGUF_STATE_SPACE,
@@ -37,7 +42,7 @@ _OWN_NAMES = {
 
 
 def read_nemotron_h(config: Config) -> ModelSpec:
-    """The model that a config.json of Nemotron-H describes; layers of experts are refused."""
+    """The model that a config.json of Nemotron-H describes."""
     config.refuse_unless(sliding_window=None, residual_in_fp32=False)
     config = config.renamed(**_OWN_NAMES).with_defaults(
         head_dim=128, mamba_n_groups=8, mamba_d_state=128, mamba_d_head=64
@@ -56,10 +61,21 @@ def read_nemotron_h(config: Config) -> ModelSpec:
             layers.append(LayerSpec(attention=attention, attention_norm=norm))
         elif kind == "mlp":
             layers.append(LayerSpec(feed_forward=feed_forward, feed_forward_norm=norm))
+        elif kind == "moe":
+            layers.append(LayerSpec(feed_forward=_with_experts(config, feed_forward), feed_forward_norm=norm))
         else:  # a value of any JSON type
-            known = ", ".join((*MAMBA_LAYERS, *ATTENTION_LAYERS, "mlp"))
-            raise config.error("layers_block_type", kind, f"a list of {known}; experts are not supported")
+            known = ", ".join((*MAMBA_LAYERS, *ATTENTION_LAYERS, "mlp", "moe"))
+            raise config.error("layers_block_type", kind, f"a list of {known}")
     return read_model(config, layers, norm=norm)
+
+
+def _with_experts(config: Config, feed_forward: FeedForwardSpec) -> FeedForwardSpec:
+    """The layer with experts, as in DeepSeek V3 but without gates; the shared one has a size of its own."""
+    config.refuse_unless(moe_latent_size=None, mlp_bias=False)
+    config = config.with_defaults(moe_intermediate_size=7688, n_routed_experts=8, num_experts_per_tok=2)
+    shared = SharedExpertSpec(size=config.integer("moe_shared_expert_intermediate_size", 7688))
+    routing = replace_struct(read_deepseek_routing(config), shared=shared)
+    return replace_struct(feed_forward, size=config.integer("moe_intermediate_size"), routing=routing)
 
 
 def _layer_kinds(config: Config) -> list[str]:
@@ -99,7 +115,14 @@ FAMILY = Family(
                 "feed_forward_norm": "norm",
                 "feed_forward.up": "mixer.up_proj",
                 "feed_forward.down": "mixer.down_proj",
+                "feed_forward.router": "mixer.gate",
+                "feed_forward.correction": "mixer.gate.e_score_correction",
+                "feed_forward.experts.up": "mixer.experts.{}.up_proj",
+                "feed_forward.experts.down": "mixer.experts.{}.down_proj",
+                "feed_forward.shared.up": "mixer.shared_experts.up_proj",
+                "feed_forward.shared.down": "mixer.shared_experts.down_proj",
             },
+            bare=frozenset({"mixer.gate.e_score_correction"}),
         ),
         "mixer",
     ),

@@ -337,6 +337,7 @@ class StateSpaceSpec(msgspec.Struct, frozen=True, kw_only=True, tag="state_space
     - `bias`, `has_convolution_bias`: of the projections, and of the convolution.
     - `step_limits`: the least and the largest step.
     - `norm_groups`: groups of features whose gated output is normalised, over each alone; 0: it is gated alone.
+    - `gate_first`: the norm is of the gated output; otherwise the gate is a factor of the normalised output.
     """
 
     heads: int
@@ -349,6 +350,7 @@ class StateSpaceSpec(msgspec.Struct, frozen=True, kw_only=True, tag="state_space
     has_convolution_bias: bool = True
     step_limits: tuple[float, float] = (0.0, math.inf)
     norm_groups: int = 1
+    gate_first: bool = True
 
     @property
     def convolved(self) -> tuple[int, ...]:
@@ -394,6 +396,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     With `parallel` both take the same input, and their outputs are added: normalised by the first norm (Cohere), or
     each by its own one (GPT-NeoX). For a layer that transformers computes only the attention is known, and its
     feed-forward layer has the size 0.
+
+    `factors` multiply parameters of the layer when they are loaded, by the parameters' names (Falcon-H1).
     """
 
     attention: AttentionSpec | None = None
@@ -404,6 +408,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     feed_forward_norm: NormSpec | None = None
     feed_forward_output_norm: NormSpec | None = None
     parallel: bool = False
+    factors: dict[str, float] = msgspec.field(default_factory=dict)
 
     @property
     def own_attention(self) -> AttentionSpec:

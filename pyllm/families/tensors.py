@@ -486,6 +486,8 @@ def map_tensors(
             place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
             plain = _entry(tensors, f"layers.{index}.{name}", shape, place)
             plain = _with_transforms(plain, _transforms(spec, layer, f"{part}.{kind}", names))
+            if (factor := layer.factors.get(name)) is not None:
+                plain = _with_transforms(plain, (Scale(factor),))
             entries.append(_with_quantised(plain, quantised.get(tensor), matrix))
     for entry in entries:
         if not names.are_all and entry.source.type not in (*_FLOATS, "F64") and entry.source.name not in quantised:
@@ -697,7 +699,7 @@ def _with_quantised(
 ) -> TensorEntry:
     if quantised is None:
         return entry
-    if len(entry.shape) != 2 or any(isinstance(transform, Transpose | Add) for transform in entry.transforms):
+    if len(entry.shape) != 2 or any(isinstance(transform, Transpose | Add | Scale) for transform in entry.transforms):
         raise ConfigError(f"tensor {entry.source.name!r} is quantised, and its architecture needs it to be floats")
     scales = _matrix_of(quantised.scales, matrix)
     return msgspec.structs.replace(entry, quantised=msgspec.structs.replace(quantised, scales=scales))

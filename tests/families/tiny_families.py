@@ -164,6 +164,33 @@ _LATENT = {
     "v_head_dim": 32,
 }
 _DEEPSEEK_YARN = _YARN | {"mscale": 0.9, "mscale_all_dim": 0.9}
+_NEMOTRON_H_EXPERTS = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+}
+_FALCON_H1 = _HEAD | {
+    "mamba_n_heads": 4,
+    "mamba_d_ssm": 64,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+    "rms_norm_eps": 0.01,
+    # Powers of two, which llama.cpp's converter multiplies into float16 without rounding.
+    "attention_in_multiplier": 2.0,
+    "attention_out_multiplier": 0.5,
+    "key_multiplier": 0.25,
+    "ssm_in_multiplier": 0.5,
+    "ssm_multipliers": [4.0, 2.0, 1.0, 0.5, 8.0],
+    "ssm_out_multiplier": 2.0,
+    "mlp_multipliers": [2.0, 0.5],
+    "embedding_multiplier": 4.0,
+    "lm_head_multiplier": 0.5,
+}
 _LFM2 = {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -171,7 +198,15 @@ _LFM2 = {
     "block_ffn_dim_multiplier": 1.3,
     "tie_word_embeddings": True,
 }
-
+_LFM2_MOE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "tie_word_embeddings": True,
+}
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -332,6 +367,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron-h": ("NemotronH", _NEMOTRON_H),
     "nemotron-h-bias": ("NemotronH", _NEMOTRON_H | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    "nemotron-h-experts": ("NemotronH", _NEMOTRON_H | _NEMOTRON_H_EXPERTS),
+    "nemotron-h-experts-groups": (
+        "NemotronH",
+        _NEMOTRON_H
+        | _NEMOTRON_H_EXPERTS
+        | {"layers_block_type": ["moe", "mlp", "full_attention", "linear_attention", "moe"], "n_group": 2},
+    ),
     "bamba": ("Bamba", _BAMBA | {"attn_layer_indices": [1], "time_step_limit": (0.2, 0.9)}),
     "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
     "deepseek-v2": ("DeepseekV2", _DEEPSEEK | _LATENT | {"rope_parameters": _DEEPSEEK_YARN}),
@@ -367,8 +409,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0] * 4, original_max_position_embeddings=128
         ),
     ),
+    "falcon-h1": ("FalconH1", _FALCON_H1 | {"mamba_n_groups": 2, "mamba_rms_norm": False}),
+    "falcon-h1-norm": ("FalconH1", _FALCON_H1 | {"mamba_n_groups": 2}),
+    "falcon-h1-bias": (
+        "FalconH1",
+        _FALCON_H1
+        | _BIASES
+        | {"mamba_norm_before_gate": True, "mamba_proj_bias": True, "projectors_bias": True, "mamba_conv_bias": False},
+    ),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
+    "lfm2-moe": ("Lfm2Moe", _LFM2_MOE),
+    "lfm2-moe-plain": (
+        "Lfm2Moe",
+        _LFM2_MOE
+        | {
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": False,
+        },
+    ),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
@@ -395,7 +456,7 @@ def oracle(name: str) -> PreTrainedModel:
             assert any(kind in parameter_name for kind in ("norm", "ln_", "bias", "sinks", "alpha", "A_log", ".D"))
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
     for buffer_name, buffer in model.named_buffers():
-        if buffer_name.endswith("e_score_correction_bias"):
+        if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.data.uniform_(-0.5, 0.5, generator=generator)
     return model
 

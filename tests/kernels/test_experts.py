@@ -162,6 +162,19 @@ def test_biases_and_a_clamped_gate_are_those_of_the_definition(dtype: str) -> No
         assert kernels is not CPU or np.array_equal(alone[0], out[7])
 
 
+def test_experts_without_a_gate_are_those_of_the_reference() -> None:
+    kinds, (x, logits) = [joined(weight) for weight in weights()[1:]], inputs(19)
+    router = Router(EXPERTS, 3, True, 0, EXPERTS)
+    of_both = [
+        (kernels, ExpertMatrices(None, *(kernels[pack_linear](kind) for kind in kinds)))
+        for kernels in (CPU, select("reference", "cpu"))
+    ]
+    ours, theirs = (kernels[experts](x, logits, router, "relu2", matrices) for kernels, matrices in of_both)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="the experts have no gate"):
+        CPU[experts](x, logits, router, ClampedSwiglu(7.0, 1.702), of_both[0][1])
+
+
 def test_slices_of_experts_add_up_where_one_rank_has_the_last_bias() -> None:
     x, logits = inputs(11)
     router, kind = Router(EXPERTS, 2, True, 0, EXPERTS), ClampedSwiglu(0.9, 1.702)

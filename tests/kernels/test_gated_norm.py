@@ -1,10 +1,10 @@
-"""The gated norms, against their reference and transformers' layers; and that a graph holds them."""
+"""The gated norms, and the gate alone, against their reference and transformers' layers; and in a graph."""
 
 import numpy as np
 import pytest
 import torch
 from pyllm_kernels import Graph
-from pyllm_kernels.ops.elementwise import sigmoid_gate
+from pyllm_kernels.ops.elementwise import sigmoid_gate, silu_gate
 from pyllm_kernels.ops.gated_norm import gated_norm
 from pyllm_kernels.tensors import Array, numpy_dtype
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
@@ -54,6 +54,15 @@ def test_any_threads_give_the_same_and_a_graph_holds_it(dtype: str) -> None:
     graph.replay(150, 0)
     assert same(outputs[0][:150], expected[:150])
     assert same(outputs[1][:150], gated[:150])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("features", [1, 96, 130, 1000])
+def test_a_gate_without_a_norm(features: int, dtype: str) -> None:
+    x, gate = columns(5, features, dtype=dtype), columns(5, features, dtype=dtype, seed=1)
+    expected = REFERENCE[silu_gate](x.copy(), gate)
+    assert CPU[silu_gate](x, gate) is x
+    close(x, expected, dtype)
 
 
 @pytest.mark.parametrize("group_size", [0, 7])

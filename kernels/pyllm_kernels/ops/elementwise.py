@@ -4,7 +4,7 @@ import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.ops.activation import sigmoid
+from pyllm_kernels.ops.activation import ACTIVATIONS, sigmoid
 from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, widened
 
 
@@ -60,6 +60,21 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     The gate is [tokens, n] or [tokens, 1], of x's dtype. Computes in float32 and rounds once.
     """
     _cpu.ops.sigmoid_gate(x, gate)
+    return x
+
+
+def _silu_gate(x: Array, gate: Array) -> Array:
+    x[...] = widened(x) * ACTIVATIONS["silu"](widened(gate))
+    return x
+
+
+@op(reference=_silu_gate)
+def silu_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """Multiply x [tokens, n] by `gate * sigmoid(gate)` in place; return x.
+
+    The gate is [tokens, n], of x's dtype. Computes in float32 and rounds once. For Mamba-2 without a norm (Falcon-H1).
+    """
+    _cpu.ops.silu_gate(x, gate)
     return x
 
 

@@ -66,10 +66,10 @@ class ExpertMatrices:
 
     `gate` and `up` are [count * size, hidden], `down` is [count * hidden, size]; sizes are multiples of 32. Biases are
     [count, outputs], of the dtype of inputs; gate and up both have one or neither has. `down_bias` is None if another
-    rank adds it.
+    rank adds it. Experts without a gate have no biases but that of `down`.
     """
 
-    gate: PackedLinear
+    gate: PackedLinear | None
     up: PackedLinear
     down: PackedLinear
     gate_bias: Tensor | None = None
@@ -86,9 +86,13 @@ def _experts(x: Array, logits: Array, router: Router, kind: str | ClampedSwiglu,
             rows, factors = x[tokens], weights[tokens, places][:, None]
             if router.weighs_inputs:
                 rows, factors = rounded(widened(rows) * factors, x), np.ones_like(factors)
-            gate = _outputs(rows, matrices.gate, matrices.gate_bias, index, router)
-            up = _outputs(rows, matrices.up, matrices.up_bias, index, router)
-            inner = rounded(_combine(gate, up, kind), x)
+            inner = _outputs(rows, matrices.up, matrices.up_bias, index, router)
+            if matrices.gate is not None:
+                gate = _outputs(rows, matrices.gate, matrices.gate_bias, index, router)
+                inner = _combine(gate, inner, kind)
+            elif isinstance(kind, str):
+                inner = ACTIVATIONS[kind](inner)
+            inner = rounded(inner, x)
             result = _outputs(inner, matrices.down, matrices.down_bias, index, router)
             total[tokens] += factors * result
     return rounded(total, x)
@@ -99,15 +103,17 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu
     """Mixture of experts (arXiv 1701.06538): the sum of `weight * expert(x)` over the experts chosen for each token.
 
     x [tokens, hidden] and the router's logits [tokens, experts], of x's dtype or float32 -> [tokens, hidden]. An expert
-    is `down(act(gate(x)) * up(x))`, with activations as in `activation`, or has a clamped gate; biases are added in
-    float32. Of equal experts, and of equal groups, the first are chosen. Results are added in float32, in the order of
-    the experts; experts of other ranks add nothing. On a CPU a token's result does not depend on other tokens. In
-    Triton, except for float32, the number of tokens picks one of two tiles, as for `linear_w4a16`; `batch_invariant`
-    uses one tile, and then a token's result does not depend on other tokens.
+    is `down(act(gate(x)) * up(x))`, with activations as in `activation`, or has a clamped gate; without a gate it is
+    `down(act(up(x)))`, on a CPU alone. Biases are added in float32. Of equal experts, and of equal groups, the first
+    are chosen. Results are added in float32, in the order of the experts; experts of other ranks add nothing. On a CPU
+    a token's result does not depend on other tokens. In Triton, except for float32, the number of tokens picks one of
+    two tiles, as for `linear_w4a16`; `batch_invariant` uses one tile, and then a token's result does not depend on
+    other tokens.
 
     Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """
-    if any(packed.layout is None for packed in (matrices.gate, matrices.up, matrices.down)):
+    packed = (matrices.gate, matrices.up, matrices.down)
+    if any(matrix is not None and matrix.layout is None for matrix in packed):
         return graph.not_captured(experts)(x, logits, router, kind, matrices)
     out = graph.empty(x.shape, x)
     _cpu.ops.experts(x, logits, router, kind, matrices, out)

@@ -24,6 +24,8 @@ pub(crate) enum Change {
     Add { factor: f32, residual: Matrix },
     /// `x * sigmoid(gate)`, of the dtype of x; a gate is as wide as x, or one number a row.
     Gate { gate: Matrix, is_wide: bool },
+    /// `x * gate * sigmoid(gate)`, of the dtype of x.
+    SiluGate(Matrix),
     /// `x` as float32.
     Widen,
 }
@@ -70,6 +72,13 @@ pub(crate) fn sigmoid_gate(py: Python<'_>, x: Array, gate: Array) -> PyResult<()
     change(py, Change::Gate { gate: rows, is_wide }, &x, &x, &[&x, &gate])
 }
 
+/// `x * gate * sigmoid(gate)` in x.
+#[pyfunction]
+pub(crate) fn silu_gate(py: Python<'_>, x: Array, gate: Array) -> PyResult<()> {
+    let rows = gate.matrix_of("gate", x.dtype("x")?, x.dimensions("x")?)?;
+    change(py, Change::SiluGate(rows), &x, &x, &[&x, &gate])
+}
+
 /// The numbers of x in `out`, float32.
 #[pyfunction]
 pub(crate) fn widen(py: Python<'_>, x: Array, out: Array) -> PyResult<()> {
@@ -91,6 +100,7 @@ impl Op for Elementwise {
             Change::Scale { .. } => "scale_and_cap",
             Change::Add { .. } => "add",
             Change::Gate { .. } => "sigmoid_gate",
+            Change::SiluGate(_) => "silu_gate",
             Change::Widen => "widen",
         }
     }
@@ -148,6 +158,13 @@ impl<X: Storage> Kernel for Row<'_, X> {
                 Change::Gate { gate, is_wide: false } => {
                     let divisor = exp_of_minus_and_one(V::splat((*gate.row::<X>(row)).widen()));
                     self.change::<V>(row, |x, _, _| x.div(divisor));
+                }
+                Change::SiluGate(gate) => {
+                    let gate = gate.row::<X>(row);
+                    self.change::<V>(row, |x, at, left| {
+                        let gate: V = X::load_up_to(gate.add(at), left);
+                        x.mul(gate.silu())
+                    });
                 }
                 Change::Widen => self.change_to::<V, f32>(row, |x, _, _| x),
             }

@@ -101,7 +101,9 @@ class Experts:
             self._shared.load(reader, prefix)
         size, hidden = self._spec.size, self._hidden_size
         self.matrices = ExpertMatrices(
-            self._pack(reader, prefix, MatrixPart("gate", (size, hidden), rows=self._features)),
+            self._pack(reader, prefix, MatrixPart("gate", (size, hidden), rows=self._features))
+            if self._spec.gated
+            else None,
             self._pack(reader, prefix, MatrixPart("up", (size, hidden), rows=self._features)),
             self._pack(reader, prefix, MatrixPart("down", (hidden, size), columns=self._features)),
         )
@@ -118,7 +120,9 @@ class Experts:
     def packed(self) -> Iterator[PackedLinear]:
         """Every matrix, in order."""
         yield from self.router.packed
-        yield from (self.matrices.gate, self.matrices.up, self.matrices.down)
+        if self.matrices.gate is not None:
+            yield self.matrices.gate
+        yield from (self.matrices.up, self.matrices.down)
         if self._shared is not None:
             yield from self._shared.packed()
 

@@ -5,6 +5,7 @@ Each projects its input, convolves some of the projections along the sequence, a
 
 from pyllm_kernels import PackedLinear
 from pyllm_kernels.ops.causal_convolution import causal_convolution, gated_convolution
+from pyllm_kernels.ops.elementwise import silu_gate
 from pyllm_kernels.ops.gated_delta_rule import gated_delta_rule
 from pyllm_kernels.ops.gated_norm import gated_norm
 from pyllm_kernels.ops.state_space import state_space
@@ -154,12 +155,15 @@ class StateSpace:
         return layer.output(self._normalise(values, gate))
 
     def _normalise(self, values: Tensor, gate: Tensor) -> Tensor:
-        group_size, epsilon = self._spec.output_size // self._spec.norm_groups, self._spec.epsilon
+        spec = self._spec
+        if not spec.norm_groups:
+            return self._kernels[silu_gate](values, gate)
+        group_size, epsilon = spec.output_size // spec.norm_groups, spec.epsilon
         normalise = self._kernels[gated_norm]
         if not self._is_norm_cut:
-            return normalise(values, gate, self.norm, epsilon, group_size, True)
+            return normalise(values, gate, self.norm, epsilon, group_size, spec.gate_first)
         values, gate = (self._device.concatenate(self._group.gather(part), -1) for part in (values, copied(gate)))
-        return copied(normalise(values, gate, self.norm, epsilon, group_size, True)[:, self._features])
+        return copied(normalise(values, gate, self.norm, epsilon, group_size, spec.gate_first)[:, self._features])
 
 
 Recurrence = ShortConvolution | GatedDelta | StateSpace

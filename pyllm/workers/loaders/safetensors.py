@@ -7,7 +7,7 @@ from pyllm_kernels import MatrixRows
 from pyllm_kernels.tensors import Array, Tensor, numpy_dtype
 
 from pyllm.workers.loaders.tensor_table import DTYPES, RowSlice, TensorTable, rows_of
-from pyllm.workers.loaders.transforms import changed, is_transposed, source_rows
+from pyllm.workers.loaders.transforms import changed, is_scaled, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE, fill_finite
 
 
@@ -35,8 +35,8 @@ class SafetensorsReader:
         del keep_quantised
         entry, content = self._table.find(name, shape)
         row_format = DTYPES[entry.source.type]
-        if is_transposed(entry) or row_format == "float64":
-            return MatrixRows.of(self._view(name, shape, rows)[:, columns])
+        if is_transposed(entry) or is_scaled(entry) or row_format == "float64":
+            return MatrixRows.of(changed(entry, self._view(name, shape, rows)[:, columns]))
         start, stop, _ = columns.indices(shape[1])
         first_byte = start * numpy_dtype(row_format).itemsize
         return rows_of(entry, content, row_format, RowSlice(rows, first_byte, stop - start))

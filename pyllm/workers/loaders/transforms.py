@@ -49,6 +49,11 @@ def is_transposed(entry: TensorEntry) -> bool:
     return any(isinstance(transform, Transpose) for transform in entry.transforms)
 
 
+def is_scaled(entry: TensorEntry) -> bool:
+    """Whether the elements are multiplied."""
+    return any(isinstance(transform, Scale) for transform in entry.transforms)
+
+
 def changed(entry: TensorEntry, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The elements of the parameter from those of its tensor; in float32 where they differ."""
     for transform in entry.transforms:
