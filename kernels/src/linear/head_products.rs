@@ -28,7 +28,7 @@ pub(crate) struct HeadProducts {
     packed: usize,
     /// Numbers of a head before those that are multiplied.
     first: usize,
-    /// How many of them begin a head of the result: all or none.
+    /// Numbers of these that begin a head of the result: all or none.
     kept: usize,
     /// A row is a token: its heads, one after the other. Both are of the linear's dtype.
     x: Matrix,
