@@ -38,6 +38,8 @@ GGUF_LATENT_NAMES = replace(
         "attention.key": "attn_k_b",
         "attention.value": "attn_v_b",
     },
+    stacked={"attn_kv_b": ("attention.key", "attention.value")},
+    grouped=frozenset({"attn_kv_b"}),
     aliases={"attn_q_b": "attn_q"},
     interleaved=True,
 )
@@ -88,11 +90,17 @@ def read_latent_attention(config: Config) -> tuple[AttentionSpec, RopeSpec]:
 
 
 def complete_latent_attention(config: Config) -> Config:
-    """The fields that GGUF files of llama.cpp's deepseek2 have under other names."""
+    """The fields that GGUF files of llama.cpp's deepseek2 have under other names.
+
+    In older files the sizes of heads are those of keys and values, whose matrices are in one tensor.
+    """
+    is_absorbed = "qk_head_dim" in config
+    if not is_absorbed:
+        config = config.renamed(qk_head_dim="head_dim", v_head_dim="value_length")
     size = config.integer("qk_head_dim") - config.integer("qk_rope_head_dim")
     config = without_further_layers(config).without("partial_rotary_factor")
     config = config.replaced(
-        qk_nope_head_dim=size, q_lora_rank=config.optional_integer("q_lora_rank"), absorbed_keys=True
+        qk_nope_head_dim=size, q_lora_rank=config.optional_integer("q_lora_rank"), absorbed_keys=is_absorbed
     )
     if "mscale_all_dim" not in rope_parameters(config):
         return config

@@ -55,12 +55,7 @@ FAMILY = Family(
     tensors=replace(LATENT_NAMES, interleaved=False),
     gguf=GgufNames(
         architectures=("minicpm3",),
-        tensors=replace(
-            GGUF_LATENT_NAMES,
-            stacked={"attn_kv_b": ("attention.key", "attention.value")},
-            grouped=frozenset({"attn_kv_b"}),
-            interleaved=False,
-        ),
+        tensors=replace(GGUF_LATENT_NAMES, interleaved=False),
         fields=GGUF_LATENT_FIELDS,
         complete=_complete,
     ),

@@ -201,7 +201,7 @@ class TensorNames:
     - `skipped_positions`: rows of the position embedding before that of the first token.
     - `parts`: an expert's name has its number at {}, or names a tensor [experts, rows, columns].
     - `roots`: possible prefixes of the embedding, the norm and the layers; the first that fits is used.
-    - `stacked`: tensors that hold several parts of a layer, stacked by rows.
+    - `stacked`: tensors that hold several parts of a layer, stacked by rows; in files without a tensor of each.
     - `alternating`: the `stacked` tensors whose parts have interleaved rows.
     - `grouped`: the `stacked` tensors that have, for each key head, all that belongs to it: its query heads, itself and
       its value heads; or for each query head the query and its gate.
@@ -242,7 +242,18 @@ class TensorNames:
     are_all: bool = False
 
     def of_files(self, tensors: Container[str], prefix: str) -> "TensorNames":
-        """These names, for files that may have all experts of a layer in one tensor, as transformers 5 keeps them."""
+        """These names, for a layer of files whose parts may be in tensors of their own, or in one.
+
+        transformers 5 keeps all experts of a layer in one tensor.
+        """
+        alone = {
+            name
+            for name, parts in self.stacked.items()
+            if all(f"{prefix}{self.parts.get(part)}.weight" in tensors for part in parts)
+        }
+        if alone:
+            kept = {name: parts for name, parts in self.stacked.items() if name not in alone}
+            return replace(self, stacked=kept).of_files(tensors, prefix)
         experts, _, _ = self.parts.get("feed_forward.experts.down", "").partition(".{}.")
         gate_up, down = f"{experts}.gate_up_proj", f"{experts}.down_proj"
         if f"{prefix}{gate_up}" not in tensors:

@@ -1,5 +1,8 @@
 """Every family from a GGUF file that llama.cpp's converter wrote, against transformers and llama.cpp's own logits."""
 
+from pathlib import Path
+
+import gguf
 import numpy as np
 import pytest
 
@@ -24,3 +27,34 @@ def test_logits_equal_those_of_transformers_and_of_llama_cpp(family: str) -> Non
     logprobs = last - np.logaddexp.reduce(last, axis=-1, keepdims=True)
     # llama.cpp adds up in another order, and rounds some of what it multiplies.
     np.testing.assert_allclose(logprobs, RECORDED[family][: len(lengths)], rtol=0, atol=5e-3, equal_nan=False)
+
+
+def test_older_files_have_one_matrix_of_keys_and_values(tmp_path: Path) -> None:
+    path = tmp_path / "older.gguf"
+    write_older_latents(FOLDER / "deepseek-v3.gguf", path)
+    sequences = Sequences(loaded_runner(str(path), num_blocks=256, max_model_len=128))
+    sequences.start(0)
+    expected = expected_logits(oracle("deepseek-v3"))
+    np.testing.assert_allclose(sequences.logits(Row(0, PROMPT))[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def write_older_latents(source: Path, path: Path) -> None:
+    """Write a file of deepseek2 as llama.cpp's converter wrote it before it split the matrix for latent attention."""
+    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(path, "deepseek2")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and not name.endswith(("_mla", ".architecture")):
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            value = reader.fields.get(f"{name}_mla", field).contents()
+            writer.add_key_value(name, value, field.types[0], inner)
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    for name, data in tensors.items():
+        if ".attn_k_b." in name:
+            values = tensors[name.replace("attn_k_b", "attn_v_b")]
+            matrices = np.concatenate((data.swapaxes(1, 2), values), axis=1)  # [heads, key and value, latent]
+            writer.add_tensor(name.replace("attn_k_b", "attn_kv_b"), matrices.reshape(-1, matrices.shape[-1]).copy())
+        elif ".attn_v_b." not in name:
+            writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
