@@ -84,6 +84,7 @@ FAMILIES = (
     "granite-4-mamba",
     "granite-4-mamba-experts",
     "nemotron-h",
+    "nemotron-h-experts",
     "solar-open",
     "exaone-moe-4",
 )
@@ -97,6 +98,7 @@ _OLDER_FIELDS = {
     "nemotron-h": {"hybrid_override_pattern": "M-*M-", "layers_block_type": None, "num_experts_per_tok": None},
     "falcon-h1": {"head_dim": 16},
     "falcon-h1-norm": {"head_dim": 16},
+    "nemotron-h-experts": {"hybrid_override_pattern": "ME*ME", "layers_block_type": None},
     "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
     "exaone-moe-4": {"scoring_func": "sigmoid"},
@@ -149,9 +151,9 @@ def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
                 model.set_vocab = lambda self: self._set_vocab_gpt2()
             patch(model)
 
-    def load_hparams(folder: Path, *rest: object) -> dict[str, object]:
+    def load_hparams(folder: Path, *rest: object, **named: object) -> dict[str, object]:
         """As the converter reads them, with those of config.json that transformers 5 has under other names."""
-        return json.loads((folder / "config.json").read_text()) | read_hparams(folder, *rest)
+        return json.loads((folder / "config.json").read_text()) | read_hparams(folder, *rest, **named)
 
     read_hparams = base.ModelBase.load_hparams
     base.ModelBase.load_hparams = staticmethod(load_hparams)
