@@ -58,6 +58,8 @@ def experts(
     batch_invariant: bool = False,
     card: Card | None = None,
 ) -> Tensor:
+    if matrices.gate is None:
+        raise ValueError("experts without a gate have no kernel in Triton")
     _check(x, logits, router, kind, matrices)
     (tokens, hidden), output, card = x.shape, torch.empty_like(x), card or card_of(x.device)
     if not tokens:
@@ -138,9 +140,7 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu,
         )
     if tokens * active > _MAX_PAIRS:
         raise ValueError(f"{tokens} tokens of {active} experts each: a step has up to {_MAX_PAIRS} such pairs")
-    if matrices.gate is None:
-        raise ValueError("experts without a gate have no kernel in Triton")
-    size = matrices.gate.out_features // count
+    size = matrices.up.out_features // count
     shapes = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
     for name, (outputs, features) in shapes.items():
         packed: PackedLinear = getattr(matrices, name)
@@ -175,7 +175,7 @@ def _check_biases(matrices: ExpertMatrices, shapes: dict[str, tuple[int, int]], 
 
 
 def _tile(x: Tensor, router: Router, matrices: ExpertMatrices, card: Card, batch_invariant: bool) -> Tile:
-    formats = {matrix.format for matrix in (matrices.gate, matrices.up, matrices.down)}
+    formats = {matrix.format for matrix in (matrices.gate, matrices.up, matrices.down) if matrix is not None}
     if "int8" in formats and not has_integer_dot(card):
         return w8a8_tile(0, has_dot=False)
     rows_an_expert = ceil_div(len(x) * router.active, router.num_experts)
