@@ -8,6 +8,7 @@ from msgspec.structs import replace as replace_struct
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
+    GGUF_DEEPSEEK_EXPERTS,
     Family,
     GgufNames,
     num_layers,
@@ -90,11 +91,13 @@ def _complete(config: Config) -> Config:
     has_attention, has_feed_forward = (
         config.items(name, num_layers(config)) for name in ("attention_layers", "feed_forward_layers")
     )
+    feed_forward = "moe" if "num_local_experts" in config else "mlp"
     kinds = [
-        "full_attention" if attends else "mlp" if feeds else "linear_attention"
+        "full_attention" if attends else feed_forward if feeds else "linear_attention"
         for attends, feeds in zip(has_attention, has_feed_forward, strict=True)
     ]
-    epsilon, bias = config.positive("rms_norm_eps"), config.flag("mamba_proj_bias")
+    epsilon = config.positive("rms_norm_eps" if "rms_norm_eps" in config else "layer_norm_eps")
+    bias = config.flag("mamba_proj_bias")
     return with_gguf_head_size(config).replaced(layers_block_type=kinds, layer_norm_epsilon=epsilon, use_bias=bias)
 
 
@@ -127,9 +130,14 @@ FAMILY = Family(
         "mixer",
     ),
     gguf=GgufNames(
-        architectures=("nemotron_h",),
+        architectures=("nemotron_h", "nemotron_h_moe"),
         tensors=with_gguf_state_space(replace(GGUF_NAMES, parts=GGUF_PARTS | {"feed_forward_norm": "attn_norm"})),
-        fields=GGUF_STATE_SPACE,
+        fields=GGUF_STATE_SPACE
+        | GGUF_DEEPSEEK_EXPERTS
+        | {
+            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+            "moe_latent_size": "moe_latent_size",
+        },
         complete=_complete,
     ),
 )

@@ -88,6 +88,7 @@ FAMILIES = (
     "qwen3.5-moe",
     "granite-4-mamba",
     "granite-4-mamba-experts",
+    "nemotron-h-experts",
     "solar-open",
     "exaone-moe-4",
 )
@@ -100,6 +101,7 @@ _OLDER_FIELDS = {
     "granite-4-mamba-experts": {"layer_types": ["mamba", "attention", "mamba"]},
     "falcon-h1": {"head_dim": 16},
     "falcon-h1-norm": {"head_dim": 16},
+    "nemotron-h-experts": {"hybrid_override_pattern": "ME*ME", "layers_block_type": None},
     "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
     "deepseek-v3": {"scoring_func": "sigmoid"},

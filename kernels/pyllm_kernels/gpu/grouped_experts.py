@@ -59,7 +59,7 @@ def experts(
     card: Card | None = None,
 ) -> Tensor:
     if matrices.gate is None:
-        raise ValueError("experts without a gate have no kernel for GPUs: use the cpu backend")
+        raise ValueError("experts without a gate have no kernel in Triton")
     _check(x, logits, router, kind, matrices)
     (tokens, hidden), output, card = x.shape, torch.empty_like(x), card or card_of(x.device)
     if not tokens:
@@ -140,9 +140,7 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu,
         )
     if tokens * active > _MAX_PAIRS:
         raise ValueError(f"{tokens} tokens of {active} experts each: a step has up to {_MAX_PAIRS} such pairs")
-    if matrices.gate is None:
-        raise ValueError("experts without a gate have no kernel in Triton")
-    size = matrices.gate.out_features // count
+    size = matrices.up.out_features // count
     shapes = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
     for name, (outputs, features) in shapes.items():
         packed: PackedLinear = getattr(matrices, name)

@@ -168,8 +168,8 @@ Tensors that the model has no parameter for are skipped, as `transformers` does,
 Every class for causal language models in `transformers` {version}, small and with random weights: **{running} of
 {total} ({share:.0f} %) run, {native} of them natively**, by a family of pyllm, whose tests compare it with the class.
 Computed by `transformers` itself, {equal} give the tokens that it gives alone, in float32; {untried} cannot be made
-small here; the others are refused with the reason, and none is wrong. `make oracle FAMILIES=transformers` tries them all
-and writes this page.
+small here; the others are refused with the reason, and none is wrong. `make oracle FAMILIES=transformers` tries
+them all and writes this page.
 """
 
 
