@@ -248,6 +248,7 @@ mod tests {
                 Change::Add { factor, residual: other },
                 Change::Gate { gate: other, is_wide: true },
                 Change::Gate { gate: other, is_wide: false },
+                Change::SiluGate(other),
                 Change::Widen,
             ];
             for (change, isa) in changes.into_iter().flat_map(|change| Isa::available().map(move |isa| (change, isa))) {
@@ -265,9 +266,11 @@ mod tests {
                         Change::Add { .. } => factor * x + other,
                         Change::Gate { is_wide: true, .. } => x / (1.0 + (-other).exp()),
                         Change::Gate { .. } => x / (1.0 + (-f64::from(numbers[0].1)).exp()),
+                        Change::SiluGate(_) => x * other / (1.0 + (-other).exp()),
                         Change::Widen => x,
                     };
-                    prop_assert!((f64::from(out) - expected).abs() < 1e-5, "{isa:?} {change:?}: {x} gives {out}");
+                    let tolerance = 1e-5 * expected.abs().max(1.0);
+                    prop_assert!((f64::from(out) - expected).abs() < tolerance, "{isa:?} {change:?}: {x} gives {out}");
                 }
             }
         }
