@@ -61,7 +61,7 @@ def test_a_plan_is_a_read_only_buffer_of_its_sections():
     view = memoryview(plan)
     assert (view.readonly, view.contiguous, view.format, view.ndim) == (True, True, "B", 1)
     assert (plan.step, plan.num_tokens, plan.num_rows) == (0, 5, 1)
-    assert plan.counts == [5, 5, 5, 2, 1, 1, 1, 2, 1, 2, 2, 2, 0, 0, 0, 1, 2, 6, 2, 0, 1, 0]
+    assert plan.counts == [5, 5, 5, 2, 1, 1, 1, 2, 1, 2, 2, 2, 0, 0, 0, 1, 2, 6, 2, 0, 1, 0, 0, 0]
     *offsets, size = plan_offsets(tuple(plan.counts))
     assert all(offset % 64 == 0 for offset in offsets)
     assert view.nbytes == size

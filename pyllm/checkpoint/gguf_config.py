@@ -8,7 +8,7 @@ from typing import Any
 
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
-from pyllm.families.family import Family
+from pyllm.families.family import MAX_LAYERS, Family
 
 PLACE = "the GGUF file"  # in errors
 
@@ -97,7 +97,7 @@ def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 def _of_layers(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """For each layer, whether it has attention; and whether it has a feed-forward layer."""
-    layers = range(count) if isinstance(count := config.get("num_hidden_layers"), int) else ()
+    layers = range(min(count, MAX_LAYERS)) if isinstance(count := config.get("num_hidden_layers"), int) else ()
     has_up = [any(f"blk.{layer}.{up}.weight" in shapes for up in ("ffn_up", "ffn_up_exps")) for layer in layers]
     return {
         "attention_layers": [f"blk.{layer}.attn_k.weight" in shapes for layer in layers],

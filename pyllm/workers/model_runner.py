@@ -294,7 +294,7 @@ class ModelRunner:
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
-        self._forward = self._forward_pass(self._memory.cache, self._memory.states, self._selector)
+        self._forward = self._forward_pass(self._memory.cache, self._selector, self._memory.states)
         if self._placement.device.type == "cuda":
             from pyllm.workers.cuda_graphs import CudaCapture
 
@@ -415,7 +415,7 @@ class ModelRunner:
     @_computing
     def run_largest_step(self) -> None:
         """Compute and sample the step that needs the most memory."""
-        forward = self._forward_pass(self._memory.temporary_cache(1), self._memory.temporary_states())
+        forward = self._forward_pass(self._memory.temporary_cache(1), states=self._memory.temporary_states())
         run_largest_step(forward, self._placement.device, self._engine.model.max_logprobs)
 
     def _causal_model(self, placement: WeightPlacement, table: TensorTable) -> CausalModel:
@@ -457,7 +457,7 @@ class ModelRunner:
         return load_kv_selector(SelectorInputs(settings, self._kernels, kv_cache, layers, max_rows, group))
 
     def _forward_pass(
-        self, kv_cache: KVCache, states: StateCache | None = None, selector: KVSelector | None = None
+        self, kv_cache: KVCache, selector: KVSelector | None = None, states: StateCache | None = None
     ) -> ForwardPass:
         scheduler = self._engine.scheduler
         shape = AttentionShape(

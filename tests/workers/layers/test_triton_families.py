@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.config.option_reading import engine_config
+from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups
+from pyllm.launch.resolve import resolve_settings
 from tests.families.test_engine import prompts_and_answers
 from tests.families.tiny_families import CONTEXT, FAMILIES, write_tiny_family
 from tests.plans import Planner, Row
@@ -22,8 +26,13 @@ CHUNK, NUM_TOKENS = 17, 3
     [pytest.param(name, marks=[] if name in IN_EVERY_RUN else pytest.mark.oracle) for name in sorted(FAMILIES)],
 )
 def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    """A prompt comes in chunks while another sequence decodes."""
+    """A prompt comes in chunks while another sequence decodes. States and latents are refused: Triton has no ops."""
     model = write_tiny_family(tmp_path, family)
+    spec = read_checkpoint(model).spec
+    if spec.has_states or spec.attention.latent is not None:
+        with pytest.raises(ConfigError, match="triton"):
+            resolve_settings(engine_config({"model": model, "device": "cpu", "kernel_backend": "triton"}))
+        return
     runner = loaded_runner(model, num_blocks=128, kernel_backend="triton", max_model_len=CONTEXT)
     groups = len(kv_groups(runner._checkpoint.spec, CONTEXT, hybrid=True))
     planner = Planner(128, num_groups=groups, max_num_seqs=8)
