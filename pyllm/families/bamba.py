@@ -6,6 +6,21 @@ from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.state_space import read_state_space, with_state_space
 from pyllm.families.tensors import LLAMA_PARTS, TensorNames
 
+BAMBA = with_state_space(
+    TensorNames(
+        norm="final_layernorm",
+        parts=LLAMA_PARTS
+        | {
+            "feed_forward_norm": "pre_ff_layernorm",
+            "feed_forward.gate": "feed_forward.gate_proj",
+            "feed_forward.up": "feed_forward.up_proj",
+            "feed_forward.down": "feed_forward.down_proj",
+        },
+    ),
+    "mamba",
+)
+"""The names of Bamba's tensors, which Falcon-H1's have too."""
+
 
 def read_bamba(config: Config) -> ModelSpec:
     """The model that a config.json of Bamba describes."""
@@ -29,17 +44,5 @@ def read_bamba(config: Config) -> ModelSpec:
 FAMILY = Family(
     architectures=("BambaForCausalLM",),
     read=read_bamba,
-    tensors=with_state_space(
-        TensorNames(
-            norm="final_layernorm",
-            parts=LLAMA_PARTS
-            | {
-                "feed_forward_norm": "pre_ff_layernorm",
-                "feed_forward.gate": "feed_forward.gate_proj",
-                "feed_forward.up": "feed_forward.up_proj",
-                "feed_forward.down": "feed_forward.down_proj",
-            },
-        ),
-        "mamba",
-    ),
+    tensors=BAMBA,
 )

@@ -6,6 +6,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from pyllm.families.bamba import BAMBA
 from pyllm.families.config import Config
 from pyllm.families.family import (
     Family,
@@ -22,9 +23,8 @@ from pyllm.families.state_space import (
     read_state_space,
     with_gguf_head_size,
     with_gguf_state_space,
-    with_state_space,
 )
-from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TensorNames
+from pyllm.families.tensors import GGUF_NAMES
 
 _STATE_SPACE_PARTS = ("gate", "value", "input", "readout", "step")
 """Those that `ssm_multipliers` multiply, in its order."""
@@ -101,19 +101,7 @@ def _complete(config: Config) -> Config:
 FAMILY = Family(
     architectures=("FalconH1ForCausalLM",),
     read=read_falcon_h1,
-    tensors=with_state_space(
-        TensorNames(
-            norm="final_layernorm",
-            parts=LLAMA_PARTS
-            | {
-                "feed_forward_norm": "pre_ff_layernorm",
-                "feed_forward.gate": "feed_forward.gate_proj",
-                "feed_forward.up": "feed_forward.up_proj",
-                "feed_forward.down": "feed_forward.down_proj",
-            },
-        ),
-        "mamba",
-    ),
+    tensors=BAMBA,
     gguf=GgufNames(
         architectures=("falcon-h1",),
         tensors=with_gguf_state_space(replace_names(GGUF_NAMES, bare=GGUF_NAMES.bare | {"ffn_norm"})),
