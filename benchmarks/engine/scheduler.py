@@ -37,6 +37,8 @@ def step() -> Iterator[Record]:
     for rows in (64, 256, 1024):
         for groups in GROUPS:
             yield percentiles("scheduler.step_us", decode(rows, num_groups=groups), rows=rows, groups=groups)
+        seconds = decode(rows, num_states=4 * rows)
+        yield percentiles("scheduler.step_us", seconds, rows=rows, groups=1, states=True)
 
 
 def step_waiting() -> Iterator[Record]:
@@ -67,13 +69,13 @@ def admit_cached() -> Iterator[Record]:
 
 
 def step_instructions() -> Iterator[Record]:
-    for rows in (64, 256, 1024):
-        for groups in GROUPS:
-            value = instructions(rows, groups)
-            if value is None:
-                return
-            record: Record = {"name": "scheduler.step_instructions", "value": value, "unit": "instructions"}
-            yield record | {"rows": rows, "groups": groups}
+    models = [(groups, False) for groups in GROUPS] + [(1, True)]
+    for rows, (groups, has_states) in itertools.product((64, 256, 1024), models):
+        value = instructions(rows, groups, has_states)
+        if value is None:
+            return
+        record: Record = {"name": "scheduler.step_instructions", "value": value, "unit": "instructions"}
+        yield record | {"rows": rows, "groups": groups, "states": has_states}
 
 
 def prefix_hits() -> Iterator[Record]:
@@ -95,14 +97,17 @@ FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
 }
 
 
-def decode(rows: int, waiting: int = 0, policy: str = "fcfs", num_groups: int = 1) -> list[float]:
+def decode(
+    rows: int, waiting: int = 0, policy: str = "fcfs", num_groups: int = 1, num_states: int = 0
+) -> list[float]:
     """Seconds of each step with `rows` requests decoding, each with 1,024 tokens of context, the prefix cache on.
 
-    `waiting` more requests wait in the queue.
+    `waiting` more requests wait in the queue. With `num_states` the model keeps a state for each sequence.
     """
     num_blocks = num_groups * rows * (CONTEXT + MAX_TOKENS + BLOCK_SIZE) // BLOCK_SIZE
     # Add blocks for the watermark, which stays free.
-    scheduler = make(rows, num_blocks + num_blocks // 20, policy=policy, kv_groups=kv_groups(num_groups))
+    room = {"num_blocks": num_blocks + num_blocks // 20, "num_states": num_states}
+    scheduler = make(rows, **room, policy=policy, kv_groups=kv_groups(num_groups))
     for request in range(rows):
         prompt = array("i", [request + 1, *range(CONTEXT - 1)]).tobytes()
         scheduler.add(0, request, prompt, seed=request, max_tokens=MAX_TOKENS)
@@ -209,7 +214,7 @@ def kv_groups(number: int) -> list[dict[str, int | None]]:
     return [{"window": None}, *[{"window": WINDOW}] * (number - 1)]
 
 
-def instructions(rows: int, num_groups: int) -> int | None:
+def instructions(rows: int, num_groups: int, has_states: bool) -> int | None:
     """Instructions of a step in which `rows` requests decode, as callgrind counts them in Rust; None without it.
 
     It is the mean of 64 steps, in which each row completes four blocks.
@@ -220,7 +225,7 @@ def instructions(rows: int, num_groups: int) -> int | None:
     counts = []
     for steps in (0, 64):
         command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", program]
-        command += [str(rows), str(steps), str(num_groups)]
+        command += [str(rows), str(steps), str(num_groups), str(int(has_states))]
         try:
             result = subprocess.run(command, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:

@@ -1,4 +1,5 @@
-//! `decode ROWS STEPS GROUPS`: runs STEPS steps in which ROWS rows decode, of a model with GROUPS groups of layers. The
+//! `decode ROWS STEPS GROUPS STATES`: runs STEPS steps in which ROWS rows decode, of a model with GROUPS groups of layers,
+//! and if STATES is 1 with a state for each sequence. The
 //! instructions of a step are the difference of two runs under callgrind: `python -m benchmarks
 //! scheduler.step_instructions`.
 
@@ -9,11 +10,11 @@ mod decoding;
 
 fn main() {
     let arguments: Result<Vec<u32>, _> = std::env::args().skip(1).map(|argument| argument.parse()).collect();
-    let Ok(&[rows, steps, num_groups]) = arguments.as_deref() else {
-        eprintln!("usage: decode ROWS STEPS GROUPS, three numbers");
+    let Ok(&[rows, steps, num_groups, states]) = arguments.as_deref() else {
+        eprintln!("usage: decode ROWS STEPS GROUPS STATES, four numbers");
         std::process::exit(2);
     };
-    let mut decoding = Decoding::new(rows, steps, num_groups);
+    let mut decoding = Decoding::new(rows, steps, num_groups, states == 1);
     for _ in 0..steps {
         decoding.step();
     }

@@ -30,7 +30,7 @@ fn time_steps(rows: u32, num_groups: u32, iterations: u64) -> Duration {
     let mut left = iterations;
     while left > 0 {
         let steps = left.min(u64::from(STEPS)) as u32;
-        let mut decoding = Decoding::new(rows, steps, num_groups);
+        let mut decoding = Decoding::new(rows, steps, num_groups, false);
         let begin = Instant::now();
         for _ in 0..steps {
             decoding.step();
