@@ -17,8 +17,10 @@ from benchmarks.record import Record, percentiles
 from pyllm._rust import Plan, Scheduler
 from pyllm.config.engine_settings import SchedulerConfig
 from pyllm.core.calls import live_settings
+from pyllm.families.state_layout import fitting_states
 
 BLOCK_SIZE = 16
+SAMPLED = 7  # the token that each position samples
 CONTEXT = 1024
 STEPS = 300
 # The first rows decode already while the last are prefilled; none may end before the last step is timed.
@@ -30,6 +32,9 @@ GROUPS = (1, 6)
 WINDOW = 512
 # Number of prefixes, their tokens, and blocks for one group: all, a half and a third of the blocks of all prefixes.
 SHARED_PREFIXES = ((20, 2000, 4000), (20, 2000, 1500), (50, 1000, 1200))
+# Conversations over one system prompt, of five turns on average: tokens of this, of a question and of an answer.
+CONVERSATIONS, TURNS, SYSTEM, QUESTION, ANSWER = 50, 5, 2000, 100, 100
+CONVERSATIONS_AT_ONCE = 8
 POLICIES = ("fcfs", "priority", "shortest", "fair")
 
 
@@ -85,6 +90,24 @@ def prefix_hits() -> Iterator[Record]:
         yield record | {"prefixes": prefixes, "length": length, "groups": groups}
 
 
+def hybrid_hits() -> Iterator[Record]:
+    """The prefix hits of a hybrid beside those of its size with attention alone, which have the same memory.
+
+    The sizes are of Qwen 3.5 0.8B in bfloat16: 24 layers, of which a quarter have attention, 2 KV heads of 256, and a
+    state of 19 MB in the others.
+    """
+    attention_bytes, state_bytes = 2 * 2 * 256 * 2, 18 * 4 * (16 * 128 * 128 + 3 * 3 * 16 * 128)
+    interval = state_bytes // (6 * attention_bytes) // BLOCK_SIZE
+    for gigabytes in (1, 2, 4):
+        memory = gigabytes << 30
+        states = fitting_states(memory, state_bytes, CONVERSATIONS_AT_ONCE)
+        blocks = (memory - states * state_bytes) // (6 * attention_bytes * BLOCK_SIZE)
+        hybrid = conversation_hits(blocks, num_states=states, state_checkpoint_blocks=interval)
+        attention = conversation_hits(memory // (24 * attention_bytes * BLOCK_SIZE))
+        record: Record = {"name": "scheduler.hybrid_hits", "value": round(hybrid / attention, 3), "unit": "of attention"}
+        yield record | {"gigabytes": gigabytes, "hybrid": round(hybrid, 3), "attention": round(attention, 3)}
+
+
 FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
     "scheduler.step_us": step,
     "scheduler.step_waiting_us": step_waiting,
@@ -94,6 +117,7 @@ FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
     "scheduler.add_us": add,
     "scheduler.admit_cached_us": admit_cached,
     "scheduler.prefix_hits": prefix_hits,
+    "scheduler.hybrid_hits": hybrid_hits,
 }
 
 
@@ -209,6 +233,24 @@ def share_prefixes(number: int, length: int, num_blocks: int, num_groups: int) -
     return stats["prefix_hits"] / stats["prefix_queries"]
 
 
+def conversation_hits(num_blocks: int, **states: int) -> float:
+    """The share of prompt tokens found in the prefix cache by conversations that come back in any order."""
+    settings = {"max_num_batched_tokens": 512, **states}
+    scheduler = make(CONVERSATIONS_AT_ONCE, num_blocks, **settings)
+    random = Random(0)
+    histories = [list(range(SYSTEM)) for _ in range(CONVERSATIONS)]
+    for _ in range(TURNS * CONVERSATIONS // CONVERSATIONS_AT_ONCE):
+        for conversation in random.sample(range(CONVERSATIONS), CONVERSATIONS_AT_ONCE):
+            history = histories[conversation]
+            history += (random.randrange(1000) for _ in range(QUESTION))
+            scheduler.add(0, conversation, array("i", history).tobytes(), seed=conversation, max_tokens=ANSWER)
+            history += [SAMPLED] * ANSWER
+        while scheduler.stats()["num_requests"]:
+            timed_step(scheduler)
+    stats = scheduler.stats()
+    return stats["prefix_hits"] / stats["prefix_queries"]
+
+
 def kv_groups(number: int) -> list[dict[str, int | None]]:
     """A group with full attention, and others with a window."""
     return [{"window": None}, *[{"window": WINDOW}] * (number - 1)]
@@ -283,4 +325,4 @@ def timed_step(scheduler: Scheduler) -> tuple[float, Plan]:
 def answer(plan: Plan) -> tuple[bytes, bytes]:
     """Starts and tokens, as from a worker: each position samples the same token."""
     starts = section(plan, "sampled_starts")
-    return starts.tobytes(), array("i", [7]).tobytes() * int(starts[-1])
+    return starts.tobytes(), array("i", [SAMPLED]).tobytes() * int(starts[-1])

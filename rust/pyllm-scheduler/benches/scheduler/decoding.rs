@@ -46,9 +46,7 @@ impl Decoding {
         // A prompt with a state has a row up to its checkpoint, and one that samples.
         let rows_of_each = plan.num_rows() as usize / self.tokens.len();
         let starts: Vec<i32> = (0..=plan.num_rows() as usize).map(|row| (row / rows_of_each) as i32).collect();
-        self.scheduler
-            .commit(plan.step, &starts, &self.tokens, 0.0, None, None)
-            .expect("every row samples one token");
+        self.scheduler.commit(plan.step, &starts, &self.tokens, 0.0, None, None).expect("every row samples one token");
         self.scheduler.take_deltas(ClientId(0)).expect("there are deltas");
     }
 }

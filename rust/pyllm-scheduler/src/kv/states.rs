@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::ids::{StateId, StepId};
 use crate::kv::cache::prefix::{Name, Saved};
 use crate::kv::cache::tier_cache::TierCache;
-use crate::table::held_states::HeldState;
+use crate::table::held_states::{Checkpoint, HeldState};
 use crate::table::sequence::{LiveRequest, Sequence};
 
 /// The group of a state's name; those of blocks are lower.
@@ -70,8 +70,10 @@ impl States {
         let states = &mut sequence.states;
         debug_assert!(states.all().next().is_none(), "a queued sequence has no states");
         if let Some(state) = self.found.take() {
+            let num_tokens = sequence.num_computed;
             self.pool.share(state);
-            states.held.push(HeldState { state, num_tokens: sequence.num_computed });
+            states.held.push(HeldState { state, num_tokens });
+            states.last_checkpoint = self.pool.name(state).map(|name| Checkpoint { key: name.key, num_tokens });
         }
         states.branch = branch;
         states.spare = self.allocate();
@@ -141,7 +143,7 @@ impl States {
     }
 
     /// Names the state at the end of a sequence's block, which is full of known tokens and has this hash, if it is to
-    /// stay. An earlier checkpoint of the output is forgotten: whoever continues the output continues here.
+    /// stay. Whoever continues the sequence continues here, so the checkpoint before is superseded.
     pub(super) fn store(&mut self, sequence: &mut Sequence, index: u32, hash: BlockHash) {
         let num_tokens = (index + 1) * self.block_size;
         let Some(at) = sequence.states.held.iter().position(|held| held.num_tokens == num_tokens) else { return };
@@ -151,12 +153,26 @@ impl States {
         }
         let key = hash.of(GROUP);
         let name = Name { key, index, filled: sequence.last_step, saved: Saved::Nothing };
-        self.pool.store(sequence.states.held[at].state, name);
-        let is_passing = num_tokens > sequence.num_prompt_tokens && !self.is_at_interval(num_tokens);
-        let before = std::mem::replace(&mut sequence.states.passing, is_passing.then_some(key));
-        let state = before.filter(|&before| before != key).and_then(|before| self.pool.get(before));
-        if let Some(state) = state.filter(|&state| self.pool.references(state) == 0) {
-            self.pool.forget_block(state);
+        let state = sequence.states.held[at].state;
+        if self.pool.store(state, name) && num_tokens == sequence.states.branch {
+            self.pool.raise_hits(state, 1); // by the sequence that others have left here
+        }
+        let before = sequence.states.last_checkpoint.replace(Checkpoint { key, num_tokens });
+        if let Some(before) = before.filter(|before| before.key != key) {
+            self.supersede(sequence, before);
+        }
+    }
+
+    /// Lets a checkpoint go before others, unless several sequences continued from it, or it is at an interval. One of
+    /// an output of which there is a later one is forgotten.
+    fn supersede(&mut self, sequence: &Sequence, before: Checkpoint) {
+        let Some(state) = self.pool.get(before.key).filter(|_| !self.is_at_interval(before.num_tokens)) else { return };
+        if before.num_tokens > sequence.num_prompt_tokens {
+            if self.pool.references(state) == 0 {
+                self.pool.forget_block(state);
+            }
+        } else if self.pool.hits(state) <= 1 {
+            self.pool.supersede(state);
         }
     }
 

@@ -10,6 +10,13 @@ pub(crate) struct HeldState {
     pub(crate) num_tokens: u32,
 }
 
+/// A state that the prefix cache has named.
+#[derive(Clone, Copy)]
+pub(crate) struct Checkpoint {
+    pub(crate) key: GroupHash,
+    pub(crate) num_tokens: u32,
+}
+
 /// The states of one sequence, each with a reference.
 #[derive(Default)]
 pub(crate) struct HeldStates {
@@ -20,8 +27,8 @@ pub(crate) struct HeldStates {
     pub(crate) spare: Option<StateId>,
     /// Tokens of the longest prefix whose blocks were cached at its admission: other sequences have branched off here.
     pub(crate) branch: u32,
-    /// The name of its last checkpoint, if that is of use only until the next.
-    pub(crate) passing: Option<GroupHash>,
+    /// The last checkpoint on its way, its own or the one from which it continued.
+    pub(crate) last_checkpoint: Option<Checkpoint>,
 }
 
 impl HeldStates {

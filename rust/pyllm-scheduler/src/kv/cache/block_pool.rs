@@ -5,7 +5,8 @@
 //! Free blocks without contents are reused first. The others are in one list per class, in the order they were freed; a
 //! class is a level of hits and a depth. The block to evict is, among the lists' first blocks, the one with the lowest
 //! sum of the tick at which it was freed and the bonus of its class. A bonus is a share of the pool: a block that was
-//! hit often outlives as many later ones as that share has blocks, and no block stays for ever.
+//! hit often outlives as many later ones as that share has blocks, and no block stays for ever. Superseded blocks have a
+//! list of their own, and are reused before these.
 //!
 //! When a window moves on, a sequence frees its oldest block of the window and takes another one. If several sequences
 //! share that block, it becomes free only with the last of them. So for each reference but the first, a free block is
@@ -26,7 +27,9 @@ const NUM_NEAR: u32 = 32;
 /// Classes of hits: none, 1, 3 and 7 or more.
 const NUM_LEVELS: usize = 4;
 const HOLDING_NOTHING: usize = 0;
-const NUM_LISTS: usize = 1 + 2 * NUM_LEVELS;
+const SUPERSEDED: usize = 1;
+const FIRST_CLASS: usize = 2;
+const NUM_LISTS: usize = FIRST_CLASS + 2 * NUM_LEVELS;
 
 pub(crate) struct BlockPool<B> {
     entries: Vec<Entry>, // one per block, then the two ends of each list
@@ -51,6 +54,7 @@ struct Entry {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holding {
     Nothing,
+    Superseded,
     Far,
     Near,
 }
@@ -113,6 +117,9 @@ impl<B: Block> BlockPool<B> {
     /// Adds a reference, and counts a hit.
     pub(crate) fn share(&mut self, block: B) {
         self.hold(block);
+        if self.entry(block).holding == Holding::Superseded {
+            self.entry_mut(block).holding = Holding::Far;
+        }
         self.raise_hits(block, self.hits(block).saturating_add(1));
     }
 
@@ -141,6 +148,18 @@ impl<B: Block> BlockPool<B> {
     /// Marks a block in use as having contents, at `index` of its chain.
     pub(crate) fn keep(&mut self, block: B, index: u32) {
         self.entry_mut(block).holding = if index < NUM_NEAR { Holding::Near } else { Holding::Far };
+    }
+
+    /// Marks a block with contents as of little use, until its next hit.
+    pub(crate) fn supersede(&mut self, block: B) {
+        let is_free = self.references(block) == 0;
+        if is_free {
+            self.unlink(block.number());
+        }
+        self.entry_mut(block).holding = Holding::Superseded;
+        if is_free {
+            self.link(block.number());
+        }
     }
 
     /// Raises the hits of a block in use to those of its contents on the other tier.
@@ -203,8 +222,8 @@ impl<B: Block> BlockPool<B> {
 
     fn next_to_go(&self) -> Option<u32> {
         let first = |list| self.list(list).next();
-        first(HOLDING_NOTHING).or_else(|| {
-            let candidates = (HOLDING_NOTHING + 1..NUM_LISTS).filter_map(|list| Some((list, first(list)?)));
+        first(HOLDING_NOTHING).or_else(|| first(SUPERSEDED)).or_else(|| {
+            let candidates = (FIRST_CLASS..NUM_LISTS).filter_map(|list| Some((list, first(list)?)));
             let score = |&(list, block): &(usize, u32)| self.entries[block as usize].tick + self.bonuses[list];
             candidates.min_by_key(score).map(|(_, block)| block)
         })
@@ -264,15 +283,16 @@ impl Entry {
         let level = ((u32::from(self.hits) + 1).ilog2() as usize).min(NUM_LEVELS - 1);
         match self.holding {
             Holding::Nothing => HOLDING_NOTHING,
-            Holding::Far => HOLDING_NOTHING + 1 + level,
-            Holding::Near => HOLDING_NOTHING + 1 + NUM_LEVELS + level,
+            Holding::Superseded => SUPERSEDED,
+            Holding::Far => FIRST_CLASS + level,
+            Holding::Near => FIRST_CLASS + NUM_LEVELS + level,
         }
     }
 }
 
 /// A quarter of the pool per level of hits, and an eighth for blocks near the start of a chain.
 fn bonus(list: usize, num_blocks: u64) -> u64 {
-    let Some(class) = list.checked_sub(HOLDING_NOTHING + 1) else { return 0 };
+    let Some(class) = list.checked_sub(FIRST_CLASS) else { return 0 };
     let (is_near, level) = (class / NUM_LEVELS, class % NUM_LEVELS);
     num_blocks * level as u64 / 4 + num_blocks * is_near as u64 / 8
 }
@@ -362,6 +382,23 @@ mod tests {
             pool.free(BlockId(block));
         }
         assert_eq!(order(pool)[..4], [1, 2, 0, 3]);
+    }
+
+    #[test]
+    fn what_is_superseded_goes_before_the_rest_until_its_next_hit() {
+        let mut pool = in_use(4, 4);
+        for block in (0..4).map(BlockId) {
+            pool.keep(block, 0);
+        }
+        pool.supersede(BlockId(1));
+        for block in (0..4).map(BlockId) {
+            pool.free(block);
+        }
+        pool.supersede(BlockId(3));
+        pool.supersede(BlockId(2));
+        pool.share(BlockId(3));
+        pool.free(BlockId(3));
+        assert_eq!(order(pool), [1, 2, 0, 3]);
     }
 
     #[test]

@@ -110,6 +110,13 @@ impl<B: Block> TierCache<B> {
         self.pool.raise_hits(block, hits);
     }
 
+    /// Lets a block go before others, if it has contents.
+    pub(crate) fn supersede(&mut self, block: B) {
+        if self.names.name(block).is_some() {
+            self.pool.supersede(block);
+        }
+    }
+
     /// Moves a block to the end of its list, since its contents were in use on the other tier, with this many hits.
     pub(crate) fn refresh(&mut self, block: B, hits: u8) {
         self.pool.hold(block);
