@@ -33,12 +33,15 @@ class AttentionLayer:
     - `soft_cap`: a scaled score becomes `soft_cap * tanh(score / soft_cap)` (arXiv 2408.00118); None: no cap.
     - `sinks`: float32 [heads], contiguous, of this rank's heads: each is the score of one more position, which has a
       value of zeros (gpt-oss). It is neither scaled nor capped. None: no sinks.
+    - `slopes`: float32 [heads], contiguous, of this rank's heads: the scaled and capped score of a position falls by so
+      much for each position of distance (ALiBi, arXiv 2108.12409). None: it does not.
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
     sinks: Tensor | None = None
+    slopes: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ pub(crate) struct PagedAttention {
     pub(crate) soft_cap: Option<f32>,
     /// Address of each head's sink, a logit that takes a share of its softmax, float32 [heads].
     pub(crate) sinks: Option<usize>,
+    /// Address of each head's slope, by which a score falls for each position of distance, float32 [heads].
+    pub(crate) slopes: Option<usize>,
     /// A row is a token: its heads, one after the other. Query and out have the same dtype.
     pub(crate) query: Matrix,
     pub(crate) out: Matrix,
@@ -106,6 +108,7 @@ pub(crate) struct LayerArguments {
     window: Option<usize>,
     soft_cap: Option<f32>,
     sinks: Option<Array>,
+    slopes: Option<Array>,
 }
 
 #[pyfunction]
@@ -126,13 +129,17 @@ pub(crate) fn paged_attention(
     }
     check_heads(heads, cache.kv_heads)?;
     let dtype = query.dtype("query")?;
+    let of_heads = |numbers: &Option<Array>, name| {
+        numbers.as_ref().map(|numbers| numbers.elements(name, "float32", &[heads])).transpose()
+    };
     let op = PagedAttention {
         tokens,
         heads,
         scale: layer.scale,
         window,
         soft_cap: layer.soft_cap,
-        sinks: layer.sinks.as_ref().map(|sinks| sinks.elements("sinks", "float32", &[heads])).transpose()?,
+        sinks: of_heads(&layer.sinks, "sinks")?,
+        slopes: of_heads(&layer.slopes, "slopes")?,
         query: query.heads("query", dtype, shape)?,
         out: out.heads("out", dtype, shape)?,
         cache,
@@ -140,7 +147,7 @@ pub(crate) fn paged_attention(
     };
     let mut arrays = vec![&query, &key_cache, &value_cache, &out];
     arrays.extend(metadata.arrays());
-    arrays.extend(&layer.sinks);
+    arrays.extend(layer.sinks.iter().chain(&layer.slopes));
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
     unsafe { execute(py, op, &arrays) }
 }
@@ -195,6 +202,11 @@ impl PagedAttention {
     unsafe fn sink(&self, head: usize) -> Option<f32> {
         // SAFETY: as the caller promises.
         self.sinks.map(|sinks| unsafe { with_exposed_provenance::<f32>(sinks).add(head).read_unaligned() })
+    }
+
+    /// The slopes of a KV head's query heads, if there are any.
+    fn slopes(&self, kv_head: usize) -> Option<*const f32> {
+        self.slopes.map(|slopes| with_exposed_provenance::<f32>(slopes).wrapping_add(kv_head * self.group()))
     }
 }
 

@@ -1,11 +1,17 @@
-"""Falcon 7B, 40B, 180B and Falcon 2 (arXiv 2311.16867): parallel layers with one or two layer norms."""
+"""Falcon 7B, 40B, 180B and Falcon 2 (arXiv 2311.16867): parallel layers with one or two layer norms.
+
+Falcon RW (arXiv 2306.01116) has ALiBi, and its layers are not parallel.
+"""
 
 from dataclasses import replace
+
+from msgspec.structs import replace as replace_struct
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
     Family,
     GgufNames,
+    alibi_slopes,
     num_layers,
     read_attention,
     read_feed_forward,
@@ -17,8 +23,7 @@ from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, QUERY_KEY_VALUE, Tens
 
 
 def read(config: Config) -> ModelSpec:
-    """The model that a config.json of Falcon describes; ALiBi and layers that are not parallel are refused."""
-    config.refuse_unless(alibi=False, parallel_attn=True)
+    """The model that a config.json of Falcon describes."""
     config = config.renamed(hidden_size="n_embed")
     if "num_kv_heads" in config:
         config = config.replaced(num_key_value_heads=config.integer("num_kv_heads"))
@@ -29,15 +34,21 @@ def read(config: Config) -> ModelSpec:
     if not is_new and config.flag("multi_query", True):
         config = config.replaced(num_key_value_heads=1)
     bias, norm = config.flag("bias", False), read_norm(config, "layer_norm_epsilon", kind="layer", bias=True)
-    has_two_norms = is_new and config.integer("num_ln_in_parallel_attn", 2) == 2
+    is_parallel = is_new or config.flag("parallel_attn", True)
+    has_two_norms = not is_parallel or (is_new and config.integer("num_ln_in_parallel_attn", 2) == 2)
+    attention, ropes = read_attention(config, bias=bias, output_bias=bias), None
+    if config.flag("alibi", False):
+        # The scores are scaled after the slopes. transformers rounds each product of a slope and a position to bfloat16.
+        slopes = tuple(attention.scale * slope for slope in alibi_slopes(attention.heads))
+        attention, ropes = replace_struct(attention, rope=None, slopes=slopes), ()
     layer = LayerSpec(
-        attention=read_attention(config, bias=bias, output_bias=bias),
+        attention=attention,
         feed_forward=read_feed_forward(config, "activation", gated=False, bias=bias),
         attention_norm=norm,
         feed_forward_norm=norm if has_two_norms else None,
-        parallel=True,
+        parallel=is_parallel,
     )
-    return read_model(config, [layer] * num_layers(config))
+    return read_model(config, [layer] * num_layers(config), ropes)
 
 
 _PARTS = {
@@ -54,7 +65,7 @@ FAMILY = Family(
         norm="ln_f",
         layer="h.{}.",
         parts=_PARTS | {"attention_norm": "input_layernorm", "feed_forward_norm": "ln_mlp"},
-        aliases={"input_layernorm": "ln_attn"},
+        aliases={"input_layernorm": "ln_attn", "ln_mlp": "post_attention_layernorm"},
         stacked={"self_attention.query_key_value": QUERY_KEY_VALUE},
         grouped=frozenset({"self_attention.query_key_value"}),
     ),

@@ -85,6 +85,18 @@ def read_attention(config: Config, **features: Any) -> AttentionSpec:
     )
 
 
+def alibi_slopes(heads: int, greatest: float = 8.0) -> tuple[float, ...]:
+    """The slope of each head (ALiBi, arXiv 2108.12409): powers of two down to `2 ** -greatest`.
+
+    The exponents of the first heads, as many as a power of two, are multiples of a step; those of the others lie halfway
+    between.
+    """
+    count = 1 << heads.bit_length() - 1
+    step = greatest / count
+    exponents = [step * (head + 1 if head < count else head - count + 0.5) for head in range(heads)]
+    return tuple(2.0**-exponent for exponent in exponents)
+
+
 def read_feed_forward(config: Config, name: str = "hidden_act", **features: Any) -> FeedForwardSpec:
     """The gated feed-forward layer; the field `name` has its activation, `features` override fields of the spec."""
     activation = config.text(name, "silu")

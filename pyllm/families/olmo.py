@@ -28,10 +28,9 @@ from pyllm.families.tensors import GGUF_NAMES, POST_NORM_PARTS, TensorNames
 
 def read_olmo(config: Config) -> ModelSpec:
     """The model that a config.json of OLMo describes."""
-    config.refuse_unless(clip_qkv=None)
     bias, norm = config.flag("attention_bias", False), NormSpec(epsilon=1e-5, kind="layer", weight=False)
     layer = LayerSpec(
-        attention=read_attention(config, bias=bias, output_bias=bias),
+        attention=read_attention(config, bias=bias, output_bias=bias, clip=config.optional_positive("clip_qkv")),
         feed_forward=read_feed_forward(config),
         attention_norm=norm,
         feed_forward_norm=norm,

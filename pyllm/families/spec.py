@@ -122,6 +122,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
       `norm_after_rotation` after it, over each head.
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
+    - `slopes`: by so much the scores of each head fall for each position of distance (ALiBi, arXiv 2108.12409).
+    - `clip`: query, key and value are brought into the range from `-clip` to `clip` before norms and rotation (MPT).
     - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
     - `latent`: keys and values are latents, one head of `LatentSpec.size` for all query heads. Its `bias` is that of
       the projections of the layer's input to vectors of a rank.
@@ -141,6 +143,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     soft_cap: float | None = None
     query_scaling: QueryScaling | None = None
     sinks: bool = False
+    slopes: tuple[float, ...] | None = None
+    clip: float | None = None
     output_gate: bool = False
     latent: LatentSpec | None = None
 

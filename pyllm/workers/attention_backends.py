@@ -33,6 +33,8 @@ def layer_features(spec: AttentionSpec) -> list[str]:
         found.append(f"a soft cap of {spec.soft_cap:g}")
     if spec.latent is not None:
         found.append("latents")
+    if spec.slopes is not None:
+        found.append("slopes (ALiBi)")
     return [*found, "attention sinks"] if spec.sinks else found
 
 

@@ -6,9 +6,10 @@ Knows no family and no file; `WeightReader` fills the parameters, under the name
 from collections.abc import Iterator
 from math import exp, log1p
 
+import numpy as np
 from pyllm_kernels import PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
-from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap, sigmoid_gate
+from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate
 from pyllm_kernels.tensors import Tensor, copied, numpy_dtype, split
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
@@ -39,6 +40,7 @@ class Attention:
         )
         query, key_value = self._shares
         sizes, shares = [spec.query_size, spec.kv_size, spec.kv_size], [query, key_value, key_value]
+        self._clip = spec.clip
         self._has_gate = spec.output_gate
         if spec.output_gate:
             sizes, shares = [*sizes, spec.query_size], [*shares, query]
@@ -61,7 +63,10 @@ class Attention:
         if spec.sinks:
             num_heads = self._own_heads.stop - self._own_heads.start
             self.sinks = placement.device.empty((num_heads,), "float32")
-        self.attention = PagedAttention(layer, spec, head_norm, sinks=self.sinks)
+        slopes = None
+        if spec.slopes is not None:
+            slopes = placement.device.from_host(np.array(spec.slopes[self._own_heads], np.float32))
+        self.attention = PagedAttention(layer, spec, head_norm, sinks=self.sinks, slopes=slopes)
         self.output = RowParallelLinear(spec.query_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
@@ -80,6 +85,8 @@ class Attention:
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         products = self.qkv(x)
+        if self._clip is not None:
+            products = self._kernels[clamp](products, self._clip)
         if self._normalises_all:
             parts = self._normalise_all(*split(products, self.qkv.sizes))
             query, key, value = (part.reshape(len(x), -1, self._head_size) for part in parts)

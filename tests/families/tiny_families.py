@@ -122,6 +122,7 @@ _GPT_NEO = {
     "window_size": 24,
     "tie_word_embeddings": True,
 }
+_MPT = {"max_seq_len": CONTEXT, "num_key_value_heads": None, "no_bias": True}
 _FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "tie_word_embeddings": True}
 _SCALED_BY_LAYER = {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 48}
 
@@ -271,6 +272,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "jais2": ("Jais2", {}),
     "olmo": ("Olmo", {}),
     "olmo-biases": ("Olmo", {"attention_bias": True}),
+    "olmo-clipped": ("Olmo", {"clip_qkv": 0.8}),
     "phi": ("Phi", {"num_key_value_heads": 4, "intermediate_size": 128}),
     "gpt-neox": ("GPTNeoX", {}),
     "gpt-neox-serial": ("GPTNeoX", {"use_parallel_residual": False}),
@@ -291,6 +293,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-7b": ("Falcon", {"multi_query": True, "tie_word_embeddings": True}),
     "falcon-40b": ("Falcon", _FALCON),
     "falcon2": ("Falcon", _FALCON | {"num_ln_in_parallel_attn": 1, "bias": True, "ffn_hidden_size": 48}),
+    "falcon-rw": (
+        "Falcon",
+        {"alibi": True, "parallel_attn": False, "multi_query": False, "bias": True, "tie_word_embeddings": True},
+    ),
+    "bloom": ("Bloom", {"tie_word_embeddings": True}),
+    "bloom-uneven": ("Bloom", {"hidden_size": 48, "num_attention_heads": 6}),
+    "mpt": (
+        "Mpt",
+        _MPT | {"tie_word_embeddings": True, "attn_config": {"clip_qkv": 0.8, "alibi_bias_max": 4}},
+    ),
+    "mpt-uneven": (
+        "Mpt",
+        _MPT | {"hidden_size": 48, "num_attention_heads": 6, "attn_config": {"softmax_scale": 0.3}},
+    ),
     "cohere": ("Cohere", {"logit_scale": 0.5, "tie_word_embeddings": True}),
     "cohere-biases": ("Cohere", {"attention_bias": True}),
     "gemma": ("Gemma", _HEAD | {"tie_word_embeddings": True, "hidden_act": "gelu"}),

@@ -55,6 +55,8 @@ class PagedBatch:
                     scores = keys[:, kv_head] @ query[token, head] * self.layer.scale
                     if (cap := self.layer.soft_cap) is not None:
                         scores = cap * np.tanh(scores / cap)
+                    if self.layer.slopes is not None:
+                        scores = scores - float(self.layer.slopes[head]) * np.arange(position - first, -1, -1)
                     sink = -np.inf if self.layer.sinks is None else float(self.layer.sinks[head])
                     greatest = max(scores.max(), sink)
                     weights = np.exp(scores - greatest)
@@ -90,6 +92,11 @@ class PagedBatch:
         return replace(
             self, layer=replace(self.layer, sinks=torch.linspace(30, -30, self.query.shape[1]).to(self.query.device))
         )
+
+    def with_slopes(self) -> "PagedBatch":
+        """The same batch for a layer with slopes: the first head's makes the near tokens outweigh all others."""
+        slopes = torch.logspace(0, -3, self.query.shape[1]).to(self.query.device)
+        return replace(self, layer=replace(self.layer, slopes=slopes))
 
     def _without_passed(self, window: int) -> "PagedBatch":
         tables, caches = self.metadata.block_tables.clone(), (self.key_cache.clone(), self.value_cache.clone())

@@ -80,6 +80,31 @@ def test_a_row_with_sinks_is_bitwise_the_same_alone(kernels: Kernels, device: to
         assert torch.equal(alone, together[batch.tokens_of(index)])
 
 
+@pytest.mark.parametrize(("window", "soft_cap", "heads"), [(None, None, 6), (None, 2.0, 2), (7, 2.0, 6), (100, None, 3)])
+def test_scores_fall_with_distance(
+    kernels: Kernels, device: torch.device, window: int | None, soft_cap: float | None, heads: int
+) -> None:
+    rows = [(1, 0), (40, 25), (1, 300), (2, 70), (1, 1100), (130, 20)]
+    kv_heads = 2 if heads % 2 == 0 else 3
+    batch = paged_batch(rows, Shape(heads, kv_heads, head_dim=32), device).windowed(window, soft_cap).with_slopes()
+    batch = batch if soft_cap is None else batch.with_sinks()
+    expected = batch.expected()
+    for asked in (batch, batch.invariant()):
+        arguments = asked.key_cache, asked.value_cache, asked.metadata, asked.layer
+        output = kernels[paged_attention](asked.query, *arguments)
+        torch.testing.assert_close(output.double().cpu(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_a_row_with_slopes_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device) -> None:
+    batch = paged_batch([(1, 270), (30, 100), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device)
+    batch = batch.with_slopes().invariant()
+    together = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    for index in range(4):
+        row = batch.row(index)
+        alone = kernels[paged_attention](row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
+        assert torch.equal(alone, together[batch.tokens_of(index)])
+
+
 def test_the_query_may_be_a_view_of_a_wider_projection(kernels: Kernels, device: torch.device) -> None:
     batch = paged_batch([(3, 5), (1, 9)], Shape(), device)
     tokens, heads, head_dim = batch.query.shape

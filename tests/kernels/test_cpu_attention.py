@@ -57,7 +57,7 @@ def test_a_token_is_the_same_in_any_chunk_and_on_any_threads(
     shape = Shape(heads=9, kv_heads=3, head_dim=64, block_size=block_size, dtype=cache_dtype)
     length = SPLIT + 75
     batch = paged_batch([(length, 0)], shape, CPU).windowed(window, None if window is None else 4.0)
-    batch = batch.with_sinks() if block_size == 16 else batch
+    batch = batch.with_sinks() if block_size == 16 else batch.with_slopes()
     batch = replace(batch, query=batch.query.float())
     together = attend(batch)
     before = pyllm_kernels.num_threads()

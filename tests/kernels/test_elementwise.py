@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pyllm_kernels import Kernels
-from pyllm_kernels.ops.elementwise import add, add_bias, scale_and_cap, sigmoid_gate, widen
+from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate, widen
 
 # Twice the unit in the last place: Triton's interpreter truncates where it should round to bfloat16.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -41,6 +41,20 @@ def test_numbers_are_scaled_and_capped_in_place(
     expected = scaled if cap is None else cap * torch.tanh(scaled / cap)
     atol = TOLERANCE[dtype] * (cap or 1.0)
     torch.testing.assert_close(x.double(), expected, atol=atol, rtol=TOLERANCE[dtype])
+    assert torch.equal(wide[:, width:], before[:, width:])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_numbers_beyond_a_limit_become_the_limit(
+    kernels: Kernels, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    tokens, width = shape
+    wide = torch.randn(tokens, width + 9, dtype=dtype, device=device)
+    wide[0, 0] = torch.nan
+    before, x = wide.clone(), wide[:, :width]
+    assert kernels[clamp](x, 0.5) is x
+    assert torch.equal(x.nan_to_num(9.0), before[:, :width].clamp(-0.5, 0.5).nan_to_num(9.0))
     assert torch.equal(wide[:, width:], before[:, width:])
 
 

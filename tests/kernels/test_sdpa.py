@@ -25,6 +25,10 @@ def test_windows_soft_caps_and_sinks(
     check(batch.with_sinks() if sinks else batch)
 
 
+def test_slopes(device: torch.device) -> None:
+    check(paged_batch(ROWS, Shape(heads=6, kv_heads=2, head_dim=24), device).windowed(64).with_slopes())
+
+
 def test_caches_of_fp8(device: torch.device) -> None:
     batch = paged_batch(ROWS, Shape(), device)
     caches = (cache.to(torch.float8_e4m3fn) for cache in (batch.key_cache, batch.value_cache))

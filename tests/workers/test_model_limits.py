@@ -20,8 +20,8 @@ def spec(*changes: dict[str, object]) -> ModelSpec:
     return msgspec.structs.replace(whole, layers=tuple(layers))
 
 
-def test_layers_may_differ_in_windows_caps_and_sinks() -> None:
-    check_supported(spec({"window": 7}, {"soft_cap": 3.0, "sinks": True}, {}))
+def test_layers_may_differ_in_windows_caps_sinks_and_slopes() -> None:
+    check_supported(spec({"window": 7}, {"soft_cap": 3.0, "sinks": True}, {"slopes": (0.5, 0.25)}))
 
 
 @pytest.mark.parametrize(

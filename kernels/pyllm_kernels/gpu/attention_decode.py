@@ -42,7 +42,7 @@ def decode_attention(
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
     num_shares = tasks.shares.shape[0]
-    window, sinks, has_sinks = layer.window or 0, layer.sinks, layer.sinks is not None
+    window, sinks, slopes, has_sinks = layer.window or 0, layer.sinks, layer.slopes, layer.sinks is not None
     # A share has at most two splits that need a merge: of a row that continues from the previous share, and of one that
     # continues in the next share.
     split_outputs = torch.empty((2 * num_shares, heads, head_dim), dtype=torch.float32, device=query.device)
@@ -51,11 +51,11 @@ def decode_attention(
     of_splits = split_outputs, log_sums
     of_rows = metadata.query_starts, metadata.sequence_lengths
     of_shares = tasks.shares, tasks.row_begins, tasks.share_tiles, output if sinks is None else sinks, output
-    launch = _split_launcher(
-        heads, kv_heads, head_dim, block_size, window, tasks.window, layer.soft_cap is not None, has_sinks, tile
-    )
+    kind = window, tasks.window, layer.soft_cap is not None, has_sinks, slopes is not None
+    launch = _split_launcher(heads, kv_heads, head_dim, block_size, *kind, tile)
     tables = metadata.block_tables
     tensors = query, key_cache, value_cache, tables, metadata.slots, *of_rows, *of_shares, *of_splits
+    tensors = *tensors, output if slopes is None else slopes
     numbers = *score_factors(layer.scale, layer.soft_cap), query.stride(0), tables.stride(0)
     # The heads of one share run side by side, so that the blocks they share are read from DRAM together.
     launch((kv_heads, num_shares, 1), tensors, numbers)
@@ -77,6 +77,7 @@ def _split_launcher(
     planned_window: int,
     capped: bool,
     has_sinks: bool,
+    has_slopes: bool,
     tile: DecodeTile,
 ) -> Launcher:
     constants = {
@@ -84,6 +85,7 @@ def _split_launcher(
         "PLANNED_WINDOW": planned_window,
         "CAPPED": capped,
         "HAS_SINKS": has_sinks,
+        "HAS_SLOPES": has_slopes,
         "HEADS": heads,
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
@@ -144,6 +146,7 @@ def _decode_split_kernel(
     output_ptr,
     split_outputs_ptr,
     log_sums_ptr,
+    slopes_ptr,
     scale_log2,
     cap_scale,
     query_stride,
@@ -152,6 +155,7 @@ def _decode_split_kernel(
     PLANNED_WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -194,9 +198,13 @@ def _decode_split_kernel(
             if WINDOW > 0:
                 start = tl.maximum(split_start, tl.maximum(sequence_length - WINDOW, 0) // BLOCK_N * BLOCK_N)
                 whole_tiles_end = start
+            slopes = 0.0
+            if HAS_SLOPES:
+                slopes = tl.load(slopes_ptr + heads, mask=members < GROUP, other=0.0) * (LOG2_E / scale_log2)
             accumulator, running_max, running_sum = attend(
                 query,
                 tl.zeros([BLOCK_M], dtype=tl.int32) + (sequence_length - 1),
+                slopes,
                 start,
                 whole_tiles_end,
                 split_end,
@@ -208,6 +216,7 @@ def _decode_split_kernel(
                 cap_scale,
                 WINDOW,
                 CAPPED,
+                HAS_SLOPES,
                 BLOCK_SIZE,
                 KV_HEADS * HEAD_DIM,
                 HEAD_DIM,

@@ -34,8 +34,9 @@ def prefill_attention(
     assert metadata.tasks.tiles is not None
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
-    tiles, sinks, capped = metadata.tasks.tiles, layer.sinks, layer.soft_cap is not None
-    launch = _launcher(heads, kv_heads, head_dim, block_size, layer.window or 0, capped, sinks is not None, tile)
+    tiles, sinks, slopes = metadata.tasks.tiles, layer.sinks, layer.slopes
+    kind = layer.window or 0, layer.soft_cap is not None, sinks is not None, slopes is not None
+    launch = _launcher(heads, kv_heads, head_dim, block_size, *kind, tile)
     tensors = (
         query,
         key_cache,
@@ -46,6 +47,7 @@ def prefill_attention(
         metadata.sequence_lengths,
         tiles,
         output if sinks is None else sinks,
+        output if slopes is None else slopes,
         output,
     )
     numbers = *score_factors(layer.scale, layer.soft_cap), query.stride(0), metadata.block_tables.stride(0)
@@ -62,12 +64,14 @@ def _launcher(
     window: int,
     capped: bool,
     has_sinks: bool,
+    has_slopes: bool,
     tile: PrefillTile,
 ) -> Launcher:
     constants = {
         "WINDOW": window,
         "CAPPED": capped,
         "HAS_SINKS": has_sinks,
+        "HAS_SLOPES": has_slopes,
         "HEADS": heads,
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
@@ -94,6 +98,7 @@ def _prefill_kernel(
     sequence_lengths_ptr,
     tiles_ptr,
     sinks_ptr,
+    slopes_ptr,
     output_ptr,
     scale_log2,
     cap_scale,
@@ -102,6 +107,7 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -146,9 +152,11 @@ def _prefill_kernel(
         start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         seen_by_all = start
     seen_by_some = tl.minimum(context_length + first_query + BLOCK_Q, sequence_length)
+    slopes = tl.load(slopes_ptr + heads) * (LOG2_E / scale_log2) if HAS_SLOPES else 0.0
     accumulator, running_max, running_sum = attend(
         query,
         query_positions,
+        slopes,
         start,
         seen_by_all,
         seen_by_some,
@@ -160,6 +168,7 @@ def _prefill_kernel(
         cap_scale,
         WINDOW,
         CAPPED,
+        HAS_SLOPES,
         BLOCK_SIZE,
         KV_HEADS * HEAD_DIM,
         HEAD_DIM,

@@ -26,6 +26,7 @@ def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
 def attend(
     query,  # [BLOCK_M, BLOCK_D]
     query_positions,  # int32 [BLOCK_M]
+    slopes,  # [BLOCK_M], in units of unscaled scores
     start,
     seen_by_all,
     end,
@@ -37,6 +38,7 @@ def attend(
     cap_scale,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -88,6 +90,8 @@ def attend(
                 scores = scores * powers
             if CAPPED:
                 scores = 2 * tl.sigmoid(tl.maximum(2 * cap_scale * scores, -80.0)) - 1
+            if HAS_SLOPES:
+                scores += slopes[:, None] * (positions[None, :] - query_positions[:, None])
             if MASKED:
                 scores = tl.where(_seen(positions[None, :], query_positions[:, None], WINDOW), scores, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)

@@ -40,6 +40,10 @@ def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     return x
 
 
+def clamp(x: Tensor, limit: float) -> Tensor:
+    return x.clamp_(-limit, limit)
+
+
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     rows, size = x.shape
     launch = _sigmoid_gate_launcher(size, gate.shape[1] != 1)

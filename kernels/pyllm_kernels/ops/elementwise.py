@@ -48,6 +48,20 @@ def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     return x
 
 
+def _clamp(x: Array, limit: float) -> Array:
+    return np.clip(x, -limit, limit, out=x)
+
+
+@op(reference=_clamp, triton="pyllm_kernels.gpu.elementwise")
+def clamp(x: Tensor, limit: float) -> Tensor:
+    """Bring each number of x [tokens, n] into the range from -limit to limit in place; return x.
+
+    For queries, keys and values (MPT, DBRX).
+    """
+    _cpu.ops.clamp(x, limit)
+    return x
+
+
 def _sigmoid_gate(x: Array, gate: Array) -> Array:
     x[...] = widened(x) * sigmoid(widened(gate))
     return x

@@ -56,8 +56,8 @@ def paged_attention(
 
     Token j of a row of Q queries and L cached tokens is at position L - Q + j, attends to the positions up to its own,
     and its keys are in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. `layer` has the scale,
-    window and cap of scores, and sinks; softmax and sums are float32. Block-table entries before every window of a row
-    are not read. A row's result does not depend on other rows; only on a GPU without `batch_invariant` in the metadata,
+    window and cap of scores, sinks and slopes; softmax and sums are float32. Block-table entries before every window of
+    a row are not read. A row's result does not depend on other rows; only on a GPU without `batch_invariant` in the metadata,
     the grouping of its positions in the sums does.
     """
     out = graph.empty(query.shape, query)
@@ -86,6 +86,9 @@ def _attend(query: Array, keys: Array, values: Array, layer: AttentionLayer) -> 
     scores = grouped @ keys.transpose(1, 2, 0)[:, None] * layer.scale  # [..., queries, length]
     if (cap := layer.soft_cap) is not None:
         scores = cap * np.tanh(scores / cap)
+    if layer.slopes is not None:
+        distances = np.arange(length) - np.arange(length - queries, length)[:, None]
+        scores = scores + layer.slopes.reshape(kv_heads, -1, 1, 1) * distances
     scores = np.where(_seen(queries, length, layer), scores, -np.inf)
     if layer.sinks is not None:
         sinks = layer.sinks.reshape(kv_heads, -1, 1, 1)

@@ -89,6 +89,7 @@ impl<'a> TileBackend<'a> for Floats<'a> {
                 first: step.first,
                 window: self.call.op.window,
                 soft_cap: self.call.op.soft_cap,
+                slopes: self.call.op.slopes(work.first_kv_head + kv_head),
             };
             let ahead = step.coming.ahead(&self.call.op.cache, kv_head, work.num_kv_heads);
             // SAFETY: as the caller promises.

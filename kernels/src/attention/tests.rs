@@ -17,6 +17,7 @@ struct Case {
     window: Option<usize>,
     soft_cap: Option<f32>,
     has_sinks: bool,
+    has_slopes: bool,
     seed: u64,
 }
 
@@ -106,7 +107,7 @@ impl Case {
         let tokens = query.len() / width;
         let query = dtype::elements(self.elements.query, &query);
         let mut out = vec![0xff; query.len()];
-        let sinks = self.sinks();
+        let (sinks, slopes) = (self.sinks(), self.slopes());
         let rows_at = |address| Matrix { dtype: self.elements.query, address, stride: width };
         let op = PagedAttention {
             tokens,
@@ -115,6 +116,7 @@ impl Case {
             window: self.window.unwrap_or(NO_WINDOW),
             soft_cap: self.soft_cap,
             sinks: self.has_sinks.then(|| sinks.as_ptr().expose_provenance()),
+            slopes: self.has_slopes.then(|| slopes.as_ptr().expose_provenance()),
             query: rows_at(query.as_ptr().expose_provenance()),
             out: rows_at(out.as_mut_ptr().expose_provenance()),
             cache: KvLayer {
@@ -165,7 +167,9 @@ impl Case {
                     let held = |score: f64| {
                         self.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     };
-                    let scores: Vec<f64> = (first..=position).map(|key| held(0.3 * dot(key))).collect();
+                    let slope = if self.has_slopes { f64::from(self.slopes()[head]) } else { 0.0 };
+                    let score = |key: usize| held(0.3 * dot(key)) - slope * (position - key) as f64;
+                    let scores: Vec<f64> = (first..=position).map(score).collect();
                     let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
                     let sink = if self.has_sinks { (f64::from(self.sinks()[head]) - greatest).exp() } else { 0.0 };
@@ -186,6 +190,11 @@ impl Case {
         (0..self.heads.0 * self.heads.1).map(|head| 12.0 * number(self.seed + 3, head)).collect()
     }
 
+    /// The slopes of the heads.
+    fn slopes(&self) -> Vec<f32> {
+        (0..self.heads.0 * self.heads.1).map(|head| number(self.seed + 4, head).abs()).collect()
+    }
+
     /// Every position, in one call.
     fn whole(&self) -> Vec<Range<usize>> {
         self.lengths.iter().map(|&length| 0..length).collect()
@@ -204,11 +213,11 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
     let elements = prop::sample::select(vec![FLOAT32, mixed, BFLOAT16, BFLOAT16, FLOAT16]);
     let block_sizes = prop::sample::select(vec![1, 3, 16, 128, 1024]);
     let windows = prop::sample::select(vec![None, None, Some(1), Some(7), Some(64), Some(100)]);
-    let layers = (windows, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>());
+    let layers = (windows, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>(), any::<bool>());
     (heads, block_sizes, lengths, elements, layers, any::<u32>()).prop_map(
-        |(heads, block_size, lengths, elements, (window, soft_cap, has_sinks), seed)| {
+        |(heads, block_size, lengths, elements, (window, soft_cap, has_sinks, has_slopes), seed)| {
             let seed = seed.into();
-            Case { heads, block_size, lengths, elements, window, soft_cap, has_sinks, seed }
+            Case { heads, block_size, lengths, elements, window, soft_cap, has_sinks, has_slopes, seed }
         },
     )
 }
@@ -264,6 +273,7 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
             window,
             soft_cap: window.map(|_| 5.0),
             has_sinks: head_dim == 64,
+            has_slopes: window == Some(7) || head_dim == 64,
             seed: 7,
         };
         let memory = case.memory(true);
@@ -298,6 +308,7 @@ fn what_lies_before_every_window_is_not_looked_at() {
             window: Some(window),
             soft_cap: None,
             has_sinks: true,
+            has_slopes: false,
             seed: 3,
         };
         let memory = case.memory(false);
@@ -332,6 +343,7 @@ fn what_a_later_position_holds_is_not_looked_at() {
                 window: None,
                 soft_cap: None,
                 has_sinks: false,
+                has_slopes: false,
                 seed: 3,
             };
             let memory = case.memory(false);

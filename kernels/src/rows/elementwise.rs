@@ -1,4 +1,4 @@
-//! Elementwise changes of a matrix: a bias, a factor and a cap, the residual added, a gate, or another dtype.
+//! Elementwise changes of a matrix: a bias, a factor and a cap, a limit, the residual added, a gate, or another dtype.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -20,6 +20,8 @@ pub(crate) enum Change {
     Bias(Matrix),
     /// `factor * x`, and with a cap `cap * tanh(factor * x / cap)`.
     Scale { factor: f32, cap: Option<f32> },
+    /// x, from `-limit` to `limit`.
+    Clamp(f32),
     /// `factor * x + residual`, of the dtype of x.
     Add { factor: f32, residual: Matrix },
     /// `x * sigmoid(gate)`, of the dtype of x; a gate is as wide as x, or one number a row.
@@ -62,6 +64,12 @@ pub(crate) fn scale_and_cap(py: Python<'_>, x: Array, factor: f32, cap: Option<f
     change(py, Change::Scale { factor, cap }, &x, &x, &[&x])
 }
 
+/// x in x, from `-limit` to `limit`.
+#[pyfunction]
+pub(crate) fn clamp(py: Python<'_>, x: Array, limit: f32) -> PyResult<()> {
+    change(py, Change::Clamp(limit), &x, &x, &[&x])
+}
+
 /// `x * sigmoid(gate)` in x.
 #[pyfunction]
 pub(crate) fn sigmoid_gate(py: Python<'_>, x: Array, gate: Array) -> PyResult<()> {
@@ -98,6 +106,7 @@ impl Op for Elementwise {
         match self.change {
             Change::Bias(_) => "add_bias",
             Change::Scale { .. } => "scale_and_cap",
+            Change::Clamp(_) => "clamp",
             Change::Add { .. } => "add",
             Change::Gate { .. } => "sigmoid_gate",
             Change::SiluGate(_) => "silu_gate",
@@ -146,6 +155,10 @@ impl<X: Storage> Kernel for Row<'_, X> {
                 Change::Scale { factor, cap: Some(cap) } => {
                     let (factor, cap) = (V::splat(factor), V::splat(cap));
                     self.change::<V>(row, |x, _, _| x.mul(factor).div(cap).tanh().mul(cap));
+                }
+                Change::Clamp(limit) => {
+                    let (least, most) = (V::splat(-limit), V::splat(limit));
+                    self.change::<V>(row, |x, _, _| least.max(most.min(x))); // in this order, NaN stays NaN
                 }
                 Change::Add { factor, residual } => {
                     let (factor, residual) = (V::splat(factor), residual.row::<X>(row));
@@ -245,6 +258,7 @@ mod tests {
                 Change::Bias(other),
                 Change::Scale { factor, cap: None },
                 Change::Scale { factor, cap: Some(cap) },
+                Change::Clamp(factor),
                 Change::Add { factor, residual: other },
                 Change::Gate { gate: other, is_wide: true },
                 Change::Gate { gate: other, is_wide: false },
@@ -263,6 +277,7 @@ mod tests {
                         Change::Bias(_) => x + other,
                         Change::Scale { cap: None, .. } => factor * x,
                         Change::Scale { .. } => wide_cap * (factor * x / wide_cap).tanh(),
+                        Change::Clamp(_) => x.clamp(-factor, factor),
                         Change::Add { .. } => factor * x + other,
                         Change::Gate { is_wide: true, .. } => x / (1.0 + (-other).exp()),
                         Change::Gate { .. } => x / (1.0 + (-f64::from(numbers[0].1)).exp()),

@@ -13,7 +13,8 @@ from pyllm.workers.layers.forward_context import ForwardContext
 class PagedAttention:
     """The attention of one layer, over this rank's heads; query and key may be normalised, and the cache scaled.
 
-    `sinks` are the logits of this rank's heads that take a share of the softmax, float32.
+    `sinks` are the logits of this rank's heads that take a share of the softmax, `slopes` the slopes of these heads;
+    both are float32.
     """
 
     def __init__(
@@ -23,12 +24,13 @@ class PagedAttention:
         norm: QKNorm | None = None,
         scales: KVScales = UNSCALED,
         sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
     ) -> None:
         self._layer = layer
         self._rope = spec.rope
         self._has_query_scales = spec.query_scaling is not None
         self._kernel = AttentionLayer(
-            scale=spec.scale * scales.key, window=spec.window, soft_cap=spec.soft_cap, sinks=sinks
+            scale=spec.scale * scales.key, window=spec.window, soft_cap=spec.soft_cap, sinks=sinks, slopes=slopes
         )
         self._norm = norm
         self._scales = scales

@@ -107,6 +107,8 @@ pub(super) struct Tile {
     pub(super) first: usize,
     pub(super) window: usize,
     pub(super) soft_cap: Option<f32>,
+    /// The slope of each head of the group.
+    pub(super) slopes: Option<*const f32>,
 }
 
 /// `total += partial`, for some pairs.
@@ -282,6 +284,11 @@ impl Tile {
                 if let Some(cap) = self.soft_cap {
                     hold_below::<V>(cap, scores, &seen);
                 }
+                if let Some(slopes) = self.slopes {
+                    let (token, head) = self.token_and_head(pair + row);
+                    let own = (self.position + token - self.first) as f32;
+                    lower_by_distance::<V>(slopes.add(head).read_unaligned(), own, scores, &seen);
+                }
                 self.weigh::<V>(pair + row, scores, &seen);
             }
             for at in (0..self.head_dim).step_by(TILE) {
@@ -317,15 +324,19 @@ impl Tile {
     /// Number of the tile's positions before a pair's end.
     #[inline(always)]
     fn visible(&self, pair: usize) -> usize {
-        let token = (pair - self.first_pair) / self.group;
-        (self.position + token + 1 - self.first).min(TILE)
+        (self.position + self.token_and_head(pair).0 + 1 - self.first).min(TILE)
     }
 
     /// Number of the tile's first positions that the window hides from a pair.
     #[inline(always)]
     fn hidden(&self, pair: usize) -> usize {
-        let token = (pair - self.first_pair) / self.group;
-        (self.position + token + 1).saturating_sub(self.window).saturating_sub(self.first)
+        (self.position + self.token_and_head(pair).0 + 1).saturating_sub(self.window).saturating_sub(self.first)
+    }
+
+    /// The token of a pair, and its head in the group.
+    #[inline(always)]
+    fn token_and_head(&self, pair: usize) -> (usize, usize) {
+        ((pair - self.first_pair) / self.group, (pair - self.first_pair) % self.group)
     }
 
     /// The first pair with positions hidden by the window.
@@ -401,6 +412,34 @@ unsafe fn hold_below<V: Vector>(cap: f32, scores: *mut f32, seen: &Range<usize>)
         }
     }
 }
+
+/// Subtract a slope times the distance from a row of scores (ALiBi, arXiv 2108.12409); `own` is the position of the
+/// query, counted from the tile's first one.
+///
+/// # Safety
+///
+/// See `Kernel::run`; the vectors are valid.
+#[inline(always)]
+unsafe fn lower_by_distance<V: Vector>(slope: f32, own: f32, scores: *mut f32, seen: &Range<usize>) {
+    for at in vectors_of(seen) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let distances = V::load(POSITIONS.as_ptr().add(at)).sub(V::splat(own));
+            distances.mul_add(V::splat(slope), V::load(scores.add(at))).store(scores.add(at));
+        }
+    }
+}
+
+/// The positions of a tile, counted from its first one.
+static POSITIONS: [f32; TILE] = {
+    let mut positions = [0.0; TILE];
+    let mut position = 0;
+    while position < TILE {
+        positions[position] = position as f32;
+        position += 1;
+    }
+    positions
+};
 
 impl Kernel for Merge {
     #[inline(always)]
