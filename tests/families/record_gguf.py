@@ -91,6 +91,9 @@ FAMILIES = (
     "nemotron-h-experts",
     "solar-open",
     "exaone-moe-4",
+    "bloom",
+    "mpt",
+    "olmo-clipped",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
@@ -113,6 +116,8 @@ _OLDER_FIELDS = {
     "gpt-neox-serial": {"rotary_pct": 0.25},
     "gpt2": {"n_ctx": 256},
     "falcon-7b": {"num_kv_heads": 1},
+    "bloom": {"seq_length": 256},
+    "mpt": {"architectures": ["MPTForCausalLM"]},
 }
 VOCABULARY = 264
 _PORT = 18_733

@@ -103,7 +103,7 @@ def check(
 TWO_RANKS = [
     *("lfm2", full("qwen3-next"), full("granite-4-mamba")),
     *(full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"),
-    *(full("gpt-bigcode"), full("falcon-40b"), full("phi"), full("deepseek-v3")),
+    *(full("gpt-bigcode"), full("falcon-40b"), full("phi"), full("deepseek-v3"), "bloom", full("mpt")),
 ]
 
 

@@ -299,10 +299,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom": ("Bloom", {"tie_word_embeddings": True}),
     "bloom-uneven": ("Bloom", {"hidden_size": 48, "num_attention_heads": 6}),
-    "mpt": (
-        "Mpt",
-        _MPT | {"tie_word_embeddings": True, "attn_config": {"clip_qkv": 0.8, "alibi_bias_max": 4}},
-    ),
+    "mpt": ("Mpt", _MPT | {"tie_word_embeddings": True, "attn_config": {"clip_qkv": 0.8}}),
     "mpt-uneven": (
         "Mpt",
         _MPT | {"hidden_size": 48, "num_attention_heads": 6, "attn_config": {"softmax_scale": 0.3}},

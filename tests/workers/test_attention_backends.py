@@ -81,6 +81,9 @@ def test_a_layer_that_it_does_not_compute_is_named() -> None:
     sinking = replace(spec.layers[1], attention=replace(spec.layers[0].attention, sinks=True))
     with pytest.raises(ConfigError, match="'theirs' does not compute layer 1: attention sinks"):
         check_layers("theirs", theirs, replace(spec, layers=(spec.layers[0], sinking)))
+    sloping = replace(spec.layers[1], attention=replace(spec.layers[0].attention, slopes=(0.5, 0.25)))
+    with pytest.raises(ConfigError, match=r"'theirs' does not compute layer 1: slopes \(ALiBi\)"):
+        check_layers("theirs", theirs, replace(spec, layers=(spec.layers[0], sloping)))
     check_layers("sdpa", load_attention_backend("sdpa", CPU, "auto"), spec)
 
 

@@ -44,6 +44,12 @@ def test_a_model_of_windows_alone_has_nothing_to_choose(spec: ModelSpec) -> None
     check_sparse_attention(engine_config(QUEST), replace(spec, layers=(*spec.layers[:3], windowed)), "cpu")
 
 
+def test_scores_that_fall_with_distance_are_refused(spec: ModelSpec) -> None:
+    sloping = replace(spec.layers[3], attention=replace(spec.layers[3].attention, slopes=(0.5, 0.25)))
+    with pytest.raises(ConfigError, match="quest is not possible with ALiBi"):
+        check_sparse_attention(engine_config(QUEST), replace(spec, layers=(*spec.layers[:3], sloping)), "cpu")
+
+
 @pytest.mark.parametrize(
     "options",
     [
