@@ -38,7 +38,7 @@ def read(config: Config) -> ModelSpec:
     has_two_norms = not is_parallel or (is_new and config.integer("num_ln_in_parallel_attn", 2) == 2)
     attention, ropes = read_attention(config, bias=bias, output_bias=bias), None
     if config.flag("alibi", False):
-        # The scores are scaled after the slopes. transformers rounds each product of a slope and a position to bfloat16.
+        # Scores are scaled after the slopes. transformers rounds each product of a slope and a position to bfloat16.
         slopes = tuple(attention.scale * slope for slope in alibi_slopes(attention.heads))
         attention, ropes = replace_struct(attention, rope=None, slopes=slopes), ()
     layer = LayerSpec(

@@ -88,8 +88,8 @@ def read_attention(config: Config, **features: Any) -> AttentionSpec:
 def alibi_slopes(heads: int, greatest: float = 8.0) -> tuple[float, ...]:
     """The slope of each head (ALiBi, arXiv 2108.12409): powers of two down to `2 ** -greatest`.
 
-    The exponents of the first heads, as many as a power of two, are multiples of a step; those of the others lie halfway
-    between.
+    The exponents of the first heads, as many as a power of two, are multiples of a step; those of the others lie
+    halfway between.
     """
     count = 1 << heads.bit_length() - 1
     step = greatest / count

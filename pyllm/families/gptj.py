@@ -1,4 +1,9 @@
-"""GPT-J: parallel layers with one layer norm, RoPE on adjacent pairs of a part of each head, a head with a bias."""
+"""GPT-J: parallel layers with one layer norm, RoPE on adjacent pairs of a part of each head, a head with a bias.
+
+CodeGen (arXiv 2203.13474) differs in its files: they have query, value and key of a quarter of the heads in turn.
+"""
+
+from dataclasses import replace
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
@@ -15,7 +20,7 @@ from pyllm.families.tensors import TensorNames
 
 
 def read(config: Config) -> ModelSpec:
-    """The model that a config.json of GPT-J describes."""
+    """The model that a config.json of GPT-J or CodeGen describes."""
     rotates_all = "rotary_dim" in config.nulls
     config = with_standard_names(config).with_defaults(activation_function="gelu_new")
     attention = read_attention(config)
@@ -33,7 +38,7 @@ def read(config: Config) -> ModelSpec:
     )
 
 
-FAMILY = Family(
+GPTJ = Family(
     architectures=("GPTJForCausalLM",),
     read=read,
     tensors=TensorNames(
@@ -52,5 +57,15 @@ FAMILY = Family(
         },
         interleaved=True,
         derived=(".attn.bias", ".attn.masked_bias", ".attn.embed_positions"),
+    ),
+)
+CODEGEN = Family(
+    architectures=("CodeGenForCausalLM",),
+    read=read,
+    tensors=replace(
+        GPTJ.tensors,
+        stacked={"attn.qkv_proj": ("attention.query", "attention.value", "attention.key")},
+        grouped=frozenset({"attn.qkv_proj"}),
+        groups=4,
     ),
 )

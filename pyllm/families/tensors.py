@@ -204,7 +204,7 @@ class TensorNames:
     - `stacked`: tensors that hold several parts of a layer, stacked by rows; in files without a tensor of each.
     - `alternating`: the `stacked` tensors whose parts have interleaved rows.
     - `grouped`: the `stacked` tensors that have, for each key head, all that belongs to it: its query heads, itself and
-      its value heads; or for each query head the query and its gate.
+      its value heads; or for each query head the query and its gate. With `groups` there are so many, of equal size.
     - `aliases`: other names of tensors of a layer, in files without the first one.
     - `bare`: tensors of a layer without `.weight` after the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
@@ -229,6 +229,7 @@ class TensorNames:
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     alternating: frozenset[str] = frozenset()
     grouped: frozenset[str] = frozenset()
+    groups: int | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     bare: frozenset[str] = frozenset({LLAMA_PARTS["feed_forward.correction"]})
     interleaved: bool = False
@@ -483,7 +484,7 @@ def map_tensors(
             source, parts = names.source_of(part)
             of_expert = "" if expert is None else f".{expert}"
             sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
-            groups = _num_groups(parts, layer) if source in names.grouped else 1
+            groups = names.groups or _num_groups(parts, layer) if source in names.grouped else 1
             rows = _rows(names, source, sizes, parts.index(part), groups)
             matrix = None
             if expert is not None and "{}" in source:

@@ -282,6 +282,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-bigcode": ("GPTBigCode", _CLASSIC | {"tie_word_embeddings": True}),
     "gpt-bigcode-all-heads": ("GPTBigCode", _CLASSIC | {"multi_query": False}),
     "gptj": ("GPTJ", _CLASSIC | {"rotary_dim": 4}),
+    "codegen": ("CodeGen", _CLASSIC | {"rotary_dim": 4}),
+    "codegen-8-heads": ("CodeGen", _CLASSIC | {"rotary_dim": 4, "n_embd": 64, "n_head": 8, "n_inner": 48}),
     "gpt-neo": ("GPTNeo", _GPT_NEO),
     "opt": ("OPT", {"ffn_dim": 48, "tie_word_embeddings": True}),
     "opt-bare": ("OPT", {"ffn_dim": 48, "enable_bias": False, "layer_norm_elementwise_affine": False}),

@@ -80,7 +80,9 @@ def test_a_row_with_sinks_is_bitwise_the_same_alone(kernels: Kernels, device: to
         assert torch.equal(alone, together[batch.tokens_of(index)])
 
 
-@pytest.mark.parametrize(("window", "soft_cap", "heads"), [(None, None, 6), (None, 2.0, 2), (7, 2.0, 6), (100, None, 3)])
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "heads"), [(None, None, 6), (None, 2.0, 2), (7, 2.0, 6), (100, None, 3)]
+)
 def test_scores_fall_with_distance(
     kernels: Kernels, device: torch.device, window: int | None, soft_cap: float | None, heads: int
 ) -> None:

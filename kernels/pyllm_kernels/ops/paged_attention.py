@@ -57,8 +57,8 @@ def paged_attention(
     Token j of a row of Q queries and L cached tokens is at position L - Q + j, attends to the positions up to its own,
     and its keys are in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. `layer` has the scale,
     window and cap of scores, sinks and slopes; softmax and sums are float32. Block-table entries before every window of
-    a row are not read. A row's result does not depend on other rows; only on a GPU without `batch_invariant` in the metadata,
-    the grouping of its positions in the sums does.
+    a row are not read. A row's result does not depend on other rows; only on a GPU without `batch_invariant` in the
+    metadata, the grouping of its positions in the sums does.
     """
     out = graph.empty(query.shape, query)
     _cpu.ops.paged_attention(query, key_cache, value_cache, metadata, layer, out)

@@ -23,6 +23,7 @@ class PagedAttention:
         spec: AttentionSpec,
         norm: QKNorm | None = None,
         scales: KVScales = UNSCALED,
+        *,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> None:

@@ -39,7 +39,7 @@ def check_sparse_attention(config: EngineConfig, spec: ModelSpec, device: str) -
         )
     if any(attention.slopes is not None for attention in spec.attentions):
         raise ConfigError(
-            f"sparse_attention {name} is not possible with ALiBi, which needs the distance of each position: leave it out"
+            f"sparse_attention {name} is not possible with ALiBi, which needs the distance of positions: leave it out"
         )
     first = settings.sparse_attention_dense_layers
     if all(layer.attention is None or layer.attention.window is not None for layer in spec.layers[first:]):
