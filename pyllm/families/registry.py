@@ -9,10 +9,12 @@ from itertools import chain
 
 from pyllm.errors import ConfigError
 from pyllm.families import (
+    afmoe,
     apertus,
     bamba,
     bloom,
     cohere,
+    dbrx,
     deepseek,
     dots1,
     ernie,
@@ -97,6 +99,7 @@ FAMILIES = (
     exaone4.EXAONE4,
     exaone4.EXAONE_MOE,
     apertus.FAMILY,
+    afmoe.FAMILY,
     nemotron.NEMOTRON,
     nemotron.JAIS2,
     nemotron_h.FAMILY,
@@ -117,6 +120,7 @@ FAMILIES = (
     gptj.CODEGEN,
     deepseek.FAMILY,
     dots1.FAMILY,
+    dbrx.FAMILY,
     ernie.ERNIE,
     ernie.ERNIE_MOE,
     minicpm3.FAMILY,

@@ -631,10 +631,11 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
     # In llama.cpp's files vectors may have a row for each head or group; a matrix may have a third dimension for each
-    # head there, and for the weights of a convolution.
+    # head there, and for the weights of a convolution. DBRX has the experts' matrices in one of two dimensions.
     is_vector = len(needed) == 1 and math.prod(tensor.shape) == needed[0]
     is_matrix = len(tensor.shape) == 3 and (tensor.shape[0] * tensor.shape[1], tensor.shape[2]) == needed
-    if is_vector or is_matrix:
+    are_matrices = len(needed) == 3 and tensor.shape == (needed[0] * needed[1], needed[2])
+    if is_vector or is_matrix or are_matrices:
         tensor = msgspec.structs.replace(tensor, shape=needed)
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")

@@ -92,6 +92,8 @@ FAMILIES = (
     "solar-open",
     "exaone-moe-4",
     "bloom",
+    "afmoe",
+    "dbrx",
     "mpt",
     "olmo-clipped",
 )
@@ -117,6 +119,7 @@ _OLDER_FIELDS = {
     "gpt2": {"n_ctx": 256},
     "falcon-7b": {"num_kv_heads": 1},
     "bloom": {"seq_length": 256},
+    "afmoe": {"score_func": "sigmoid", "route_norm": True},
     "mpt": {"architectures": ["MPTForCausalLM"]},
 }
 VOCABULARY = 264

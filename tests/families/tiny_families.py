@@ -78,6 +78,7 @@ _DEEPSEEK = {
 }
 _SOLAR = _HEAD | {name: value for name, value in _DEEPSEEK.items() if name != "first_k_dense_replace"}
 _EXAONE_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_shared_experts": 2}
+_AFMOE = _HEAD | _EXAONE_MOE | {"num_hidden_layers": 4, "sliding_window": 24, "num_dense_layers": 1, "route_scale": 1.5}
 _HY_V3 = _EXAONE_MOE | {"num_shared_experts": 1}
 _ERNIE_MOE = {
     "moe_num_experts": 6,
@@ -285,6 +286,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "codegen": ("CodeGen", _CLASSIC | {"rotary_dim": 4}),
     "codegen-8-heads": ("CodeGen", _CLASSIC | {"rotary_dim": 4, "n_embd": 64, "n_head": 8, "n_inner": 48}),
     "gpt-neo": ("GPTNeo", _GPT_NEO),
+    "afmoe": ("Afmoe", _AFMOE | {"mup_enabled": True}),
+    "afmoe-all-experts": ("Afmoe", _AFMOE | {"global_attn_every_n_layers": 2, "num_dense_layers": 0}),
+    "dbrx": (
+        "Dbrx",
+        {
+            "d_model": 32,
+            "max_seq_len": CONTEXT,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 1e4},
+            "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 6, "moe_top_k": 2},
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 48, "tie_word_embeddings": True}),
     "opt-bare": ("OPT", {"ffn_dim": 48, "enable_bias": False, "layer_norm_elementwise_affine": False}),
     "nanochat": ("NanoChat", {"final_logit_softcapping": 5.0}),
