@@ -102,9 +102,18 @@ def read_granite_swa(config: Config) -> ModelSpec:
 
 def read_granite_moe(config: Config) -> ModelSpec:
     """The model that a config.json of Granite 3 with experts describes; a shared one may be beside them."""
+    return _with_shared_expert(config, read_granite(config))
+
+
+def read_granite_moe_swa(config: Config) -> ModelSpec:
+    """The same with windows, sinks and a base of RoPE for each layer."""
+    return _with_shared_expert(config, read_granite_swa(config))
+
+
+def _with_shared_expert(config: Config, spec: ModelSpec) -> ModelSpec:
     shared = config.integer("shared_intermediate_size", 0, least=0)
     routing = read_routing(config, normalised=True, shared=SharedExpertSpec(size=shared) if shared else None)
-    return with_experts(read_granite(config), routing, config.integer("intermediate_size"))
+    return with_experts(spec, routing, config.integer("intermediate_size"))
 
 
 def read_granite4(config: Config) -> ModelSpec:
@@ -169,6 +178,21 @@ GRANITE_SWA = Family(
     read=read_granite_swa,
     tensors=TensorNames(
         parts=LLAMA_PARTS | {"attention.sinks": "self_attn.sinks"}, bare=frozenset({"self_attn.sinks"})
+    ),
+)
+GRANITE_MOE_SWA = Family(
+    architectures=("GraniteMoeSWAForCausalLM",),
+    read=read_granite_moe_swa,
+    tensors=TensorNames(
+        parts=LLAMA_PARTS
+        | {
+            "attention.sinks": "self_attn.sinks",
+            "feed_forward.router": "block_sparse_moe.router",
+            "feed_forward.experts.down": "block_sparse_moe.experts.{}.down_proj",
+            "feed_forward.shared.down": "shared_mlp.output_linear",
+        },
+        bare=frozenset({"self_attn.sinks"}),
+        stacked={"shared_mlp.input_linear": _STACKED_EXPERTS["shared_mlp.input_linear"]},
     ),
 )
 HYPERCLOVA = Family(

@@ -1,5 +1,6 @@
 """Qwen 2 and 2.5 (arXiv 2407.10671): Llama with biases, dense or with experts and a shared one; Qwen 3 (arXiv
-2505.09388): with norms of query and key, dense or with experts.
+2505.09388): with norms of query and key, dense or with experts. Mellum 2 is Qwen 3 with experts
+and with windows that have a RoPE of their own.
 """
 
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
+    with_deepseek_experts,
     with_experts,
 )
+from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, SharedExpertSpec
 from pyllm.families.tensors import LLAMA_PARTS, TensorNames
 
@@ -48,6 +51,31 @@ def read_qwen3(config: Config) -> ModelSpec:
 def read_qwen3_moe(config: Config) -> ModelSpec:
     """The model that a config.json of Qwen 3 MoE describes; some layers may be dense."""
     return _with_experts(config, read_qwen3(config))
+
+
+def read_mellum(config: Config) -> ModelSpec:
+    """The model that a config.json of Mellum 2 describes; some layers may be dense."""
+    config = config.with_defaults(norm_topk_prob=True, sliding_window=1024, first_k_dense_replace=0)
+    spec = read_qwen3(config.without("sliding_window", "layer_types"))
+    window, head_size = config.integer("sliding_window"), spec.attention.head_size
+    layers = (
+        replace(layer, attention=replace(layer.own_attention, rope=1, window=window))
+        if kind == "sliding_attention"
+        else layer
+        for layer, kind in zip(spec.layers, layer_types(config, lambda _: False), strict=True)
+    )
+    kinds = ("full_attention", "sliding_attention")
+    ropes = tuple(read_rope(config, head_size, layer_type=kind) for kind in kinds)
+    routing = read_routing(config, config.flag("norm_topk_prob"))
+    return with_deepseek_experts(config, replace(spec, layers=tuple(layers), ropes=ropes), routing)
+
+
+def _complete_mellum(config: Config) -> Config:
+    """A copy with the two sections of RoPE that a config.json has: that of windows is never scaled."""
+    full = config.section("rope_scaling").with_defaults(rope_type="default")
+    base = config.positive("rope_local_base_freq", config.positive("rope_theta", 10_000.0))
+    sections = {"full_attention": {name: full.value(name) for name in full}, "sliding_attention": {"rope_theta": base}}
+    return config.replaced(norm_topk_prob=True, rope_parameters=sections)
 
 
 def _with_experts(config: Config, spec: ModelSpec, shared: SharedExpertSpec | None = None) -> ModelSpec:
@@ -106,5 +134,14 @@ QWEN3_MOE = Family(
         fields=GGUF_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"},
         # GGUF files do not have this field; it is true in every released model.
         complete=lambda config: config.replaced(norm_topk_prob=True),
+    ),
+)
+MELLUM = Family(
+    architectures=("MellumForCausalLM",),
+    read=read_mellum,
+    gguf=GgufNames(
+        architectures=("mellum",),
+        fields=GGUF_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"},
+        complete=_complete_mellum,
     ),
 )

@@ -182,11 +182,13 @@ class ExpertGroups(msgspec.Struct, frozen=True, kw_only=True):
 class SharedExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A feed-forward layer beside the experts, without biases, that every token goes through; outputs are added.
 
-    With `gated` its output is multiplied by the sigmoid of a number for each token, which is linear in the input.
+    With `gated` its output is multiplied by the sigmoid of a number for each token, which is linear in the input;
+    and by `factor`, in every case.
     """
 
     size: int
     gated: bool = False
+    factor: float = 1.0
 
 
 class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):

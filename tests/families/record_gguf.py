@@ -94,6 +94,8 @@ FAMILIES = (
     "bloom",
     "afmoe",
     "dbrx",
+    "mellum",
+    "cohere2-moe",
     "mpt",
     "olmo-clipped",
 )

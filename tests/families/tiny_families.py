@@ -107,6 +107,9 @@ _PHIMOE_ROPE = {
 _HUNYUAN_MOE = {"num_experts": 6, "moe_topk": [2, 2], "intermediate_size": 64}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _WINDOW = {"sliding_window": 24}
+_MELLUM = _HEAD | _EXPERTS | _QWEN3_MOE | _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
+_ROPES = {"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+_COHERE2_MOE = _HEAD | _WINDOW | {"num_hidden_layers": 4, "num_experts": 6, "intermediate_size": 64}
 _GPT_OSS = (
     _HEAD
     | _EXPERTS
@@ -365,6 +368,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe-longrope": ("Phimoe", _EXPERTS | _WINDOW | {"rope_parameters": _PHIMOE_ROPE}),
     "flex-olmo": ("FlexOlmo", _EXPERTS | {"num_experts": 6}),
     "granite-moe-shared": ("GraniteMoeShared", _SCALED | _EXPERTS | {"shared_intermediate_size": 48}),
+    "granite-moe-swa": (
+        "GraniteMoeSWA",
+        _SCALED
+        | _EXPERTS
+        | _WINDOW
+        | {"num_hidden_layers": 4, "shared_intermediate_size": 48, "layer_rope_theta": [1e4, 0, 5e5, 1e4]},
+    ),
+    "mellum": ("Mellum", _MELLUM | {"rope_parameters": _ROPES}),
+    "mellum-bases": (
+        "Mellum",
+        _MELLUM
+        | {
+            "mlp_layer_types": ["dense", "sparse"],
+            "norm_topk_prob": False,
+            "rope_parameters": _ROPES | {"full_attention": {"rope_type": "default", "rope_theta": 5e5}},
+        },
+    ),
+    "cohere2-moe": (
+        "Cohere2Moe",
+        _COHERE2_MOE | {"expert_selection_fn": "sigmoid", "num_shared_experts": 2, "tie_word_embeddings": True},
+    ),
+    "cohere2-moe-dense": (
+        "Cohere2Moe",
+        _COHERE2_MOE | {"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 48, "rms_norm_eps": 1e-5},
+    ),
+    "cohere2-moe-sum": (
+        "Cohere2Moe",
+        _COHERE2_MOE | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "attention_bias": True},
+    ),
     "qwen3-next": ("Qwen3Next", _DELTA | _EXPERTS | _SHARED_EXPERT | {"num_experts": 6}),
     "qwen3-next-dense": (
         "Qwen3Next",

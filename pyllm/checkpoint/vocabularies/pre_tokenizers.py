@@ -75,6 +75,43 @@ _GPT_4O = "|".join(
     (*(f"{word}{_CONTRACTION}?" for word in _CASED_WORD), r"\p{N}{1,3}", _PUNCTUATION_OR_PATH, _WHITESPACE)
 )
 _SEED_CODER = "|".join((_CONTRACTION, _WORD, r"\p{N}{1}", r" ?[^\s\p{L}\p{N}\r\n]+", _WHITESPACE))
+_JAIS2_WHITESPACE = "|".join(
+    (r"\s*[\r\n]+", *(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1)), r"\s{1,2}(?!\S)", r"\s{1}")
+)
+_JAIS2 = "|".join((_CONTRACTION, _WORD, r"\p{N}{1,3}", _PUNCTUATION, _JAIS2_WHITESPACE))
+_EXAONE_MOE = "|".join(
+    (
+        _CONTRACTION,
+        r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+",
+        r"\p{N}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]?",
+        r"\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+_BAILING = "|".join(
+    ("'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])", _WORD, r"\p{N}", _PUNCTUATION, r"\s*[\r\n]|\s+(?!\S)|\s+")
+)
+_MINICPM5 = (r"\p{N}{1,3}", "|".join((_CONTRACTION, _WORD, r"\p{N}+", _PUNCTUATION, _WHITESPACE)))
+_LAGUNA = (r"[^\n]+|[\n]+", _ONE_DIGIT)
+_TINY_AYA = (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O)
+_UFAKZEKA = "|".join((_WORD, r"\p{N}", _PUNCTUATION, _WHITESPACE))
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
+    "\ufe30-\ufe4f]+|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    "|".join((*(f"{word}{_CONTRACTION}?" for word in _CASED_WORD), r"\p{N}", _PUNCTUATION_OR_PATH, _WHITESPACE)),
+)
+_KIMI_UPPER, _KIMI_LOWER = (rf"[{kind[1:-1]}&&[^\p{{Han}}]]" for kind in (_UPPER, _LOWER))
+_KIMI_K2 = "|".join(
+    (
+        r"\p{Han}+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTION}?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTION}?",
+        r"\p{N}{1,3}",
+        _PUNCTUATION,
+        _WHITESPACE,
+    )
+)
+_BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, "[0-9][0-9][0-9]")
 _DEEPSEEK_LETTERS = (
@@ -109,6 +146,14 @@ _DEEPSEEK_V3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
     rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_WHITESPACE}",
 )
+# Digits in groups of three from the end of a number.
+_AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+    _DEEPSEEK_V3[2],
+)
+_SPARK = (*_DEEPSEEK_V3[:2], _DEEPSEEK_V3[2].replace(r"[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+", r"[\p{P}\p{S}]+|[\r\n]"))
 
 _GPT2 = (byte_level(use_regex=True),)
 _SINGLE_DIGITS_GPT2 = ({"type": "Digits", "individual_digits": True}, byte_level(use_regex=True))
@@ -122,6 +167,11 @@ PRE_TOKENIZERS = {
     "olmo": PreTokenizer(_GPT2, normalizer=_NFC),  # OLMo 1; later ones have dbrx
     "exaone4": PreTokenizer(_GPT2),
     "granite-docling": PreTokenizer(_GPT2),
+    "jais": PreTokenizer(_GPT2),
+    "trillion": PreTokenizer(_GPT2),
+    "a.x-4.0": PreTokenizer(_GPT2),  # Qwen 2's layers
+    "gigachat": PreTokenizer(_GPT2),  # DeepSeek V3's layers
+    "mellum": PreTokenizer(_GPT2),
     "smollm": PreTokenizer(_SINGLE_DIGITS_GPT2),  # SmolLM 1 and 2
     "starcoder": PreTokenizer(_SINGLE_DIGITS_GPT2),
     "refact": PreTokenizer(_SINGLE_DIGITS_GPT2),  # Granite 3
@@ -129,6 +179,7 @@ PRE_TOKENIZERS = {
     "codeshell": PreTokenizer(_SINGLE_DIGITS_GPT2),
     "exaone": PreTokenizer(_SINGLE_DIGITS_GPT2),
     "minerva-7b": PreTokenizer(_SINGLE_DIGITS_GPT2),
+    "mellum2": PreTokenizer(_SINGLE_DIGITS_GPT2),
     "llama3": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
     "llama-v3": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
     "llama-bpe": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),  # Llama 3 to 3.3
@@ -136,6 +187,7 @@ PRE_TOKENIZERS = {
     "falcon-h1": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
     "pixtral": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
     "lfm2": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "midm-2.0": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),  # Llama's layers
     "dbrx": PreTokenizer(_split(_THREE_DIGITS)),  # OLMo 2 and 3, Phi-4, Granite 4
     "smaug-bpe": PreTokenizer(_split(_THREE_DIGITS)),  # SmolLM3
     "chatglm-bpe": PreTokenizer(_split(_THREE_DIGITS)),
@@ -145,6 +197,7 @@ PRE_TOKENIZERS = {
     "deepseek-r1-qwen": PreTokenizer(_split(_ONE_DIGIT)),
     "megrez": PreTokenizer(_split(_ONE_DIGIT)),
     "stablelm2": PreTokenizer(_split(_ONE_DIGIT)),
+    "kormo": PreTokenizer(_split(_ONE_DIGIT)),
     "hunyuan": PreTokenizer(_split(_ONE_DIGIT)),
     "grok-2": PreTokenizer(_split(_ONE_DIGIT)),
     "solar-open": PreTokenizer(_split(_ONE_DIGIT)),
@@ -153,11 +206,33 @@ PRE_TOKENIZERS = {
     "gpt-4o": PreTokenizer(_split(_GPT_4O)),  # gpt-oss, Phi-4-mini
     "llama4": PreTokenizer(_split(_GPT_4O)),
     "minimax-m2": PreTokenizer(_split(_GPT_4O)),
+    "kanana2": PreTokenizer(_split(_GPT_4O)),
+    "talkie": PreTokenizer(_split(_GPT_4O)),
+    "tiny_aya": PreTokenizer(_split(*_TINY_AYA)),
+    "cohere2moe": PreTokenizer(_split(*_TINY_AYA)),
+    "youtu": PreTokenizer(_split(*_YOUTU), ignore_merges=True),
+    "kimi-k2": PreTokenizer(_split(_KIMI_K2)),
+    "exaone-moe": PreTokenizer(_split(_EXAONE_MOE)),
+    "jais-2": PreTokenizer(_split(_JAIS2)),
+    "bailingmoe": PreTokenizer(_split(_BAILING)),
+    "bailingmoe2": PreTokenizer(_split(_BAILING)),
+    "llada-moe": PreTokenizer(_split(_BAILING)),
+    "minicpm5": PreTokenizer(_split(*_MINICPM5), ignore_merges=True),
+    "laguna": PreTokenizer(_split(*_LAGUNA)),
+    "ufakzeka": PreTokenizer(_split(_UFAKZEKA)),
+    "bloom": PreTokenizer(_split(_BLOOM)),
+    "gpt3-finnish": PreTokenizer(_split(_BLOOM)),
+    "poro-chat": PreTokenizer(_split(_BLOOM)),
+    "viking": PreTokenizer(_split(_BLOOM, r"\p{N}")),
     "seed-coder": PreTokenizer(_split(_SEED_CODER)),
     "deepseek-llm": PreTokenizer(_split(*_DEEPSEEK_LLM)),
     "deepseek-coder": PreTokenizer(_split(*_DEEPSEEK_CODER)),
     "deepseek-v3": PreTokenizer(_split(*_DEEPSEEK_V3)),
     "hunyuan-dense": PreTokenizer(_split(*_DEEPSEEK_V3)),
+    "joyai-llm": PreTokenizer(_split(*_DEEPSEEK_V3)),
+    "hy_v4": PreTokenizer(_split(*_DEEPSEEK_V3)),
+    "spark2_5": PreTokenizer(_split(*_SPARK, r"\p{N}")),
+    "afmoe": PreTokenizer(_split(*_AFMOE)),
     "falcon": PreTokenizer(_split(*_FALCON)),
 }
 

@@ -32,6 +32,7 @@ class SharedExpert:
         sizes = (shared.size, shared.size) if spec.gated else (shared.size,)
         self._up = ColumnParallelLinear(hidden_size, sizes, placement)
         self._down = RowParallelLinear(shared.size, hidden_size, placement)
+        self.factor = shared.factor
         self._gate = None
         if shared.gated:
             self._gate = ColumnParallelLinear(hidden_size, (1,), placement, shares=[slice(0, 1)])
@@ -131,7 +132,7 @@ class Experts:
         logits = self.router(kernels[widen](x) if self._widens else x)
         result = kernels[experts](x, logits, self._router, self._activation, self.matrices)
         if self._shared is not None:
-            result = kernels[add](result, self._shared.partial(x))
+            result = kernels[add](self._shared.partial(x), result, self._shared.factor)
         return self._placement.group.sum(result)
 
     def _read_biases(self, reader: WeightReader, name: str, size: int, rows: slice = WHOLE) -> Tensor:
