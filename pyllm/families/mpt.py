@@ -1,5 +1,6 @@
 """MPT (https://www.databricks.com/blog/mpt-7b): ALiBi, layer norms, no biases; some models clip queries and keys."""
 
+import math
 from dataclasses import replace
 
 from msgspec.structs import replace as replace_struct
@@ -50,7 +51,7 @@ def read(config: Config) -> ModelSpec:
 
 def _logit_scale(config: Config) -> float:
     if config.equals("logit_scale", "inv_sqrt_d_model"):
-        return config.integer("hidden_size") ** -0.5
+        return 1 / math.sqrt(config.integer("hidden_size"))
     return config.positive("logit_scale", 1.0)
 
 

@@ -168,7 +168,8 @@ impl Case {
                         self.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     };
                     let slope = if self.has_slopes { f64::from(self.slopes()[head]) } else { 0.0 };
-                    let score = |key: usize| held(0.3 * dot(key)) - slope * (position - key) as f64;
+                    let distance = |key: usize| f64::from((position - key) as u32);
+                    let score = |key: usize| held(0.3 * dot(key)) - slope * distance(key);
                     let scores: Vec<f64> = (first..=position).map(score).collect();
                     let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();

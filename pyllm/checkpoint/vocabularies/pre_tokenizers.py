@@ -1,13 +1,14 @@
 """Pre-tokenizers: the split of text before merges apply. Knows no vocabulary.
 
 `PRE_TOKENIZERS` has one for each `tokenizer.ggml.pre`, as a GGUF file only names its pre-tokenizer. The regular
-expressions are those of llama.cpp (`src/llama-vocab.cpp`), which takes them from the models' tokenizer.json. In two
+expressions are those of llama.cpp (`src/llama-vocab.cpp`), which takes them from the models' tokenizer.json. In three
 cases an entry follows the model's tokenizer.json, not llama.cpp:
 
 - `_NFC`: characters are composed first, as transformers does for these families.
-- `_CASED_WORD` (Mistral's tekken, gpt-4o): llama.cpp knows no case beyond ASCII and ends a word at a combining mark, so
-  that words of Hindi, Thai or Bengali become other tokens than in training, and up to twice as many. For tekken, the
-  ids here are those of `mistral_common`.
+- `_CASED_WORD` (Mistral's tekken, gpt-4o, Kimi K2, Youtu): llama.cpp knows no case beyond ASCII, or none, and mostly
+  ends a word at a combining mark, so that words of Hindi, Thai or Bengali become other tokens than in training, and up
+  to twice as many. For tekken, the ids here are those of `mistral_common`.
+- Numbers in groups from their end (Trinity, tiny_aya): llama.cpp cuts whitespace before a number in two.
 """
 
 import re

@@ -286,6 +286,7 @@ impl Tile {
                 }
                 if let Some(slopes) = self.slopes {
                     let (token, head) = self.token_and_head(pair + row);
+                    #[expect(clippy::cast_precision_loss, reason = "no sequence is as long as 2^24")]
                     let own = (self.position + token - self.first) as f32;
                     lower_by_distance::<V>(slopes.add(head).read_unaligned(), own, scores, &seen);
                 }
@@ -413,7 +414,7 @@ unsafe fn hold_below<V: Vector>(cap: f32, scores: *mut f32, seen: &Range<usize>)
     }
 }
 
-/// Subtract a slope times the distance from a row of scores (ALiBi, arXiv 2108.12409); `own` is the position of the
+/// Subtract a slope times the distance from a row of scores (`ALiBi`, arXiv 2108.12409); `own` is the position of the
 /// query, counted from the tile's first one.
 ///
 /// # Safety
@@ -431,6 +432,7 @@ unsafe fn lower_by_distance<V: Vector>(slope: f32, own: f32, scores: *mut f32, s
 }
 
 /// The positions of a tile, counted from its first one.
+#[expect(clippy::cast_precision_loss, reason = "a tile has fewer positions than float32 has whole numbers")]
 static POSITIONS: [f32; TILE] = {
     let mut positions = [0.0; TILE];
     let mut position = 0;
