@@ -104,7 +104,11 @@ def hybrid_hits() -> Iterator[Record]:
         blocks = (memory - states * state_bytes) // (6 * attention_bytes * BLOCK_SIZE)
         hybrid = conversation_hits(blocks, num_states=states, state_checkpoint_blocks=interval)
         attention = conversation_hits(memory // (24 * attention_bytes * BLOCK_SIZE))
-        record: Record = {"name": "scheduler.hybrid_hits", "value": round(hybrid / attention, 3), "unit": "of attention"}
+        record: Record = {
+            "name": "scheduler.hybrid_hits",
+            "value": round(hybrid / attention, 3),
+            "unit": "of attention",
+        }
         yield record | {"gigabytes": gigabytes, "hybrid": round(hybrid, 3), "attention": round(attention, 3)}
 
 
@@ -121,9 +125,7 @@ FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
 }
 
 
-def decode(
-    rows: int, waiting: int = 0, policy: str = "fcfs", num_groups: int = 1, num_states: int = 0
-) -> list[float]:
+def decode(rows: int, waiting: int = 0, policy: str = "fcfs", num_groups: int = 1, num_states: int = 0) -> list[float]:
     """Seconds of each step with `rows` requests decoding, each with 1,024 tokens of context, the prefix cache on.
 
     `waiting` more requests wait in the queue. With `num_states` the model keeps a state for each sequence.

@@ -1,4 +1,10 @@
-"""OPT (arXiv 2205.01068): learned positions, layer norms, biases everywhere, a rectifier."""
+"""OPT (arXiv 2205.01068): learned positions, layer norms, biases everywhere, a rectifier; BioGPT (arXiv 2210.10341):
+the same with a scaled embedding and GELU.
+"""
+
+from dataclasses import replace
+
+from msgspec.structs import replace as replace_struct
 
 from pyllm.families.config import Config
 from pyllm.families.family import Family, num_layers, read_attention, read_feed_forward, read_model
@@ -6,32 +12,39 @@ from pyllm.families.spec import LayerSpec, ModelSpec, NormSpec
 from pyllm.families.tensors import LLAMA_PARTS, TensorNames
 
 
-def read(config: Config) -> ModelSpec:
+def read_opt(config: Config) -> ModelSpec:
     """The model that a config.json of OPT describes; OPT-350M, whose norms come after the layers, is refused."""
     hidden, bias = config.integer("hidden_size"), config.flag("enable_bias", True)
     config.refuse_unless(do_layer_norm_before=True, word_embed_proj_dim=hidden, _remove_final_layer_norm=False)
     scaled = config.flag("layer_norm_elementwise_affine", True)
     norm = NormSpec(epsilon=1e-5, kind="layer", weight=scaled, bias=scaled)
-    config = config.without("num_key_value_heads").replaced(intermediate_size=config.integer("ffn_dim"))
+    config = config.renamed(hidden_act="activation_function").with_defaults(hidden_act="relu")
+    return _read(config.replaced(intermediate_size=config.integer("ffn_dim")), norm, bias)
+
+
+def read_biogpt(config: Config) -> ModelSpec:
+    """The model that a config.json of BioGPT describes."""
+    config = config.with_defaults(hidden_act="gelu")
+    scale = config.integer("hidden_size") ** 0.5 if config.flag("scale_embedding", True) else 1.0
+    spec = _read(config, NormSpec(epsilon=1e-5, kind="layer", bias=True), bias=True)
+    return replace_struct(spec, embedding_scale=scale)
+
+
+def _read(config: Config, norm: NormSpec, bias: bool) -> ModelSpec:
+    config = config.without("num_key_value_heads").with_defaults(tie_word_embeddings=True)
     layer = LayerSpec(
         attention=read_attention(config, bias=bias, output_bias=bias, rope=None),
-        feed_forward=read_feed_forward(
-            config.with_defaults(activation_function="relu"), "activation_function", gated=False, bias=bias
-        ),
+        feed_forward=read_feed_forward(config, gated=False, bias=bias),
         attention_norm=norm,
         feed_forward_norm=norm,
     )
-    return read_model(
-        config.with_defaults(tie_word_embeddings=True),
-        [layer] * num_layers(config),
-        ropes=(),
-        positions=config.integer("max_position_embeddings"),
-    )
+    positions = config.integer("max_position_embeddings")
+    return read_model(config, [layer] * num_layers(config), ropes=(), positions=positions)
 
 
-FAMILY = Family(
+OPT = Family(
     architectures=("OPTForCausalLM",),
-    read=read,
+    read=read_opt,
     tensors=TensorNames(
         roots=("model.decoder.", "decoder.", ""),
         norm="final_layer_norm",
@@ -45,4 +58,9 @@ FAMILY = Family(
             "feed_forward.down": "fc2",
         },
     ),
+)
+BIOGPT = Family(
+    architectures=("BioGptForCausalLM",),
+    read=read_biogpt,
+    tensors=replace(OPT.tensors, roots=("biogpt.", ""), norm="layer_norm", heads=("output_projection",)),
 )
