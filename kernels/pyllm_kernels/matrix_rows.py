@@ -25,6 +25,13 @@ GGUF_BLOCKS = {
     "q5_k": (256, 176),
     "q6_k": (256, 210),
     "iq4_xs": (256, 136),
+    "iq2_xxs": (256, 66),
+    "iq2_xs": (256, 74),
+    "iq2_s": (256, 82),
+    "iq3_xxs": (256, 98),
+    "iq3_s": (256, 110),
+    "iq1_s": (256, 50),
+    "iq1_m": (256, 56),
 }
 """Features and bytes of a block of GGUF's formats that have kernels: a row may be cut where a block ends."""
 FLOAT_DTYPES = {name: numpy_dtype(name) for name in ("float32", "float16", "bfloat16")}

@@ -68,6 +68,13 @@ pub(crate) enum GgmlType {
     Q5K,
     Q6K,
     Iq4Xs,
+    Iq2Xxs,
+    Iq2Xs,
+    Iq2S,
+    Iq3Xxs,
+    Iq3S,
+    Iq1S,
+    Iq1M,
 }
 
 /// Features in a group of integers.
@@ -109,7 +116,7 @@ const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl GgmlType {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::Q8_0,
         Self::Q4_0,
         Self::Q4_1,
@@ -123,8 +130,16 @@ impl GgmlType {
         Self::Q5K,
         Self::Q6K,
         Self::Iq4Xs,
+        Self::Iq2Xxs,
+        Self::Iq2Xs,
+        Self::Iq2S,
+        Self::Iq3Xxs,
+        Self::Iq3S,
+        Self::Iq1S,
+        Self::Iq1M,
     ];
 
+    /// Of a format with a grid, the encoding of its expanded panels.
     pub(crate) const fn encoding(self) -> Encoding {
         let (bits, offset, scales_per_group, has_min) = match self {
             Self::Q8_0 => (8, 128, 1, false),
@@ -137,15 +152,24 @@ impl GgmlType {
             Self::Q6K => (6, 32, 2, false),
             Self::Iq4Nl | Self::Iq4Xs => (4, 128, 1, false),
             Self::Mxfp4 => (4, 12, 1, false),
+            Self::Iq2Xxs | Self::Iq3Xxs | Self::Iq3S | Self::Iq1S => (8, 128, 1, false),
+            Self::Iq2Xs | Self::Iq2S | Self::Iq1M => (8, 128, 2, false),
         };
         let (scale_type, codebook) = match self {
             Self::Mxfp4 => (ScaleType::Exponent, Some(&E2M1)),
             Self::Iq4Nl => (ScaleType::Half, Some(&IQ4)),
             Self::Iq4Xs => (ScaleType::SuperBlock, Some(&IQ4)),
+            _ if self.has_grid() => (ScaleType::Single, None),
             _ if self.block_features() == GROUP => (ScaleType::Half, None),
             _ => (ScaleType::SuperBlock, None),
         };
         Encoding { bits, codebook, offset, scale_type, scales_per_group, has_min }
+    }
+
+    /// Whether integers are looked up several at a time. Such formats are kept in their blocks: see
+    /// `ggml/grid_blocks.rs`.
+    pub(crate) const fn has_grid(self) -> bool {
+        matches!(self, Self::Iq2Xxs | Self::Iq2Xs | Self::Iq2S | Self::Iq3Xxs | Self::Iq3S | Self::Iq1S | Self::Iq1M)
     }
 
     /// The name in gguf, in lower case.
@@ -164,6 +188,13 @@ impl GgmlType {
             Self::Q5K => "q5_k",
             Self::Q6K => "q6_k",
             Self::Iq4Xs => "iq4_xs",
+            Self::Iq2Xxs => "iq2_xxs",
+            Self::Iq2Xs => "iq2_xs",
+            Self::Iq2S => "iq2_s",
+            Self::Iq3Xxs => "iq3_xxs",
+            Self::Iq3S => "iq3_s",
+            Self::Iq1S => "iq1_s",
+            Self::Iq1M => "iq1_m",
         }
     }
 
@@ -175,7 +206,7 @@ impl GgmlType {
     pub(crate) const fn block_features(self) -> usize {
         match self {
             Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl | Self::Mxfp4 => GROUP,
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => GROUP * SUPER_GROUPS,
+            _ => GROUP * SUPER_GROUPS,
         }
     }
 
@@ -189,11 +220,17 @@ impl GgmlType {
             Self::Q5_1 => 24,
             Self::Q8_0 => 34,
             Self::Q2K => 84,
-            Self::Q3K => 110,
+            Self::Q3K | Self::Iq3S => 110,
             Self::Iq4Xs => 136,
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Iq2Xxs => 66,
+            Self::Iq2Xs => 74,
+            Self::Iq2S => 82,
+            Self::Iq3Xxs => 98,
+            Self::Iq1S => 50,
+            Self::Iq1M => 56,
         }
     }
 }

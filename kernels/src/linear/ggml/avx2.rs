@@ -4,9 +4,9 @@
 use std::arch::x86_64::{
     __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm256_and_si256,
     _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
-    _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_si256, _mm256_max_epi32, _mm256_mul_ps, _mm256_or_si256,
-    _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_shuffle_epi8,
-    _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
+    _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_epi32, _mm256_mul_ps,
+    _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
+    _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
 use super::panel::PAIRS;
@@ -361,7 +361,7 @@ unsafe fn factor<W: Weights>(group: *const u8, supers: __m256, index: usize, col
                 _mm256_mul_ps(powers, _mm256_set1_ps(0.5))
             }
             ScaleType::SuperBlock => _mm256_mul_ps(supers, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))),
-            ScaleType::Single => unreachable!("only expanded panels have it"),
+            ScaleType::Single => _mm256_loadu_ps(factors.cast::<f32>().add(index * PANEL + column)),
         }
     }
 }

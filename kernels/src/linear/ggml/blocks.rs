@@ -1,5 +1,6 @@
 //! Parsers for blocks of GGUF's formats, as ggml's `dequantize_row_*`. Knows no panel.
 
+use super::grid_blocks;
 use crate::dtype::{from_float16, half_of_exponent};
 use crate::linear::format::{GROUP, GgmlType, SUPER_GROUPS, ScaleType};
 
@@ -98,6 +99,7 @@ pub(super) fn group(format: GgmlType, block: &[u8], number: usize) -> Group {
             scales[0] = byte(low | high << 4, -32);
             nibbles(&block[8 + 16 * number..])
         }
+        _ => unreachable!("a format with a grid"),
     };
     Group { integers, scales, mins }
 }
@@ -146,6 +148,9 @@ fn half(block: &[u8], at: usize) -> u16 {
 
 /// The numbers of a group.
 pub(in crate::linear) fn group_numbers(format: GgmlType, block: &[u8], number: usize, out: &mut [f32; GROUP]) {
+    if format.has_grid() {
+        return grid_blocks::group_numbers(format, block, number, out);
+    }
     let encoding = format.encoding();
     let Group { integers, scales, mins } = group(format, block, number);
     let factors = |all: u16, factors: [u16; 2]| match encoding.scale_type {

@@ -36,14 +36,16 @@ macro_rules! weights {
 
 weights!(Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Iq4Nl Mxfp4 Q2K Q3K Q4K Q5K Q6K Iq4Xs);
 
-/// Unsigned integers of 8 bits, and scales and minimums of float32: expanded from any other format, for many rows.
+/// Unsigned integers of 8 bits, and scales and minimums of float32: expanded from any other format, for many rows, or
+/// from one with a grid, for any. The offset is that of formats with a grid, whose panels AVX2 multiplies, too; the
+/// others do not need to know it, since `InputFactors` has its products.
 pub(super) struct Expanded<const SCALES: usize, const HAS_MIN: bool>;
 
 impl<const SCALES: usize, const HAS_MIN: bool> Weights for Expanded<SCALES, HAS_MIN> {
     const ENCODING: Encoding = Encoding {
         bits: 8,
         codebook: None,
-        offset: 0,
+        offset: 128,
         scale_type: ScaleType::Single,
         scales_per_group: SCALES,
         has_min: HAS_MIN,
