@@ -142,6 +142,12 @@ impl Array {
         self.rows(name)
     }
 
+    /// `[num_blocks, block_size, kv_heads, head_dim]`, blocks contiguous: a matrix with a row for each block.
+    pub(crate) fn blocks(&self, name: &str, shape: [usize; 4]) -> PyResult<Matrix> {
+        self.check_shape(name, &shape)?;
+        self.rows(name)
+    }
+
     /// A contiguous vector [length] as a matrix of one row.
     pub(crate) fn vector(&self, name: &str, length: usize) -> PyResult<Matrix> {
         self.check_shape(name, &[length])?;

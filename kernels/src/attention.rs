@@ -268,11 +268,12 @@ impl Sequences<'_> {
     }
 
     /// Write the cells of consecutive positions.
-    fn cells(&self, row: usize, first: usize, block_size: usize, cells: &mut [usize]) {
+    fn cells(&self, row: usize, first: usize, cache: &KvLayer, cells: &mut [usize]) {
+        let block_size = cache.block_size;
         let (mut block, mut offset) = (first / block_size, first % block_size);
         let table = self.table(row);
         for cell in cells {
-            *cell = table[block] as usize * block_size + offset;
+            *cell = table[block] as usize * cache.block_stride + offset;
             offset += 1;
             if offset == block_size {
                 (block, offset) = (block + 1, 0);

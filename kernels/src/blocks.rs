@@ -40,8 +40,9 @@ impl Op for CopyBlocks {
     }
 
     unsafe fn run(&self, extent: Extent, _: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
-        let KvLayer { block_size, num_blocks, .. } = self.cache;
-        let block_bytes = block_size * self.cache.width() * self.cache.dtype.bytes();
+        let KvLayer { block_size, block_stride, num_blocks, .. } = self.cache;
+        let cell_bytes = self.cache.width() * self.cache.dtype.bytes();
+        let (block_bytes, stride) = (block_size * cell_bytes, block_stride * cell_bytes);
         // SAFETY: as the caller promises.
         let copies = unsafe { self.copies.first(2 * extent.tokens) };
         check_range("number of the copies", copies, 0..num_blocks as i64)?;
@@ -51,7 +52,7 @@ impl Op for CopyBlocks {
         pool.run(count, &|which| {
             for pair in copies.chunks_exact(2) {
                 let block = |index: i32| {
-                    std::ptr::with_exposed_provenance_mut::<u8>(caches[which] + index as usize * block_bytes)
+                    std::ptr::with_exposed_provenance_mut::<u8>(caches[which] + index as usize * stride)
                 };
                 // SAFETY: as the caller promises; both blocks are in the cache.
                 unsafe { copy(block(pair[0]), block(pair[1]), block_bytes) };

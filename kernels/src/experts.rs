@@ -104,7 +104,7 @@ pub(crate) fn experts(
     if op.gate.is_none() && matches!(kind, Kind::ClampedSwiglu { .. }) {
         return Err(PyValueError::new_err("a clamped gate, and the experts have no gate"));
     }
-    let biases = [gate_bias, up_bias, down_bias, &router.correction].into_iter().flatten();
+    let biases = [gate_bias, up_bias, down_bias, &router.correction, &router.expert_factors].into_iter().flatten();
     let gates = gate.iter().map(|gate| &gate.data);
     let arrays: Vec<_> = [&x, &logits, &up.data, &down.data, &out].into_iter().chain(gates).chain(biases).collect();
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
@@ -196,8 +196,8 @@ impl Experts {
                 stride: width,
             };
             let (x, out) = (rows(inner, inner_width), rows(activated, size));
-            let gated = self.gate.is_some();
-            let activation = Activation { kind: self.kind, gated, tokens: num_rows, width: size, x, out };
+            let up = self.gate.map(|_| x.columns_from(size));
+            let activation = Activation { kind: self.kind, tokens: num_rows, width: size, x, up, out };
             let biases = self.gate.and_then(|gate| gate.bias).zip(self.up.bias);
             let activate = ActivateRow { kernel: Activate::<X>::new(&activation), biases, routes: &routes };
             run_rows(&activate, routes.pairs.len(), inner_width, isa, pool, &|_| {});

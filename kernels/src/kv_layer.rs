@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use crate::arrays::Array;
 use crate::dtype::DType;
 
-/// Two tensors `[num_blocks, block_size, kv_heads, head_dim]`, contiguous.
+/// Two tensors `[num_blocks, block_size, kv_heads, head_dim]`: blocks contiguous, and equally far apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvLayer {
     pub(crate) dtype: DType,
@@ -14,6 +14,8 @@ pub(crate) struct KvLayer {
     pub(crate) value_address: usize,
     pub(crate) num_blocks: usize,
     pub(crate) block_size: usize,
+    /// Cells from the start of a block to that of the next one: `block_size`, or more with other layers in between.
+    pub(crate) block_stride: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
 }
@@ -28,25 +30,43 @@ impl KvLayer {
                 "a cache of shape {shape:?}: no dimension may be 0, and there may be up to 2,147,483,647 tokens"
             )));
         }
-        let dtype = keys.dtype("key_cache")?;
+        let (keys, values) = (keys.blocks("key_cache", shape)?, values.blocks("value_cache", shape)?);
+        if values.dtype != keys.dtype || values.stride != keys.stride {
+            return Err(PyValueError::new_err("value_cache has another dtype or other strides than key_cache"));
+        }
+        let block_stride = keys.stride / (kv_heads * head_dim);
+        if block_stride * kv_heads * head_dim != keys.stride {
+            return Err(PyValueError::new_err(format!(
+                "blocks of a cache are {} elements apart: give a multiple of a token's {}",
+                keys.stride,
+                kv_heads * head_dim
+            )));
+        }
         Ok(Self {
-            dtype,
-            key_address: keys.elements("key_cache", dtype.name(), &shape)?,
-            value_address: values.elements("value_cache", dtype.name(), &shape)?,
+            dtype: keys.dtype,
+            key_address: keys.address,
+            value_address: values.address,
             num_blocks,
             block_size,
+            block_stride,
             kv_heads,
             head_dim,
         })
     }
 
-    pub(crate) fn num_cells(&self) -> usize {
+    /// Entries that a slot mapping may have.
+    pub(crate) fn num_slots(&self) -> usize {
         self.num_blocks * self.block_size
     }
 
     /// Elements of a cell: one token's heads.
     pub(crate) fn width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// The cell of an entry of a slot mapping, `block * block_size + offset`.
+    pub(crate) fn cell(&self, slot: usize) -> usize {
+        slot / self.block_size * self.block_stride + slot % self.block_size
     }
 
     /// Address of a cell's keys.

@@ -106,7 +106,7 @@ mod _cpu {
         #[pymodule_export]
         use crate::recurrence::state_space::state_space;
         #[pymodule_export]
-        use crate::rope::rope_and_kv_write;
+        use crate::rope::{rope, rope_and_kv_write};
         #[pymodule_export]
         use crate::rows::activation::activation;
         #[pymodule_export]

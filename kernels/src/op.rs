@@ -165,6 +165,11 @@ impl Matrix {
     pub(crate) fn row<T>(&self, row: usize) -> *mut T {
         std::ptr::with_exposed_provenance_mut::<T>(self.address).wrapping_add(row * self.stride)
     }
+
+    /// Its columns from `first` on.
+    pub(crate) fn columns_from(self, first: usize) -> Self {
+        Self { address: self.address + first * self.dtype.bytes(), ..self }
+    }
 }
 
 /// Indices at a fixed address.

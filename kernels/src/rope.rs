@@ -21,10 +21,9 @@ use crate::vector::{Kernel, LANES, Storage, Vector, for_dtype};
 pub(crate) struct RopeAndKvWrite {
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
-    /// A row is a token: its heads, one after the other. All three have the same dtype.
+    pub(crate) head_dim: usize,
+    /// A row is a token: its heads, one after the other.
     pub(crate) query: Matrix,
-    pub(crate) key: Matrix,
-    pub(crate) value: Matrix,
     pub(crate) positions: Indices,
     /// float32; a row is a position: the cosines of the pairs, then the sines.
     pub(crate) cos_sin: Matrix,
@@ -32,7 +31,16 @@ pub(crate) struct RopeAndKvWrite {
     pub(crate) norm: Option<HeadNorm>,
     /// Address of a float32 factor of the query for each position.
     pub(crate) query_scales: Option<usize>,
-    /// A cell of the cache for each token; negative: no cell.
+    /// None: the query alone is rotated.
+    pub(crate) written: Option<Written>,
+}
+
+/// The new keys and values, rows like those of the query and of its dtype, and their place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    pub(crate) key: Matrix,
+    pub(crate) value: Matrix,
+    /// A place in the cache for each token, `block * block_size + offset`; negative: none.
     pub(crate) slot_mapping: Indices,
     pub(crate) cache: KvLayer,
 }
@@ -72,19 +80,13 @@ pub(crate) fn rope_and_kv_write(
     norm: Option<NormArrays>,
     query_scales: Option<Array>,
 ) -> PyResult<()> {
-    let of_query @ [tokens, heads, head_dim] = query.dimensions("query")?;
+    let [tokens, _, head_dim] = query.dimensions("query")?;
     let cache = KvLayer::of(&key_cache, &value_cache, head_dim)?;
-    let [num_positions, rotary_size] = cos_sin.dimensions("cos_sin")?;
-    if !rotary_size.is_multiple_of(2) || rotary_size > head_dim {
-        return Err(PyValueError::new_err(format!(
-            "{rotary_size} dimensions of heads of {head_dim} cannot be rotated in pairs: give an even number, at most \
-             those"
-        )));
-    }
     if query_scales.is_some() && norm.as_ref().is_some_and(|norm| norm.after_rotation) {
         return Err(PyValueError::new_err("a norm after the rotation would undo query_scales: give one of them"));
     }
-    let (dtype, of_key) = (query.dtype("query")?, [tokens, cache.kv_heads, head_dim]);
+    let op = read_rope(&query, &positions, &cos_sin)?;
+    let (dtype, of_key) = (op.query.dtype, [tokens, cache.kv_heads, head_dim]);
     let mut arrays = vec![&query, &key, &value, &positions, &cos_sin, &slot_mapping, &key_cache, &value_cache];
     let head_norm = match &norm {
         None => None,
@@ -99,24 +101,48 @@ pub(crate) fn rope_and_kv_write(
         }
     };
     arrays.extend(&query_scales);
-    let table = cos_sin.elements("cos_sin", "float32", &[num_positions, rotary_size])?;
-    let scales = query_scales.as_ref().map(|scales| scales.elements("query_scales", "float32", &[num_positions]));
-    let op = RopeAndKvWrite {
-        tokens,
-        heads,
-        query: query.heads("query", dtype, of_query)?,
+    let scales = query_scales.as_ref().map(|scales| scales.elements("query_scales", "float32", &[op.num_positions]));
+    let written = Written {
         key: key.heads("key", dtype, of_key)?,
         value: value.heads("value", dtype, of_key)?,
-        positions: positions.indices("positions", &[tokens])?,
-        cos_sin: Matrix { dtype: DType::Float32, address: table, stride: rotary_size },
-        num_positions,
-        norm: head_norm,
-        query_scales: scales.transpose()?,
         slot_mapping: slot_mapping.indices("slot_mapping", &[tokens])?,
         cache,
     };
+    let op = RopeAndKvWrite { norm: head_norm, query_scales: scales.transpose()?, written: Some(written), ..op };
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
     unsafe { execute(py, op, &arrays) }
+}
+
+/// The rotation of a query whose layer reads the keys and values of another one.
+#[pyfunction]
+pub(crate) fn rope(py: Python<'_>, query: Array, positions: Array, cos_sin: Array) -> PyResult<()> {
+    let op = read_rope(&query, &positions, &cos_sin)?;
+    // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
+    unsafe { execute(py, op, &[&query, &positions, &cos_sin]) }
+}
+
+fn read_rope(query: &Array, positions: &Array, cos_sin: &Array) -> PyResult<RopeAndKvWrite> {
+    let shape @ [tokens, heads, head_dim] = query.dimensions("query")?;
+    let [num_positions, rotary_size] = cos_sin.dimensions("cos_sin")?;
+    if !rotary_size.is_multiple_of(2) || rotary_size > head_dim {
+        return Err(PyValueError::new_err(format!(
+            "{rotary_size} dimensions of heads of {head_dim} cannot be rotated in pairs: give an even number, at most \
+             those"
+        )));
+    }
+    let table = cos_sin.elements("cos_sin", "float32", &[num_positions, rotary_size])?;
+    Ok(RopeAndKvWrite {
+        tokens,
+        heads,
+        head_dim,
+        query: query.heads("query", query.dtype("query")?, shape)?,
+        positions: positions.indices("positions", &[tokens])?,
+        cos_sin: Matrix { dtype: DType::Float32, address: table, stride: rotary_size },
+        num_positions,
+        norm: None,
+        query_scales: None,
+        written: None,
+    })
 }
 
 impl Op for RopeAndKvWrite {
@@ -130,14 +156,19 @@ impl Op for RopeAndKvWrite {
 
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
-        let (positions, cells) =
-            unsafe { (self.positions.first(extent.tokens), self.slot_mapping.first(extent.tokens)) };
+        let positions = unsafe { self.positions.first(extent.tokens) };
         check_range("position", positions, 0..self.num_positions as i64)?;
-        check_range("entry of the slot mapping", cells, i64::from(i32::MIN)..self.cache.num_cells() as i64)?;
-        // SAFETY: as the caller promises; positions and cells were checked.
+        let mut slots: &[i32] = &[];
+        if let Some(Written { slot_mapping, cache, .. }) = self.written {
+            // SAFETY: as the caller promises.
+            slots = unsafe { slot_mapping.first(extent.tokens) };
+            check_range("entry of the slot mapping", slots, i64::from(i32::MIN)..cache.num_slots() as i64)?;
+        }
+        let of_cache = self.written.map_or(self.query.dtype, |written| written.cache.dtype);
+        // SAFETY: as the caller promises; positions and slots were checked.
         unsafe {
             for_dtype!(self.query.dtype, X => {
-                for_dtype!(self.cache.dtype, C => self.run_as::<X, C>(positions, cells, isa, pool));
+                for_dtype!(of_cache, C => self.run_as::<X, C>(positions, slots, isa, pool));
             });
         }
         Ok(())
@@ -148,9 +179,10 @@ impl RopeAndKvWrite {
     /// # Safety
     ///
     /// See `Op::run`; the heads are made of X and the cache of C, and the indices are valid for it and the table.
-    unsafe fn run_as<X: Storage, C: Storage>(&self, positions: &[i32], cells: &[i32], isa: Isa, pool: &mut Pool) {
-        let kernel = Token::<X, C> { op: self, positions, cells, elements: PhantomData };
-        let width = (self.heads + 2 * self.cache.kv_heads) * self.cache.head_dim;
+    unsafe fn run_as<X: Storage, C: Storage>(&self, positions: &[i32], slots: &[i32], isa: Isa, pool: &mut Pool) {
+        let kernel = Token::<X, C> { op: self, positions, slots, elements: PhantomData };
+        let kv_heads = self.written.map_or(0, |written| written.cache.kv_heads);
+        let width = (self.heads + 2 * kv_heads) * self.head_dim;
         // SAFETY: as the caller promises.
         unsafe { run_rows(&kernel, positions.len(), width, isa, pool, &|_| {}) }
     }
@@ -159,25 +191,34 @@ impl RopeAndKvWrite {
 struct Token<'a, X, C> {
     op: &'a RopeAndKvWrite,
     positions: &'a [i32],
-    cells: &'a [i32],
+    /// Empty if nothing is written.
+    slots: &'a [i32],
     elements: PhantomData<(X, C)>,
 }
 
 impl<X: Storage, C: Storage> Kernel for Token<'_, X, C> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, token: usize) {
-        let RopeAndKvWrite { heads, query, key, value, cos_sin, norm, query_scales, cache, .. } = *self.op;
+        let RopeAndKvWrite { heads, head_dim, query, cos_sin, norm, query_scales, written, .. } = *self.op;
         let position = self.positions[token] as usize;
-        let queries = Heads { first: query.row::<X>(token), count: heads, size: cache.head_dim };
-        let keys = Heads { first: key.row::<X>(token), count: cache.kv_heads, size: cache.head_dim };
+        let queries = Heads { first: query.row::<X>(token), count: heads, size: head_dim };
+        let keys = written.map(|written| Heads {
+            first: written.key.row::<X>(token),
+            count: written.cache.kv_heads,
+            size: head_dim,
+        });
         // SAFETY: as the caller promises.
         unsafe {
             if let Some(norm) = norm.filter(|norm| !norm.after_rotation) {
                 queries.normalise_by::<V>(norm.query_weight, norm.epsilon);
-                keys.normalise_by::<V>(norm.key_weight, norm.epsilon);
+                if let Some(keys) = &keys {
+                    keys.normalise_by::<V>(norm.key_weight, norm.epsilon);
+                }
             }
             let (rotary_size, cos_sin) = (cos_sin.stride, cos_sin.row::<f32>(position));
-            keys.rotate::<V, false>(rotary_size, cos_sin, 1.0);
+            if let Some(keys) = &keys {
+                keys.rotate::<V, false>(rotary_size, cos_sin, 1.0);
+            }
             match query_scales {
                 None => queries.rotate::<V, false>(rotary_size, cos_sin, 1.0),
                 Some(scales) => {
@@ -187,9 +228,14 @@ impl<X: Storage, C: Storage> Kernel for Token<'_, X, C> {
             }
             if let Some(norm) = norm.filter(|norm| norm.after_rotation) {
                 queries.normalise_by::<V>(norm.query_weight, norm.epsilon);
-                keys.normalise_by::<V>(norm.key_weight, norm.epsilon);
+                if let Some(keys) = &keys {
+                    keys.normalise_by::<V>(norm.key_weight, norm.epsilon);
+                }
             }
-            if let Ok(cell) = usize::try_from(self.cells[token]) {
+            if let Some(Written { key, value, cache, .. }) = written
+                && let Ok(slot) = usize::try_from(self.slots[token])
+            {
+                let cell = cache.cell(slot);
                 copy::<V, X, C>(key.row(token), cache.keys::<C>(cell), cache.width());
                 copy::<V, X, C>(value.row(token), cache.values::<C>(cell), cache.width());
             }
@@ -300,12 +346,12 @@ mod tests {
         #[test]
         fn every_kernel_rotates_and_writes(
             half in 0..40_usize, rest in 0..20_usize, heads in 1..4_usize, kv_heads in 1..3_usize,
-            angle in 0.0..6.0_f32, cell in -1..6_i32, scale in prop::option::of(0.5..2.0_f32), has_norm: bool,
+            angle in 0.0..6.0_f32, slot in -1..6_i32, scale in prop::option::of(0.5..2.0_f32), has_norm: bool,
         ) {
             let (rotary_size, head_dim) = (2 * half, (2 * half + rest).max(1));
             let numbers = |count: usize| -> Vec<f32> { (0..count).map(|at| f32::from((at % 23) as u8) - 11.0).collect() };
             let (query, key) = (numbers(heads * head_dim), numbers(kv_heads * head_dim));
-            let (positions, cells) = ([1_i32], [cell]);
+            let (positions, slots) = ([1_i32], [slot]);
             let mut cos_sin = vec![f32::NAN; 2 * rotary_size];
             cos_sin[rotary_size..rotary_size + half].fill(angle.cos());
             cos_sin[rotary_size + half..].fill(angle.sin());
@@ -313,7 +359,7 @@ mod tests {
             let mut weights = [0.5_f32, 2.0].map(|weight| vec![weight; head_dim]);
             for isa in Isa::available() {
                 let (mut rotated, mut new_key, mut value) = (query.clone(), key.clone(), key.clone());
-                let mut caches = [vec![f32::NAN; 6 * key.len()], vec![f32::NAN; 6 * key.len()]];
+                let mut caches = [vec![f32::NAN; 9 * key.len()], vec![f32::NAN; 9 * key.len()]];
                 let rows = |numbers: &mut [f32], stride| Matrix {
                     dtype: DType::Float32,
                     address: numbers.as_mut_ptr().expose_provenance(),
@@ -323,24 +369,28 @@ mod tests {
                 let op = RopeAndKvWrite {
                     tokens: 1,
                     heads,
+                    head_dim,
                     query: rows(&mut rotated, head_dim),
-                    key: rows(&mut new_key, head_dim),
-                    value: rows(&mut value, head_dim),
                     positions: Indices(positions.as_ptr().expose_provenance()),
                     cos_sin: rows(&mut cos_sin, rotary_size),
                     num_positions: 2,
                     norm: has_norm.then_some(HeadNorm { query_weight, key_weight, epsilon: 1e-5, after_rotation: scale.is_none() }),
                     query_scales: scale.map(|_| scales.as_ptr().expose_provenance()),
-                    slot_mapping: Indices(cells.as_ptr().expose_provenance()),
-                    cache: KvLayer {
-                        dtype: DType::Float32,
-                        key_address: caches[0].as_mut_ptr().expose_provenance(),
-                        value_address: caches[1].as_mut_ptr().expose_provenance(),
-                        num_blocks: 3,
-                        block_size: 2,
-                        kv_heads,
-                        head_dim,
-                    },
+                    written: Some(Written {
+                        key: rows(&mut new_key, head_dim),
+                        value: rows(&mut value, head_dim),
+                        slot_mapping: Indices(slots.as_ptr().expose_provenance()),
+                        cache: KvLayer {
+                            dtype: DType::Float32,
+                            key_address: caches[0].as_mut_ptr().expose_provenance(),
+                            value_address: caches[1].as_mut_ptr().expose_provenance(),
+                            num_blocks: 3,
+                            block_size: 2,
+                            block_stride: 3,
+                            kv_heads,
+                            head_dim,
+                        },
+                    }),
                 };
                 // SAFETY: every address is of a vector above, as long as the sizes say; the test asks for what the
                 // machine has.
@@ -366,7 +416,9 @@ mod tests {
                 for (cache, written) in caches.iter().zip([&new_key, &key]) {
                     for (index, there) in cache.chunks(key.len()).enumerate() {
                         let untouched = there.iter().all(|number| number.is_nan());
-                        let right = if cell == index as i32 { there == written } else { untouched };
+                        let (block, offset) = (index / 3, index % 3);
+                        let is_written = offset < 2 && slot == (2 * block + offset) as i32;
+                        let right = if is_written { there == written } else { untouched };
                         prop_assert!(right, "{isa:?}, cell {index}");
                     }
                 }

@@ -55,7 +55,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
     sizes = await _allocate(config, executor)
     max_model_len = engine.model.max_model_len
     assert max_model_len is not None, "the configuration was not resolved"
-    groups = kv_groups(spec, max_model_len, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
+    hybrid, ranks = not engine.cache.disable_hybrid_kv_cache_manager, engine.parallel.tensor_parallel_size
+    groups = kv_groups(spec, max_model_len, hybrid, ranks)
     weights = ""
     if engine.kv_transfer.kv_transfer_config is not None:
         weights = await asyncio.to_thread(_weights_digest, config.checkpoint.files)

@@ -1,9 +1,14 @@
-"""The groups of layers that share block tables: layers with the same window. Knows no blocks, no torch."""
+"""The groups of layers that share block tables: layers with the same window and heads. Knows no blocks, no torch.
 
+A block has a number of planes. A plane has room for the keys and values of one layer of the widest heads, or of several
+layers of narrower ones.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyllm.families.spec import ModelSpec
+from pyllm.families.spec import AttentionSpec, ModelSpec
 
 MAX_GROUPS = 16  # the scheduler's limit
 # The share of KV cache that may be lost to padding for fewer groups: a step costs some time for each group.
@@ -12,50 +17,76 @@ _MAX_PADDING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Some layers of a model with the same window; None for full attention. The last group of a window may be smaller.
+    """Some layers of a model with the same window; None for full attention. The last group of a kind may be smaller.
 
-    Each group has its own block for the same tokens; blocks have the same size in every group.
+    Each group has its own block for the same tokens; blocks have the same size in every group. `heads` are the KV heads
+    of a rank and their size.
     """
 
     window: int | None
     layers: tuple[int, ...]  # indices of layers, in order
+    heads: tuple[int, int]
+    layers_of_plane: int = 1
+
+    @property
+    def num_planes(self) -> int:
+        """The planes that the layers take."""
+        return -(-len(self.layers) // self.layers_of_plane)
 
 
-def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True) -> tuple[KVGroup, ...]:
-    """The groups of a model: full attention first, then by window.
+def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True, ranks: int = 1) -> tuple[KVGroup, ...]:
+    """The groups of a model on each of `ranks`: full attention first, then by window, then by heads.
 
     Groups are as large as possible without losing more than a tenth of a sequence of `max_model_len` tokens to padding.
-    Without `hybrid`, or if no window is shorter than `max_model_len`, all layers are one group with full attention.
+    Without `hybrid`, or if no window is shorter than `max_model_len`, all layers of the same heads are one group with
+    full attention. Layers that read the keys and values of others are in none.
     """
-    layers: dict[int | None, list[int]] = {}
+    layers: dict[_Kind, list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        if layer.attention is None:
+        if layer.attention is None or layer.attention.kv_source is not None:
             continue
         window = layer.attention.window
         reach = window if hybrid and window is not None and window < max_model_len else None
-        layers.setdefault(reach, []).append(index)
-    reaches = sorted(layers, key=lambda window: -1 if window is None else window)
-    size = _group_size({window: len(layers[window]) for window in reaches}, max_model_len)
+        layers.setdefault((reach, heads_of_rank(layer.attention, ranks)), []).append(index)
+    kinds = sorted(layers, key=lambda kind: (-1 if kind[0] is None else kind[0], kind[1]))
+    width = math.prod(plane_heads(spec, ranks))
+    of_plane = {kind: width // math.prod(kind[1]) for kind in kinds}
+    size = _planes_of_group({kind: -(-len(layers[kind]) // of_plane[kind]) for kind in kinds}, max_model_len)
     return tuple(
-        KVGroup(window, tuple(layers[window][start : start + size]))
-        for window in reaches
-        for start in range(0, len(layers[window]), size)
+        KVGroup(kind[0], tuple(layers[kind][start : start + size * of_plane[kind]]), kind[1], of_plane[kind])
+        for kind in kinds
+        for start in range(0, len(layers[kind]), size * of_plane[kind])
     )
 
 
-def layers_of_group(groups: Sequence[KVGroup]) -> int:
-    """The number of layers that a block has room for: the size of the largest group."""
-    return max(len(group.layers) for group in groups)
+def heads_of_rank(attention: AttentionSpec, ranks: int) -> tuple[int, int]:
+    """The number of KV heads of a layer on each of `ranks`, and their size."""
+    return attention.kv_heads_of_rank(ranks), attention.head_size
 
 
-def kv_tokens_per_layer(groups: Sequence[KVGroup], num_tokens: int) -> int:
-    """The sum over layers of the tokens kept from a sequence of `num_tokens` tokens, padding included."""
-    return layers_of_group(groups) * sum(min(group.window or num_tokens, num_tokens) for group in groups)
+def plane_heads(spec: ModelSpec, ranks: int) -> tuple[int, int]:
+    """The KV heads that a token has room for in a plane, and their size: every layer's features divide theirs."""
+    heads = {heads_of_rank(attention, ranks) for attention in spec.attentions}
+    _, size = max(heads, key=math.prod)
+    return math.lcm(size, *map(math.prod, heads)) // size, size
 
 
-def _group_size(counts: dict[int | None, int], max_model_len: int) -> int:
+def planes_of_block(groups: Sequence[KVGroup]) -> int:
+    """The number of planes of a block: those of the largest group."""
+    return max(group.num_planes for group in groups)
+
+
+def kv_tokens_per_plane(groups: Sequence[KVGroup], num_tokens: int) -> int:
+    """The sum over planes of the tokens kept from a sequence of `num_tokens` tokens, padding included."""
+    return planes_of_block(groups) * sum(min(group.window or num_tokens, num_tokens) for group in groups)
+
+
+_Kind = tuple[int | None, tuple[int, int]]  # window and heads of a group's layers
+
+
+def _planes_of_group(counts: dict[_Kind, int], max_model_len: int) -> int:
     def kept(size: int) -> int:
-        return sum(-(-count // size) * size * (window or max_model_len) for window, count in counts.items())
+        return sum(-(-count // size) * size * (window or max_model_len) for (window, _), count in counts.items())
 
     def number(size: int) -> int:
         return sum(-(-count // size) for count in counts.values())

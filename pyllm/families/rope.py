@@ -50,7 +50,8 @@ def read_rope(
     kind = renamed.get(kind, kind)
     if kind not in _KINDS:
         raise ConfigError(f"{config.place}: rope_type {kind!r} is not supported, only {', '.join(sorted(_KINDS))}")
-    rotary_size = int(head_size * parameters.positive("partial_rotary_factor"))
+    part = 1.0 if kind == "proportional" else parameters.positive("partial_rotary_factor")
+    rotary_size = int(head_size * part)
     if rotary_size % 2 or not 0 < rotary_size <= head_size:
         raise ConfigError(f"{config.place}: RoPE of {rotary_size} of a head's {head_size} dimensions is not supported")
     try:
@@ -215,6 +216,16 @@ def _longrope(parameters: Config, size: int, context: int) -> RopeSpec:
     )
 
 
+def _proportional(parameters: Config, size: int, _: int) -> RopeSpec:
+    """Rotate a part of the pairs of the whole head, with the frequencies of all of them (Gemma 4)."""
+    rotated = int(parameters.positive("partial_rotary_factor") * size // 2)
+    if rotated > size // 2:
+        raise parameters.error("partial_rotary_factor", parameters.value("partial_rotary_factor"), "at most 1")
+    factor, base = parameters.positive("factor", 1.0), _base_frequencies(_theta(parameters), size)[:rotated]
+    frequencies = (*(_float32(frequency / factor) for frequency in base), *(0.0,) * (size // 2 - rotated))
+    return RopeSpec(rotary_size=size, inverse_frequencies=frequencies)
+
+
 def _factors(parameters: Config, size: int, _: int) -> RopeSpec:
     """Divide each frequency by its own divisor, from the tensor rope_freqs.weight of GGUF files."""
     base = _base_frequencies(_theta(parameters), size)
@@ -231,6 +242,7 @@ _KINDS: dict[str, Callable[[Config, int, int], RopeSpec]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "factors": _factors,
+    "proportional": _proportional,
 }
 
 

@@ -125,6 +125,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `slopes`: by so much the scores of each head fall for each position of distance (ALiBi, arXiv 2108.12409).
     - `clip`: query, key and value are brought into the range from `-clip` to `clip` before norms and rotation (MPT).
     - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
+    - `value_norm`: a norm without weights over each head of the value.
+    - `values_are_keys`: the value is the key before its norm and rotation; it needs a `value_norm`.
+    - `kv_source`: an earlier layer whose keys and values it reads, instead of its own (arXiv 2405.12981).
     - `latent`: keys and values are latents, one head of `LatentSpec.size` for all query heads. Its `bias` is that of
       the projections of the layer's input to vectors of a rank.
     """
@@ -146,6 +149,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     slopes: tuple[float, ...] | None = None
     clip: float | None = None
     output_gate: bool = False
+    value_norm: NormSpec | None = None
+    values_are_keys: bool = False
+    kv_source: int | None = None
     latent: LatentSpec | None = None
 
     @property
@@ -162,6 +168,13 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def kv_size(self) -> int:
         """Features of all key heads; all value heads have as many."""
         return self.kv_heads * self.head_size
+
+    @property
+    def projections(self) -> dict[str, int]:
+        """The projections of the layer's input to heads, with their features; not those of latents."""
+        own = {"key": self.kv_size} if self.kv_source is None else {}
+        own |= {"value": self.kv_size} if own and not self.values_are_keys else {}
+        return {"query": self.query_size} | own | ({"gate": self.query_size} if self.output_gate else {})
 
     def kv_heads_of_rank(self, ranks: int) -> int:
         """The number of KV heads on each of `ranks`; with more ranks than heads, some ranks hold the same one."""
@@ -204,6 +217,7 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `groups`: limits the choice to some groups.
     - `float32`: the logits are computed in float32, whatever the dtype of the model.
     - `shared`: an expert that every token goes through.
+    - `expert_factors`: each expert has a factor of its weight (Gemma 4).
     """
 
     experts: int
@@ -217,6 +231,7 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     groups: ExpertGroups | None = None
     float32: bool = False
     shared: SharedExpertSpec | None = None
+    expert_factors: bool = False
 
 
 class ClampedGate(msgspec.Struct, frozen=True, kw_only=True):
@@ -403,6 +418,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     each by its own one (GPT-NeoX). For a layer that transformers computes only the attention is known, and its
     feed-forward layer has the size 0.
 
+    `experts` are beside the feed-forward layer (Gemma 4): their router and they themselves take the residual stream,
+    each with a norm of its own. Both outputs are normalised by `experts_norm`, too, and added.
+
     `factors` multiply parameters of the layer when they are loaded, by the parameters' names (Falcon-H1).
     """
 
@@ -413,6 +431,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_output_norm: NormSpec | None = None
     feed_forward_norm: NormSpec | None = None
     feed_forward_output_norm: NormSpec | None = None
+    experts: FeedForwardSpec | None = None
+    experts_norm: NormSpec | None = None
     parallel: bool = False
     factors: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -423,6 +443,12 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.attention
 
     @property
+    def routing(self) -> RoutingSpec | None:
+        """The routing of its experts, if it has some."""
+        feed_forward = self.feed_forward if self.experts is None else self.experts
+        return None if feed_forward is None else feed_forward.routing
+
+    @property
     def norms(self) -> dict[str, NormSpec]:
         """The norms of this layer, by their names."""
         norms = {
@@ -430,8 +456,23 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
             "attention_output_norm": self.attention_output_norm,
             "feed_forward_norm": self.feed_forward_norm,
             "feed_forward_output_norm": self.feed_forward_output_norm,
+            **dict.fromkeys(("router_norm", "experts_norm", "experts_output_norm", "dense_norm"), self.experts_norm),
         }
         return {name: norm for name, norm in norms.items() if norm is not None}
+
+
+class PerLayerInputSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A vector of `size` numbers of each token for each layer, beside the residual stream (Gemma 3n and 4).
+
+    It comes from the token, by an embedding with `vocab_size` rows (row 0 for tokens beyond), and from the embedding of
+    the model, by a projection with a norm; both are added, and divided by the square root of 2. At its end, a layer
+    gates it with a projection of the residual stream, and adds its projection, normalised. All norms are `norm`.
+    """
+
+    size: int
+    vocab_size: int
+    activation: Activation
+    norm: NormSpec
 
 
 class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -480,7 +521,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model. `dtype` is the dtype of the file: float32, bfloat16 or float16; float32 for a quantised file.
 
     The position embedding has `positions` rows, which are added to the embedding of tokens (GPT-2); 0 if there is none.
-    `embedding_norm` is a norm before the first layer.
+    `embedding_norm` is a norm before the first layer. With `layer_scales` each layer has a number that multiplies the
+    residual stream after it.
 
     With `transformers` that package computes the model: there is one layer for each call of attention, and the other
     fields of layers, norms and multipliers are unused.
@@ -502,17 +544,41 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     positions: int = 0
     embedding_norm: NormSpec | None = None
     head_bias: bool = False
+    per_layer_input: PerLayerInputSpec | None = None
+    layer_scales: bool = False
     transformers: TransformersSpec | None = None
 
     @property
     def attention(self) -> AttentionSpec:
-        """The attention of the first layer that has some: its heads and sizes are the same in every such layer."""
+        """The attention of the first layer that has some: every such layer has as many query heads."""
         return next(self.attentions)
 
     @property
     def attentions(self) -> Iterator[AttentionSpec]:
         """The attention of each layer that has some."""
         return (layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def per_layer_features(self) -> int:
+        """The numbers of a token for all layers, beside the residual stream."""
+        return 0 if self.per_layer_input is None else self.per_layer_input.size * len(self.layers)
+
+    @property
+    def stage_widths(self) -> tuple[int, ...]:
+        """The features of the tensors that a pipeline stage sends to the next one for each token.
+
+        They are the pending output and the residual stream, or their scaled sum; then numbers for each layer.
+        """
+        streams = (self.hidden_size,) * (1 if self.layer_scales else 2)
+        return (*streams, self.per_layer_features) if self.per_layer_features else streams
+
+    @property
+    def tied_layers(self) -> frozenset[int]:
+        """The layers that must be on the pipeline stage of the layer before."""
+        sources = enumerate(None if layer.attention is None else layer.attention.kv_source for layer in self.layers)
+        return frozenset(
+            layer for index, source in sources if source is not None for layer in range(source + 1, index + 1)
+        )
 
     @property
     def query_scaling(self) -> QueryScaling | None:

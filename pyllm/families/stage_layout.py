@@ -4,15 +4,19 @@ The embedding belongs to the first stage, the final norm and the head to the las
 numbers of layers. Tied weights are on both stages.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
+from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import KVGroup
 from pyllm.families.tensors import TensorEntry
 
 _EMBEDDING = "embedding.weight"
-_BEFORE_LAYERS = ("embedding.", "position_embedding.", "embedding_norm.")
+_BEFORE_LAYERS = (
+    *("embedding.", "position_embedding.", "embedding_norm."),
+    *("per_layer_embedding.", "per_layer_projection.", "per_layer_norm."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class PipelineStage:
     def groups(self, groups: Sequence[KVGroup]) -> tuple[KVGroup, ...]:
         """The groups with the layers of this stage alone; some may be empty."""
         return tuple(
-            KVGroup(group.window, tuple(layer for layer in group.layers if layer in self.layers)) for group in groups
+            replace(group, layers=tuple(layer for layer in group.layers if layer in self.layers)) for group in groups
         )
 
     def has(self, name: str, tied: bool) -> bool:
@@ -42,16 +46,23 @@ class PipelineStage:
 
 
 def split_into_stages(
-    tensors: Sequence[TensorEntry], num_layers: int, num_stages: int, tied: bool
+    tensors: Sequence[TensorEntry],
+    num_layers: int,
+    num_stages: int,
+    tied: bool,
+    tied_layers: Container[int] = (),
 ) -> tuple[PipelineStage, ...]:
     """The stages of a model, split so that the largest is as small as possible, in bytes of the files.
 
-    The model must have at least `num_stages` layers.
+    The model must have at least `num_stages` layers. No stage begins with one of `tied_layers`.
+
+    Raises:
+        ConfigError: there is no such split.
     """
     if num_stages == 1:
         return (PipelineStage(range(num_layers)),)
     sizes, before, after = _bytes_of(tensors, num_layers, tied)
-    ends = _ends(sizes, before, after, num_stages)
+    ends = _ends(sizes, before, after, num_stages, tied_layers)
     starts = (0, *ends[:-1])
     return tuple(
         PipelineStage(range(start, end), is_first=start == 0, is_last=end == num_layers)
@@ -77,7 +88,9 @@ def _bytes_of(tensors: Sequence[TensorEntry], num_layers: int, tied: bool) -> tu
     return sizes, before, after
 
 
-def _ends(sizes: Sequence[int], before: int, after: int, num_stages: int) -> tuple[int, ...]:
+def _ends(
+    sizes: Sequence[int], before: int, after: int, num_stages: int, tied_layers: Container[int]
+) -> tuple[int, ...]:
     """The end of each stage, for the split whose largest stage is smallest, then with the smallest sum of squares.
 
     Dynamic programming: `best[end]` is the best split of the layers before `end` into the stages so far.
@@ -99,9 +112,15 @@ def _ends(sizes: Sequence[int], before: int, after: int, num_stages: int) -> tup
             end: min(
                 (max(largest, size), squares + size**2, (*ends, end))
                 for start, (largest, squares, ends) in best.items()
-                if start < end
+                if start < end and start not in tied_layers
                 for size in (stage_bytes(start, end),)
             )
             for end in range(stage + 1, num_layers + 1)
+            if any(start < end and start not in tied_layers for start in best)
         }
+    if num_layers not in best:
+        raise ConfigError(
+            f"pipeline_parallel_size {num_stages} is not possible: {sum(layer in tied_layers for layer in range(num_layers))} "
+            f"of {num_layers} layers read the keys and values of earlier layers, and must be on the same stage"
+        )
     return best[num_layers][2]

@@ -158,6 +158,10 @@ LLAMA_PARTS = {
     "feed_forward.shared.gate": "mlp.shared_experts.gate_proj",
     "feed_forward.shared.up": "mlp.shared_experts.up_proj",
     "feed_forward.shared.down": "mlp.shared_experts.down_proj",
+    "per_layer.gate": "per_layer_input_gate",
+    "per_layer.projection": "per_layer_projection",
+    "per_layer.norm": "post_per_layer_input_norm",
+    "scale": "layer_scalar",
 }
 """Of a layer, in transformers' names for Llama, which most families share."""
 
@@ -190,6 +194,10 @@ GGUF_PARTS = {
     "feed_forward.shared.down": "ffn_down_shexp",
     "feed_forward.shared_gate": "ffn_gate_inp_shexp",
     "feed_forward_output_norm": "post_ffw_norm",
+    "per_layer.gate": "inp_gate",
+    "per_layer.projection": "proj",
+    "per_layer.norm": "post_norm",
+    "scale": "layer_output_scale",
 }
 """Of a layer, in llama.cpp's names."""
 
@@ -223,6 +231,9 @@ class TensorNames:
     skipped_positions: int = 0
     embedding_norm: str = "embed_norm"
     norm: str = "norm"
+    per_layer_embedding: str = "embed_tokens_per_layer"
+    per_layer_projection: str = "per_layer_model_projection"
+    per_layer_norm: str = "per_layer_projection_norm"
     heads: tuple[str, ...] = ("lm_head",)
     layer: str = "layers.{}."
     parts: Mapping[str, str] = field(default_factory=lambda: LLAMA_PARTS)
@@ -300,6 +311,9 @@ GGUF_NAMES = TensorNames(
     position_embedding="position_embd",
     embedding_norm="token_embd_norm",
     norm="output_norm",
+    per_layer_embedding="per_layer_token_embd",
+    per_layer_projection="per_layer_model_proj",
+    per_layer_norm="per_layer_proj_norm",
     heads=("output",),
     layer="blk.{}.",
     parts=GGUF_PARTS,
@@ -322,22 +336,22 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
             shapes |= _of_latent_attention(attention, latent, spec.hidden_size)
     if layer.recurrence is not None:
         shapes |= _of_recurrence(layer.recurrence, spec.hidden_size)
-    if layer.feed_forward is not None:
-        shapes |= _of_feed_forward(layer.feed_forward, spec.hidden_size)
+    for feed_forward in (layer.feed_forward, layer.experts):
+        if feed_forward is not None:
+            shapes |= _of_feed_forward(feed_forward, spec.hidden_size)
     for name, norm in layer.norms.items():
         shapes |= _of_norm(name, norm, spec.hidden_size)
+    if (inputs := spec.per_layer_input) is not None:
+        sizes = {"per_layer.gate": (inputs.size, spec.hidden_size), "per_layer.projection": (spec.hidden_size, inputs.size)}
+        shapes |= _matrices(sizes, ()) | _of_norm("per_layer.norm", inputs.norm, spec.hidden_size)
+    if spec.layer_scales:
+        shapes["scale.weight"] = (1,)
     return shapes
 
 
 def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
-    matrices = {
-        "attention.query": (attention.query_size, hidden),
-        "attention.key": (attention.kv_size, hidden),
-        "attention.value": (attention.kv_size, hidden),
-        "attention.output": (hidden, attention.query_size),
-    }
-    if attention.output_gate:
-        matrices["attention.gate"] = (attention.query_size, hidden)
+    matrices = {f"attention.{name}": (size, hidden) for name, size in attention.projections.items()}
+    matrices["attention.output"] = (hidden, attention.query_size)
     biased = set(matrices) - {"attention.output"} if attention.bias else set()
     shapes = _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set()))
     if attention.sinks:
@@ -345,7 +359,8 @@ def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
     if (norm := attention.query_key_norm) is not None:
         over_all = attention.norm_over == "all"
         shapes |= _of_norm("attention.query_norm", norm, attention.query_size if over_all else attention.head_size)
-        shapes |= _of_norm("attention.key_norm", norm, attention.kv_size if over_all else attention.head_size)
+        if attention.kv_source is None:
+            shapes |= _of_norm("attention.key_norm", norm, attention.kv_size if over_all else attention.head_size)
     return shapes
 
 
@@ -405,6 +420,8 @@ def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Sh
     shapes = _matrices(matrices, biased)
     if routing is not None and routing.correction:
         shapes["feed_forward.correction.bias"] = (routing.experts,)
+    if routing is not None and routing.expert_factors:
+        shapes["feed_forward.expert_factors.weight"] = (routing.experts,)
     if feed_forward.activation == "xielu":
         shapes |= {"feed_forward.positive.weight": (1,), "feed_forward.negative.weight": (1,)}
     return shapes
@@ -428,6 +445,10 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
         shapes["position_embedding.weight"] = (spec.positions, spec.hidden_size)
     if spec.embedding_norm is not None:
         shapes |= _of_norm("embedding_norm", spec.embedding_norm, spec.hidden_size)
+    if (inputs := spec.per_layer_input) is not None:
+        shapes["per_layer_embedding.weight"] = (inputs.vocab_size, spec.per_layer_features)
+        shapes["per_layer_projection.weight"] = (spec.per_layer_features, spec.hidden_size)
+        shapes |= _of_norm("per_layer_norm", inputs.norm, inputs.size)
     shapes |= _of_norm("norm", spec.norm, spec.hidden_size)
     if not spec.tie_word_embeddings:
         shapes["head.weight"] = shapes["embedding.weight"]
@@ -465,6 +486,9 @@ def map_tensors(
         "position_embedding": f"{root}{names.position_embedding}",
         "embedding_norm": f"{root}{names.embedding_norm}",
         "norm": f"{root}{names.norm}",
+        "per_layer_embedding": f"{root}{names.per_layer_embedding}",
+        "per_layer_projection": f"{root}{names.per_layer_projection}",
+        "per_layer_norm": f"{root}{names.per_layer_norm}",
         "head": head,
     }
     entries = []
@@ -489,8 +513,8 @@ def map_tensors(
             matrix = None
             if expert is not None and "{}" in source:
                 source = source.format(expert)
-            elif expert is not None and layer.feed_forward is not None and layer.feed_forward.routing is not None:
-                matrix = (expert, layer.feed_forward.routing.experts)
+            elif expert is not None and (routing := layer.routing) is not None:
+                matrix = (expert, routing.experts)
             tensor = f"{prefix}{names.tensor_of(source, kind)}"
             if tensor not in tensors and source in names.aliases:
                 tensor = f"{prefix}{names.tensor_of(names.aliases[source], kind)}"

@@ -10,7 +10,7 @@ from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
-from pyllm.families.kv_layout import kv_groups, kv_tokens_per_layer
+from pyllm.families.kv_layout import kv_groups, kv_tokens_per_plane, plane_heads
 from pyllm.families.spec import FeedForwardSpec, ModelSpec
 from pyllm.families.stage_layout import PipelineStage, split_into_stages
 from pyllm.families.state_layout import state_bytes
@@ -62,21 +62,20 @@ def kv_bytes(engine: EngineConfig, checkpoint: Checkpoint, num_tokens: int) -> i
     Every pipeline stage counts as much as the one that needs most, since that one limits the number of tokens.
     """
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
-    attention = spec.attention
-    vector = attention.kv_heads_of_rank(ranks) * ranks * attention.head_size
+    vector = math.prod(plane_heads(spec, ranks)) * ranks
     element_bytes = ELEMENT_BYTES[engine.cache.kv_cache_dtype]
     context = engine.model.max_model_len or spec.max_position_embeddings
-    groups = kv_groups(spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
+    groups = kv_groups(spec, context, not engine.cache.disable_hybrid_kv_cache_manager, ranks)
     stages = _stages(engine, checkpoint)
-    kept = len(stages) * max(kv_tokens_per_layer(stage.groups(groups), num_tokens) for stage in stages)
+    kept = len(stages) * max(kv_tokens_per_plane(stage.groups(groups), num_tokens) for stage in stages)
     states = 2 * ranks * state_bytes(spec, ranks, range(len(spec.layers)))
-    return attention.cached_vectors * kept * vector * element_bytes + states
+    return spec.attention.cached_vectors * kept * vector * element_bytes + states
 
 
 def _stages(engine: EngineConfig, checkpoint: Checkpoint) -> tuple[PipelineStage, ...]:
     spec = checkpoint.spec
-    num_stages = engine.parallel.pipeline_parallel_size
-    return split_into_stages(checkpoint.tensors, len(spec.layers), num_stages, spec.tie_word_embeddings)
+    num_stages, tied = engine.parallel.pipeline_parallel_size, spec.tie_word_embeddings
+    return split_into_stages(checkpoint.tensors, len(spec.layers), num_stages, tied, spec.tied_layers)
 
 
 def kv_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
@@ -91,9 +90,10 @@ def activation_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     On a CPU these are part of `_PROCESS_BYTES`. A worker on a GPU measures them when it starts.
     """
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
-    attention = spec.attention
-    # Input, residual and normed input; query, key, value and the output of attention; gate, up and their product.
-    widths = 3 * spec.hidden_size + 2 * (attention.query_size + attention.kv_size) // ranks
+    heads = max(attention.query_size + attention.kv_size for attention in spec.attentions)
+    # Input, residual and normed input; query, key, value and the output of attention; gate, up and their product; both
+    # parts of what each layer has of a token.
+    widths = 3 * spec.hidden_size + 2 * heads // ranks + 2 * spec.per_layer_features
     feed_forwards = (layer.feed_forward for layer in spec.layers if layer.feed_forward is not None)
     feed_forward = max(map(_features, feed_forwards), default=0) or 4 * spec.hidden_size
     elements = engine.scheduler.max_num_batched_tokens * (widths + 3 * feed_forward // ranks)
@@ -104,7 +104,8 @@ def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """Bytes of RoPE and block tables per token of the context, used or not, on all ranks together."""
     rotations = 4 * sum(rope.rotary_size for rope in checkpoint.spec.ropes)
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
-    groups = kv_groups(checkpoint.spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
+    hybrid, ranks = not engine.cache.disable_hybrid_kv_cache_manager, engine.parallel.tensor_parallel_size
+    groups = kv_groups(checkpoint.spec, context, hybrid, ranks)
     block_tables = -(-4 * len(groups) * engine.scheduler.max_num_seqs // engine.cache.block_size)
     return (rotations + block_tables) * num_ranks(engine.parallel)
 

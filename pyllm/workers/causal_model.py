@@ -31,8 +31,8 @@ class CausalModel(Protocol):
     def __call__(self, tokens: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         """Hidden states [tokens, hidden_size] of tokens int32 [tokens], after the final norm.
 
-        A pipeline stage before the last one returns two such tensors: the pending output of its last layer and the
-        residual stream. Stages after the first read `context.received` instead of the tokens.
+        A pipeline stage before the last one returns tensors of `ModelSpec.stage_widths`, such as the pending output of
+        its last layer and the residual stream. Stages after the first read `context.received` instead of the tokens.
         """
 
     def logits(self, x: Tensor) -> Tensor | None:
@@ -40,5 +40,5 @@ class CausalModel(Protocol):
 
 
 def joined(parts: Sequence[Tensor], device: Device) -> Tensor:
-    """The tensors of a model's output as one: a single tensor unchanged, several as [parts, tokens, hidden_size]."""
-    return parts[0] if len(parts) == 1 else device.concatenate([part[None] for part in parts], 0)
+    """The tensors of a model's output as one: a single tensor unchanged, several side by side, [tokens, width]."""
+    return parts[0] if len(parts) == 1 else device.concatenate(parts, 1)

@@ -4,6 +4,7 @@ Knows no family and no file; `WeightReader` fills the parameters, under the name
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import exp, log1p
 
 import numpy as np
@@ -20,6 +21,7 @@ from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.latent_attention import LatentAttention
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import Norm
+from pyllm.workers.layers.per_layer_inputs import PerLayerInput, PerLayerInputs
 from pyllm.workers.layers.recurrence import recurrence_of
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -39,17 +41,17 @@ class Attention:
             placement.share_of_heads(spec.kv_heads, spec.head_size),
         )
         query, key_value = self._shares
-        sizes, shares = [spec.query_size, spec.kv_size, spec.kv_size], [query, key_value, key_value]
         self._clip = spec.clip
-        self._has_gate = spec.output_gate
-        if spec.output_gate:
-            sizes, shares = [*sizes, spec.query_size], [*shares, query]
-        self.qkv = ColumnParallelLinear(hidden_size, tuple(sizes), placement, spec.bias, shares)
-        self._num_heads = [size // spec.head_size for size in self.qkv.sizes]
+        self._names = tuple(spec.projections)
+        shares = [key_value if name in {"key", "value"} else query for name in self._names]
+        self.qkv = ColumnParallelLinear(hidden_size, tuple(spec.projections.values()), placement, spec.bias, shares)
+        self._has_own_kv = spec.kv_source is None
+        self._value_norm = None if spec.value_norm is None else Norm(spec.value_norm, spec.head_size, placement)
         self.query_norm, self.key_norm, head_norm = None, None, None
         if (norm := spec.query_key_norm) is not None:
             over_all = spec.norm_over == "all"
             self.query_norm = Norm(norm, spec.query_size if over_all else spec.head_size, placement)
+        if (norm := spec.query_key_norm) is not None and self._has_own_kv:
             self.key_norm = Norm(norm, spec.kv_size if over_all else spec.head_size, placement)
             if not over_all:
                 weights = self.query_norm.weight, self.key_norm.weight
@@ -70,12 +72,12 @@ class Attention:
         self.output = RowParallelLinear(spec.query_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
-        names = ("query", "key", "value", "gate") if self._has_gate else ("query", "key", "value")
-        self.qkv.load(reader, *(f"{prefix}{name}" for name in names))
+        self.qkv.load(reader, *(f"{prefix}{name}" for name in self._names))
         self.output.load(reader, f"{prefix}output")
-        if self.query_norm is not None and self.key_norm is not None:
-            self.query_norm.load(reader, f"{prefix}query_norm")
-            self.key_norm.load(reader, f"{prefix}key_norm")
+        norms = {"query_norm": self.query_norm, "key_norm": self.key_norm, "value_norm": self._value_norm}
+        for name, norm in norms.items():
+            if norm is not None:
+                norm.load(reader, f"{prefix}{name}")
         if self.sinks is not None:
             reader.read(f"{prefix}sinks.weight", (self._heads,), self.sinks, self._own_heads)
 
@@ -87,19 +89,28 @@ class Attention:
         products = self.qkv(x)
         if self._clip is not None:
             products = self._kernels[clamp](products, self._clip)
-        if self._normalises_all:
-            parts = self._normalise_all(*split(products, self.qkv.sizes))
-            query, key, value = (part.reshape(len(x), -1, self._head_size) for part in parts)
-        else:
-            query, key, value, *_ = split(products.reshape(len(x), -1, self._head_size), self._num_heads)
-        attended = self.attention(query, key, value, context).reshape(len(x), -1)
-        if self._has_gate:
-            attended = self._kernels[sigmoid_gate](attended, split(products, self.qkv.sizes)[3])
+        parts = dict(zip(self._names, split(products, self.qkv.sizes), strict=True))
+        attended = self._attend(parts, context).reshape(len(x), -1)
+        if (gate := parts.get("gate")) is not None:
+            attended = self._kernels[sigmoid_gate](attended, gate)
         return self.output(attended)
 
-    def _normalise_all(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query = self._normalise(query, self.query_norm, self._shares[0], 1)
-        return query, self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head), value
+    def _attend(self, parts: dict[str, Tensor], context: ForwardContext) -> Tensor:
+        query = parts["query"]
+        if not self._has_own_kv:
+            query = query if self.query_norm is None else self.query_norm(query)
+            return self.attention.shared(self._heads_of(query), context)
+        key = parts["key"]
+        value = parts.get("value", key)
+        if self._value_norm is not None:
+            value = self._value_norm(value)
+        if self._normalises_all:
+            query = self._normalise(query, self.query_norm, self._shares[0], 1)
+            key = self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head)
+        return self.attention(*map(self._heads_of, (query, key, value)), context)
+
+    def _heads_of(self, part: Tensor) -> Tensor:
+        return part.reshape(len(part), -1, self._head_size)
 
     def _normalise(self, part: Tensor, norm: Norm | None, share: slice, ranks_a_head: int) -> Tensor:
         """This rank's share of the norm over the heads of all ranks (OLMo 2), bitwise equal to the norm on one rank."""
@@ -149,7 +160,8 @@ class FeedForward:
 class DecoderLayer:
     """Attention and feed-forward around the residual stream.
 
-    A layer takes and returns a pending output and the residual stream, so that each addition fuses with the next norm.
+    A layer takes and returns a pending output and the residual stream, so that each addition fuses with the next norm;
+    one with a scale returns the scaled stream, and None.
     """
 
     def __init__(self, model: ModelSpec, layer: int, placement: WeightPlacement) -> None:
@@ -162,6 +174,13 @@ class DecoderLayer:
         self._mixers = [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]
         self.feed_forward = None if spec.feed_forward is None else _feed_forward(spec.feed_forward, size, placement)
         self.norms = {name: Norm(norm, size, placement) for name, norm in spec.norms.items()}
+        self.experts = None
+        if (experts := spec.experts) is not None and experts.routing is not None:
+            self.experts = Experts(experts, experts.routing, size, placement)
+        inputs = model.per_layer_input
+        self.per_layer = None if inputs is None else PerLayerInput(inputs, size, layer, placement)
+        self._scale = placement.device.empty((1,), "float32") if model.layer_scales else None
+        self._scale_factor = 1.0
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         for name, norm in self.norms.items():
@@ -170,8 +189,14 @@ class DecoderLayer:
             self.attention.load(reader, f"{prefix}attention.")
         if self.recurrence is not None:
             self.recurrence.load(reader, f"{prefix}recurrence.")
-        if self.feed_forward is not None:
-            self.feed_forward.load(reader, f"{prefix}feed_forward.")
+        for feed_forward in (self.feed_forward, self.experts):
+            if feed_forward is not None:
+                feed_forward.load(reader, f"{prefix}feed_forward.")
+        if self.per_layer is not None:
+            self.per_layer.load(reader, f"{prefix}per_layer.")
+        if self._scale is not None:
+            reader.read(f"{prefix}scale.weight", (1,), self._scale)
+            self._scale_factor = float(self._scale[0])
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix, in order."""
@@ -179,10 +204,11 @@ class DecoderLayer:
             yield from self.attention.packed()
         if self.recurrence is not None:
             yield from self.recurrence.projections.packed()
-        if self.feed_forward is not None:
-            yield from self.feed_forward.packed()
+        for part in (self.feed_forward, self.experts, self.per_layer):
+            if part is not None:
+                yield from part.packed()
 
-    def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor | None]:
         if self._mixers:
             normed, residual = self._enter("attention_norm", x, residual)
             first, *others = self._mixers
@@ -196,9 +222,19 @@ class DecoderLayer:
                 return self._kernels[add](x, self.feed_forward(normed)), residual
         if self.feed_forward is not None:
             normed, residual = self._enter("feed_forward_norm", x, residual)
-            x = self._leave("feed_forward_output_norm", self.feed_forward(normed))
+            x = self.feed_forward(normed)
+            if self.experts is not None:
+                routed = self.experts(self.norms["experts_norm"](residual), self.norms["router_norm"](residual))
+                x = self._kernels[add](self.norms["dense_norm"](x), self.norms["experts_output_norm"](routed))
+            x = self._leave("feed_forward_output_norm", x)
         assert residual is not None, "a layer that computes nothing"
-        return x, residual
+        if self.per_layer is not None:
+            assert context.per_layer_inputs is not None, "the model has per-layer inputs"
+            residual = self._kernels[add](x, residual, self._factor)
+            x = self.per_layer(residual, context.per_layer_inputs)
+        if self._scale is None:
+            return x, residual
+        return self._kernels[scale_and_cap](self._kernels[add](x, residual, self._factor), self._scale_factor), None
 
     def _enter(self, name: str, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream; return the stream, normalised if there is a norm, and the stream itself."""
@@ -249,6 +285,9 @@ class Decoder:
             self.position_embedding = VocabularyParallelEmbedding(spec.positions, spec.hidden_size, placement)
         if stage.is_first and spec.embedding_norm is not None:
             self.embedding_norm = Norm(spec.embedding_norm, spec.hidden_size, placement)
+        self.per_layer_inputs = None
+        if stage.is_first and spec.per_layer_input is not None:
+            self.per_layer_inputs = PerLayerInputs(spec, spec.per_layer_input, placement)
         self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
         assert spec.norm is not None, "the model is one of transformers"
         self.norm, self.head_rows, self.head, self.head_bias = None, None, None, None
@@ -263,7 +302,8 @@ class Decoder:
     @property
     def embedding_bytes(self) -> int:
         """Bytes of the packed embedding, and of the head if it is not tied."""
-        return sum(rows.packed.nbytes for rows in {self.embedding, self.head_rows} if rows is not None)
+        per_layer = None if self.per_layer_inputs is None else self.per_layer_inputs.embedding
+        return sum(rows.packed.nbytes for rows in {self.embedding, self.head_rows, per_layer} if rows is not None)
 
     def load(self, reader: WeightReader) -> None:
         """Fill every parameter."""
@@ -273,6 +313,8 @@ class Decoder:
             self.position_embedding.load(reader, "position_embedding.weight")
         if self.embedding_norm is not None:
             self.embedding_norm.load(reader, "embedding_norm")
+        if self.per_layer_inputs is not None:
+            self.per_layer_inputs.load(reader)
         for index, layer in self.layers.items():
             layer.load(reader, f"layers.{index}.")
         if self.norm is not None:
@@ -284,15 +326,20 @@ class Decoder:
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix but the embedding and the head, in order."""
+        if self.per_layer_inputs is not None:
+            yield from self.per_layer_inputs.matrices()
         for layer in self.layers.values():
             yield from layer.matrices()
 
     def __call__(self, tokens: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         """See `CausalModel`."""
+        x: Tensor
         residual: Tensor | None = None
         if self.embedding is None:
             assert context.received is not None, "nothing came from the stage before"
-            x, residual = context.received
+            x, *others = split(context.received, self._spec.stage_widths)
+            residual = None if self._spec.layer_scales else others.pop(0)
+            per_layer = others[0] if others else None
         else:
             x = self.embedding(tokens)
             if self._embedding_scale != 1:
@@ -301,12 +348,13 @@ class Decoder:
                 x = self._kernels[add](self.position_embedding(context.positions), x)
             if self.embedding_norm is not None:
                 x = self.embedding_norm(x)
+            per_layer = None if self.per_layer_inputs is None else self.per_layer_inputs(tokens, x)
+        context = context if per_layer is None else replace(context, per_layer_inputs=per_layer)
         for layer in self.layers.values():
             x, residual = layer(x, residual, context)
-        assert residual is not None, "a stage without layers"
         if self.norm is None:
-            return x, residual
-        return (self.norm.add(x, residual, self._spec.residual_multiplier)[0],)
+            return tuple(part for part in (x, residual, per_layer) if part is not None)
+        return (self.norm(x) if residual is None else self.norm.add(x, residual, self._spec.residual_multiplier)[0],)
 
     def logits(self, x: Tensor) -> Tensor | None:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on the sampling rank; None on the others."""

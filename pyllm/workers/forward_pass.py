@@ -53,8 +53,8 @@ class ForwardPass:
 
     A `selector` chooses the blocks that rows of a plan attend to; steps without a plan attend to all blocks.
 
-    A pipeline stage after the first reads the output of the stage before from `incoming`, [2, tokens, hidden_size], at
-    a fixed address. Graphs hold the pass alone, and not the exchange between stages: messages have the size of the
+    A pipeline stage after the first reads the output of the stage before from `incoming`, [tokens, width], at a fixed
+    address. Graphs hold the pass alone, and not the exchange between stages: messages have the size of the
     step, not of the graph, and a stage that waits for another inside a graph could do no other work meanwhile.
     """
 
@@ -169,7 +169,7 @@ class ForwardPass:
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states of the plan's tokens, [tokens, hidden_size]; the next call may overwrite them.
 
-        A pipeline stage before the last one returns [2, tokens, hidden_size], for the next stage.
+        A pipeline stage before the last one returns [tokens, width], for the next stage.
         """
         if self._captured is not None and not self._hooks and (bucket := self._captured.bucket_of(batch)) is not None:
             return self._captured.run(bucket, batch)
@@ -336,7 +336,7 @@ class ForwardPass:
 
     def _received(self, num_tokens: int) -> Tensor | None:
         """The part of `incoming` for a step of `num_tokens`; None on the first stage."""
-        return None if self._incoming is None else self._incoming[:, :num_tokens]
+        return None if self._incoming is None else self._incoming[:num_tokens]
 
     def _ints(self, values: npt.ArrayLike) -> Tensor:
         return self._device.from_host(np.ascontiguousarray(values, np.int32))

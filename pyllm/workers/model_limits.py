@@ -1,4 +1,4 @@
-"""Limits of a model: equal heads in all layers, heads of even size; and what no GPU and not every setting knows yet.
+"""Limits of a model: as many query heads in all layers, heads of even size; and what no GPU and not every setting knows yet.
 
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """
@@ -9,19 +9,20 @@ from pyllm.families.spec import ModelSpec
 
 
 def check_supported(spec: ModelSpec) -> None:
-    """Refuse a model with heads of odd size, or whose layers have different heads or query scales.
+    """Refuse a model with heads of odd size, or whose layers have different query heads or query scales.
 
     Attention backends of other packages have their own check, in the worker.
 
     Raises:
         ConfigError: with the feature that is not supported.
     """
-    for name in ("heads", "kv_heads", "head_size", "query_scaling"):
+    equal = ("heads", "query_scaling") if spec.transformers is None else ("heads", "kv_heads", "head_size")
+    for name in equal:
         if len({getattr(attention, name) for attention in spec.attentions} - {None}) > 1:
             raise ConfigError(f"the layers of {spec.architecture} differ in {name}, which is not supported")
-    size = spec.attention.head_size
-    if size % 2:
-        raise ConfigError(f"attention heads of {size} dimensions are not supported: the number must be even")
+    for size in {attention.head_size for attention in spec.attentions}:
+        if size % 2:
+            raise ConfigError(f"attention heads of {size} dimensions are not supported: the number must be even")
 
 
 def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
@@ -52,6 +53,21 @@ def check_latents(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     """
     if any(attention.latent is not None for attention in spec.attentions):
         _check_backends(f"{spec.architecture} has layers of latent attention, and", config, device)
+
+
+def check_layers_of_gemma(config: EngineConfig, spec: ModelSpec, device: str) -> None:
+    """Refuse settings that do not know the layers of Gemma 3n and 4 yet, for a model that has some.
+
+    Raises:
+        ConfigError: with the setting to change.
+    """
+    heads = {(attention.kv_heads, attention.head_size) for attention in spec.attentions}
+    if len(heads) > 1:
+        _check_backends(f"{spec.architecture} has layers of unequal heads, and", config, device)
+    if any(attention.kv_source is not None for attention in spec.attentions):
+        _check_backends(f"{spec.architecture} has layers that share keys and values, and", config, device)
+    if any(layer.experts is not None for layer in spec.layers):
+        _check_backends(f"{spec.architecture} has experts beside dense layers, and", config, device)
 
 
 def _check_backends(name: str, config: EngineConfig, device: str) -> None:

@@ -101,7 +101,7 @@ class ModelRunner:
         self._link = StageLink(config.rank, engine.parallel, group)
         num_layers, tied = len(self._spec.layers), self._spec.tie_word_embeddings
         num_stages = engine.parallel.pipeline_parallel_size
-        stages = split_into_stages(config.checkpoint.tensors, num_layers, num_stages, tied)
+        stages = split_into_stages(config.checkpoint.tensors, num_layers, num_stages, tied, self._spec.tied_layers)
         self._stage = stage = stages[coordinates_of(config.rank, engine.parallel).stage]
         self._checkpoint = config.checkpoint
         if num_stages > 1:  # Other tensors are neither read nor counted as progress.
@@ -127,7 +127,7 @@ class ModelRunner:
         self._max_model_len = engine.model.max_model_len
         hybrid = not engine.cache.disable_hybrid_kv_cache_manager
         # Every stage has block tables of all groups, as a plan has changes for all groups.
-        groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid))
+        groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid, group.size))
         cache = engine.cache
         shape = KVCacheShape.of(self._spec, cache.block_size, group.size, DTYPES[cache.kv_cache_dtype], groups)
         self._memory = KVMemory(config, shape, groups, self._kernels, device, layers=stage.layers, clock=clock)
@@ -183,7 +183,8 @@ class ModelRunner:
             cache.finish()
         self._position_tables = PositionTables.of(self._spec, self._max_model_len, self._placement.device)
         limits, placement = self._engine.scheduler, self._placement
-        self._link.allocate(limits.max_num_batched_tokens, self._spec.hidden_size, placement.dtype, placement.device)
+        width = sum(self._spec.stage_widths)
+        self._link.allocate(limits.max_num_batched_tokens, width, placement.dtype, placement.device)
         if self._spec.transformers is not None:
             self._check_isolation()
 
@@ -460,17 +461,12 @@ class ModelRunner:
         self, kv_cache: KVCache, selector: KVSelector | None = None, states: StateCache | None = None
     ) -> ForwardPass:
         scheduler = self._engine.scheduler
-        shape = AttentionShape(
-            heads=self._spec.attention.heads // self._placement.group.size,
-            kv_heads=self._memory.shape.num_kv_heads,
-            head_dim=self._spec.attention.head_size,
-            dtype=self._placement.dtype,
-            cache_dtype=self._memory.shape.dtype,
-        )
+        heads = self._spec.attention.heads // self._placement.group.size
+        dtypes = self._placement.dtype, self._memory.shape.dtype
         is_invariant = self._engine.device.batch_invariant
         tables_of_groups = zip(self._memory.groups, self._slots.tables_of_groups(), strict=True)
         groups = (
-            AttentionGroup(replace(shape, window=group.window), tables, is_invariant)
+            AttentionGroup(AttentionShape(heads, *group.heads, *dtypes, group.window), tables, is_invariant)
             for group, tables in tables_of_groups
         )
         return ForwardPass(

@@ -118,6 +118,27 @@ _GPT_OSS = (
 )
 _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 
+_GEMMA4 = _GEMMA | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 264,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 5.0,
+    # An epsilon that bounds the norm of values near zero, which would enlarge the rounding of sums in float32.
+    "rms_norm_eps": 0.002,
+}
+_GEMMA4_LARGE = _GEMMA4 | {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "global_head_dim": 24,
+}
+
 _CLASSIC = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "intermediate_size": None}
 _GPT_NEO = {
     "num_layers": 2,
@@ -491,6 +512,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "gemma4": ("Gemma4Text", _GEMMA4),
+    "gemma4-one-kv-head": ("Gemma4Text", _GEMMA4 | {"num_key_value_heads": 1, "attention_bias": True}),
+    "gemma4-large": ("Gemma4Text", _GEMMA4_LARGE),
+    "gemma4-experts": (
+        "Gemma4Text",
+        _GEMMA4_LARGE
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 64}
+        | {"num_hidden_layers": 3, "layer_types": None},
+    ),
+    "gemma4-unified": ("Gemma4UnifiedText", _GEMMA4_LARGE | {"num_kv_shared_layers": 2}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
@@ -514,11 +545,14 @@ def oracle(name: str) -> PreTrainedModel:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
         else:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
-            assert any(kind in parameter_name for kind in ("norm", "ln_", "bias", "sinks", "alpha", "A_log", ".D"))
+            kinds = ("norm", "ln_", "bias", "sinks", "alpha", "A_log", ".D", "router.scale", "per_expert_scale")
+            assert any(kind in parameter_name for kind in kinds)
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.data.uniform_(-0.5, 0.5, generator=generator)
+        elif buffer_name.endswith("layer_scalar"):
+            buffer.data.uniform_(0.5, 1.5, generator=generator).copy_(buffer.half())
     return model
 
 

@@ -15,7 +15,8 @@ from pyllm_kernels.ops.activation import Xielu
 _BLOCK = 1024
 
 
-def activation(x: Tensor, kind: str | Xielu, gated: bool = True) -> Tensor:
+def activation(x: Tensor, kind: str | Xielu, gated: bool = True, up: Tensor | None = None) -> Tensor:
+    x = x if up is None else torch.cat((x, up), -1)
     tokens, width = x.shape
     size = width // 2 if gated else width
     output = x.new_empty((tokens, size))

@@ -17,7 +17,7 @@ from pyllm_kernels.launcher import Constant, Launcher
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor | None = None) -> Tensor:
-    normed = _norm(x, weight, epsilon, None, centred=False)
+    normed = _norm(x.reshape(-1, len(weight)), weight, epsilon, None, centred=False).reshape(x.shape)
     return normed if out is None else out.copy_(normed)
 
 

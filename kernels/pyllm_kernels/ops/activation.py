@@ -74,24 +74,25 @@ def _xielu(numbers: Floats, kind: Xielu) -> Floats:
     return activated
 
 
-def _activation(x: Array, kind: str | Xielu, gated: bool = True) -> Array:
+def _activation(x: Array, kind: str | Xielu, gated: bool = True, up: Array | None = None) -> Array:
     def activated(numbers: Floats) -> Floats:
         return _xielu(numbers, kind) if isinstance(kind, Xielu) else ACTIVATIONS[kind](numbers)
 
     if not gated:
         return rounded(activated(widened(x)), x)
-    gate, up = np.split(widened(x), 2, axis=-1)
-    return rounded(activated(gate) * up, x)
+    gate, factors = np.split(widened(x), 2, axis=-1) if up is None else (widened(x), widened(up))
+    return rounded(activated(gate) * factors, x)
 
 
 @op(reference=_activation, triton="pyllm_kernels.gpu.elementwise")
-def activation(x: Tensor, kind: str | Xielu, gated: bool = True) -> Tensor:
+def activation(x: Tensor, kind: str | Xielu, gated: bool = True, up: Tensor | None = None) -> Tensor:
     """`act(gate) * up` in float32 (arXiv 2002.05202); x [tokens, 2n] is the gate, then up -> [tokens, n] of x's dtype.
 
     The kind is "silu", "gelu" (by the error function), "gelu_tanh" (arXiv 1606.08415), "relu", "relu2" (its square,
-    arXiv 2109.08668) or an `Xielu`. Not gated: `act(x)`, [tokens, n] -> [tokens, n].
+    arXiv 2109.08668) or an `Xielu`. Not gated: `act(x)`, [tokens, n] -> [tokens, n]. With `up` [tokens, n], tokens any
+    stride, x [tokens, n] is the gate alone.
     """
     tokens, width = x.shape
-    out = graph.empty((tokens, width // 2 if gated else width), x)
-    _cpu.ops.activation(x, kind, gated, out)
+    out = graph.empty((tokens, width // 2 if gated and up is None else width), x)
+    _cpu.ops.activation(x, kind, gated, up, out)
     return out

@@ -37,6 +37,7 @@ class Router:
     - `factor`: multiplies the weights.
     - `weighs_inputs`: the weights multiply the inputs of the experts, not their outputs (Llama 4).
     - `correction`: float32 [experts], added to the scores for the choice alone, also for that of `groups`.
+    - `expert_factors`: float32 [experts], multiply the weights, each that of its expert; on CPUs alone (Gemma 4).
     """
 
     num_experts: int
@@ -50,6 +51,7 @@ class Router:
     weighs_inputs: bool = False
     correction: Tensor | None = None
     groups: ExpertGroups | None = None
+    expert_factors: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ def _choose(logits: Floats, router: Router) -> tuple[Array, Floats]:
     weights = np.take_along_axis(scores, chosen, -1)
     if router.normalised:
         weights = weights / (weights.sum(-1, keepdims=True) + _LEAST_SUM)
-    return chosen, weights * np.float32(router.factor)
+    weights = weights * np.float32(router.factor)
+    return chosen, weights if router.expert_factors is None else weights * router.expert_factors[chosen]
 
 
 def _mix(logits: Floats, router: Router) -> tuple[Array, Floats]:

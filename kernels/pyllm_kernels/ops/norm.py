@@ -16,7 +16,8 @@ def _rms_norm(x: Array, weight: Array, epsilon: float, out: Array | None = None)
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor | None = None) -> Tensor:
     """`x / sqrt(mean(x²) + epsilon) * weight` over the last dimension, in float32 (arXiv 1910.07467).
 
-    x [tokens, hidden] and weight [hidden], float32, float16 or bfloat16 -> [tokens, hidden] of x's dtype.
+    x [tokens, hidden] and weight [hidden], float32, float16 or bfloat16 -> [tokens, hidden] of x's dtype. A weight of
+    fewer features, a divisor of hidden, is that of each group of as many adjacent features, which is normalised alone.
     `out`, if given, gets the result and is returned; it may be x itself, some columns of a wider tensor.
     """
     return _norm(x, weight, epsilon, None, centred=False, out=out)
@@ -86,6 +87,7 @@ def _add_norm(
 
 
 def _scaled(numbers: Floats, weight: Array, epsilon: float) -> Floats:
-    inverse_rms = 1 / np.sqrt(np.square(numbers).mean(-1, keepdims=True) + np.float32(epsilon))  # [tokens, 1]
-    scaled: Floats = numbers * inverse_rms * widened(weight)
+    groups = numbers.reshape(*numbers.shape[:-1], -1, len(weight))
+    inverse_rms = 1 / np.sqrt(np.square(groups).mean(-1, keepdims=True) + np.float32(epsilon))  # [..., groups, 1]
+    scaled: Floats = (groups * inverse_rms * widened(weight)).reshape(numbers.shape)
     return scaled

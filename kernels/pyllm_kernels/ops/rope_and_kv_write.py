@@ -60,8 +60,9 @@ def rope_and_kv_write(
     - positions int32 [tokens]; cos_sin float32 [max_position, rotary_size]: first the cosines, then the sines;
       an even rotary_size up to head_dim, 0 for a layer without positions.
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
-    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; key and value are rounded to
-      their dtype, and clamped to the range of fp8 (e4m3), which only GPUs take.
+    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; on a CPU blocks may be apart, by
+      a multiple of a token's features. Key and value are rounded to their dtype, and clamped to the range of fp8
+      (e4m3), which only GPUs take.
     - norm: `rms_norm` of each head of query and key, in place, before the rotation or after it.
     - scales: key and value are divided by them when they are written to an fp8 cache.
     - query_scales float32 [max_position]: the rotated query is multiplied by the entry for its position. A norm after
@@ -71,6 +72,17 @@ def rope_and_kv_write(
         raise ValueError(f"{scales} are for caches in fp8, which a CPU does not have")
     tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
     _cpu.ops.rope_and_kv_write(*tensors, norm, query_scales)
+
+
+def _rope(query: Array, positions: Array, cos_sin: Array) -> None:
+    cos, sin = np.split(cos_sin[positions][:, None], 2, axis=-1)
+    _rotate(query, cos, sin, None)
+
+
+@op(reference=_rope)
+def rope(query: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    """Rotate a query alone, as `rope_and_kv_write` does, for a layer that reads the keys and values of another one."""
+    _cpu.ops.rope(query, positions, cos_sin)
 
 
 def _normalise(query: Array, key: Array, norm: QKNorm) -> None:
@@ -88,4 +100,4 @@ def _rotate(heads: Array, cos: Floats, sin: Floats, factors: Floats | None) -> N
 def _write(cache: Array, cells: Array, numbers: Floats) -> None:
     if dtype_name(cache.dtype) == "float8_e4m3fn":
         numbers = np.clip(numbers, -_LARGEST_FP8, _LARGEST_FP8)
-    cache.reshape(-1, *cache.shape[2:])[cells] = numbers.astype(cache.dtype)
+    cache[np.divmod(cells, cache.shape[1])] = numbers.astype(cache.dtype)

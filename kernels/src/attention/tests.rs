@@ -125,6 +125,7 @@ impl Case {
                 value_address: memory.cache[1].as_ptr().expose_provenance(),
                 num_blocks: self.lengths.len() * memory.max_blocks,
                 block_size: self.block_size,
+                block_stride: self.block_size,
                 kv_heads,
                 head_dim,
             },

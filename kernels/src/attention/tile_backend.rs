@@ -194,7 +194,7 @@ impl Call<'_> {
         // Positions before the window may have no block any more; a visible one is loaded in their place.
         let hidden = work.begin.saturating_sub(positions.start);
         let (before, seen) = cells.offsets[..cells.count].split_at_mut(hidden);
-        self.sequences.cells(work.row, positions.start + hidden, self.op.cache.block_size, seen);
+        self.sequences.cells(work.row, positions.start + hidden, &self.op.cache, seen);
         before.fill(seen[0]);
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Router {
     pub(crate) weighs_inputs: bool,
     /// Added to the scores for the choice alone: the address of a float32 for each expert.
     pub(crate) correction: Option<usize>,
+    /// Multiplies the weight of each expert: the address of a float32 for each.
+    pub(crate) expert_factors: Option<usize>,
     pub(crate) groups: Option<Groups>,
     /// The first of this rank's `count` experts.
     pub(crate) first: usize,
@@ -64,6 +66,7 @@ pub(crate) struct RouterArrays {
     factor: f32,
     weighs_inputs: bool,
     pub(crate) correction: Option<Array>,
+    pub(crate) expert_factors: Option<Array>,
     groups: Option<Groups>,
     first: usize,
     count: usize,
@@ -98,13 +101,26 @@ impl RouterArrays {
             }
         };
         let is_mixed = matches!(scores, Scores::SparseMixer { .. });
-        if is_mixed && (normalised || self.correction.is_some() || groups.is_some()) {
-            let text = "a sparse mixer has neither normalised weights, nor a correction, nor groups";
+        if is_mixed && (normalised || self.correction.is_some() || self.expert_factors.is_some() || groups.is_some()) {
+            let text = "a sparse mixer has neither normalised weights, nor a correction, nor factors, nor groups";
             return Err(PyValueError::new_err(text));
         }
-        let correction = self.correction.as_ref();
-        let correction = correction.map(|bias| bias.elements("correction", "float32", &[num_experts])).transpose()?;
-        Ok(Router { num_experts, active, scores, normalised, factor, weighs_inputs, correction, groups, first, count })
+        let of_experts = |name, numbers: &Option<Array>| {
+            numbers.as_ref().map(|numbers| numbers.elements(name, "float32", &[num_experts])).transpose()
+        };
+        Ok(Router {
+            num_experts,
+            active,
+            scores,
+            normalised,
+            factor,
+            weighs_inputs,
+            correction: of_experts("correction", &self.correction)?,
+            expert_factors: of_experts("expert_factors", &self.expert_factors)?,
+            groups,
+            first,
+            count,
+        })
     }
 }
 
@@ -132,7 +148,7 @@ pub(super) struct Routes {
 impl Routes {
     /// # Safety
     ///
-    /// `num_tokens` rows of logits are valid, and so is the router's correction.
+    /// `num_tokens` rows of logits are valid, and so are the router's correction and factors.
     pub(super) unsafe fn of(router: &Router, logits: Matrix, num_tokens: usize) -> Self {
         let mut pairs = Vec::with_capacity(num_tokens * router.active);
         // SAFETY: as the caller promises.
@@ -185,8 +201,10 @@ impl Router {
     /// See `Routes::of`; the logits are made of L.
     unsafe fn choose_each<L: Storage>(&self, logits: Matrix, num_tokens: usize, pairs: &mut Vec<Pair>) {
         // SAFETY: as the caller promises.
-        let correction = self.correction.map(|address| unsafe {
-            std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<f32>(address), self.num_experts)
+        let [correction, factors] = [self.correction, self.expert_factors].map(|numbers| {
+            numbers.map(|address| unsafe {
+                std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<f32>(address), self.num_experts)
+            })
         });
         let mut memory = Memory::default();
         for token in 0..num_tokens {
@@ -196,13 +214,19 @@ impl Router {
             memory.logits.extend(row.iter().map(|&logit| logit.widen()));
             match self.scores {
                 Scores::SparseMixer { tolerance } => self.mix(tolerance, &mut memory, pairs),
-                Scores::Softmax | Scores::Sigmoid => self.choose(correction, &mut memory, pairs),
+                Scores::Softmax | Scores::Sigmoid => self.choose(correction, factors, &mut memory, pairs),
             }
         }
     }
 
     /// Choose the best experts, in the order of the experts. Of equal ones, the first win.
-    fn choose(&self, correction: Option<&[f32]>, memory: &mut Memory, pairs: &mut Vec<Pair>) {
+    fn choose(
+        &self,
+        correction: Option<&[f32]>,
+        factors: Option<&[f32]>,
+        memory: &mut Memory,
+        pairs: &mut Vec<Pair>,
+    ) {
         let Memory { logits, keys, order, .. } = memory;
         order.clear();
         order.extend(0..logits.len() as u32);
@@ -231,7 +255,8 @@ impl Router {
             sum_of_all()
         };
         pairs.extend(order.iter().map(|&expert| {
-            let weight = score(logits[expert as usize]) / sum * self.factor;
+            let own = factors.map_or(1.0, |factors| factors[expert as usize]);
+            let weight = score(logits[expert as usize]) / sum * self.factor * own;
             Pair { expert, weight, row: None }
         }));
     }
@@ -307,6 +332,7 @@ mod tests {
         factor: 1.0,
         weighs_inputs: false,
         correction: None,
+        expert_factors: None,
         groups: None,
         first: 0,
         count: 4,

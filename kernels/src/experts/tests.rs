@@ -129,6 +129,7 @@ fn router(active: usize) -> Router {
         factor: 1.0,
         weighs_inputs: false,
         correction: None,
+        expert_factors: None,
         groups: None,
         first: 0,
         count: EXPERTS,

@@ -41,15 +41,15 @@ pub(crate) enum Kind {
     },
 }
 
-/// `out = kind(gate) * up`, a row of x being the gate, then up; not gated, `out = kind(x)`.
+/// `out = kind(x) * up`, or without up `out = kind(x)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Activation {
     pub(crate) kind: Kind,
-    pub(crate) gated: bool,
     pub(crate) tokens: usize,
     /// Width of a row of out.
     pub(crate) width: usize,
     pub(crate) x: Matrix,
+    pub(crate) up: Option<Matrix>,
     pub(crate) out: Matrix,
 }
 
@@ -86,19 +86,32 @@ enum Parameters {
     Xielu { positive: f32, negative: f32, beta: f32, epsilon: f32 },
 }
 
-/// `kind(gate) * up` in `out`, a row of x being the gate, then up; not gated, `kind(x)`.
+/// `kind(gate) * up` in `out`, x being the gate, and each of its rows then up, unless that is given; not gated, `kind(x)`.
 #[pyfunction]
-pub(crate) fn activation(py: Python<'_>, x: Array, kind: Kind, gated: bool, out: Array) -> PyResult<()> {
+pub(crate) fn activation(
+    py: Python<'_>,
+    x: Array,
+    kind: Kind,
+    gated: bool,
+    up: Option<Array>,
+    out: Array,
+) -> PyResult<()> {
     let [tokens, wide] = x.dimensions("x")?;
-    if gated && !wide.is_multiple_of(2) {
+    let is_beside = gated && up.is_none();
+    if is_beside && !wide.is_multiple_of(2) {
         return Err(PyValueError::new_err(format!(
             "x is {wide} wide: it must be a gate and as much to multiply it with"
         )));
     }
-    let width = if gated { wide / 2 } else { wide };
-    let (x_rows, out_rows) = (x.rows("x")?, out.matrix_of("out", x.dtype("x")?, [tokens, width])?);
+    let width = if is_beside { wide / 2 } else { wide };
+    let (gate, out_rows) = (x.rows("x")?, out.matrix_of("out", x.dtype("x")?, [tokens, width])?);
+    let up_rows = match &up {
+        Some(up) => Some(up.matrix_of("up", gate.dtype, [tokens, width])?),
+        None => gated.then(|| gate.columns_from(width)),
+    };
+    let arrays: Vec<_> = [&x, &out].into_iter().chain(&up).collect();
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
-    unsafe { execute(py, Activation { kind, gated, tokens, width, x: x_rows, out: out_rows }, &[&x, &out]) }
+    unsafe { execute(py, Activation { kind, tokens, width, x: gate, up: up_rows, out: out_rows }, &arrays) }
 }
 
 impl Op for Activation {
@@ -172,15 +185,15 @@ impl<X: Storage> Activate<'_, X> {
     /// See `Kernel::run`; the biases are as wide as out.
     #[inline(always)]
     pub(crate) unsafe fn run_with<V: Vector>(&self, row: usize, biases: Option<[*const X; 2]>) {
-        let Activation { kind, gated, width, x, out, .. } = *self.op;
+        let Activation { kind, width, x, up, out, .. } = *self.op;
         // SAFETY: as the caller promises.
         unsafe {
             let gate = x.row::<X>(row);
-            let (up, out) = (gate.add(width), out.row::<X>(row));
+            let (up, out) = (up.map(|up| up.row::<X>(row)), out.row::<X>(row));
             for at in (0..width).step_by(LANES) {
                 let left = width - at;
                 let mut gate: V = X::load_up_to(gate.add(at), left);
-                let mut up = if gated { X::load_up_to(up.add(at), left) } else { V::splat(1.0) };
+                let mut up = up.map_or_else(|| V::splat(1.0), |up| X::load_up_to(up.add(at), left));
                 if let Some([of_gate, of_up]) = biases {
                     gate = gate.add(X::load_up_to(of_gate.add(at), left));
                     up = up.add(X::load_up_to(of_up.add(at), left));
@@ -316,10 +329,10 @@ mod tests {
                     let rows = |address| Matrix { dtype: DType::Float32, address, stride: 0 };
                     let op = Activation {
                         kind,
-                        gated,
                         tokens: 1,
                         width,
                         x: rows(numbers.as_ptr().expose_provenance()),
+                        up: gated.then(|| rows(numbers[width..].as_ptr().expose_provenance())),
                         out: rows(out.as_mut_ptr().expose_provenance()),
                     };
                     // SAFETY: x has twice as many numbers as out; the test asks for what the machine has.
@@ -347,10 +360,10 @@ mod tests {
                 let rows = |address| Matrix { dtype: DType::Float32, address, stride: 0 };
                 let op = Activation {
                     kind: Kind::Silu,
-                    gated: true,
                     tokens: 1,
                     width,
                     x: rows(x.as_ptr().expose_provenance()),
+                    up: Some(rows(x[width..].as_ptr().expose_provenance())),
                     out: rows(out.as_mut_ptr().expose_provenance()),
                 };
                 // SAFETY: x has twice as many numbers as out; the test asks for what the machine has.

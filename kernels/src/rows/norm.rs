@@ -4,6 +4,7 @@
 
 use std::marker::PhantomData;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
@@ -21,6 +22,8 @@ const SUMS: usize = 4;
 pub(crate) struct Norm {
     pub(crate) tokens: usize,
     pub(crate) hidden: usize,
+    /// The features of a row that are normalised alone, as wide as the weight; they divide `hidden`.
+    pub(crate) group: usize,
     pub(crate) epsilon: f32,
     /// Whether the mean is subtracted first, as in a layer norm.
     pub(crate) centred: bool,
@@ -93,16 +96,20 @@ fn read_norm(
     out: &Array,
 ) -> PyResult<Norm> {
     let shape @ [tokens, hidden] = x.dimensions("x")?;
-    let weight = weight.vector("weight", hidden)?;
+    let group = weight.len();
+    if group == 0 || !hidden.is_multiple_of(group) {
+        return Err(PyValueError::new_err(format!("a weight of {group} features does not divide x's {hidden}")));
+    }
+    let weight = weight.vector("weight", group)?;
     let bias = match bias {
         Some(bias) => {
             bias.check_dtype("bias", weight.dtype)?;
-            Some(bias.vector("bias", hidden)?)
+            Some(bias.vector("bias", group)?)
         }
         None => None,
     };
     let (x, out) = (x.matrix("x", shape)?, out.matrix_of("out", x.dtype("x")?, shape)?);
-    Ok(Norm { tokens, hidden, epsilon, centred, x, weight, bias, out, stream: None })
+    Ok(Norm { tokens, hidden, group, epsilon, centred, x, weight, bias, out, stream: None })
 }
 
 impl Op for Norm {
@@ -172,7 +179,7 @@ struct Normalise<'a, X, W, const CENTRED: bool> {
 impl<X: Storage, W: Storage, const CENTRED: bool> Kernel for Normalise<'_, X, W, CENTRED> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, row: usize) {
-        let Norm { hidden, epsilon, x, weight, bias, out, stream, .. } = *self.norm;
+        let Norm { hidden, group, epsilon, x, weight, bias, out, stream, .. } = *self.norm;
         // SAFETY: as the caller promises.
         unsafe {
             let mut x = x.row::<X>(row);
@@ -187,25 +194,27 @@ impl<X: Storage, W: Storage, const CENTRED: bool> Kernel for Normalise<'_, X, W,
                 x = total;
             }
             #[expect(clippy::cast_precision_loss, reason = "no model is as wide as 2^24")]
-            let size = hidden as f32;
+            let size = group as f32;
             let zero = V::splat(0.0);
-            let centre =
-                if CENTRED { V::splat(sum_up::<V, X>(x, hidden, |sum, x, _| sum.add(x)) / size) } else { zero };
-            let squares = sum_up::<V, X>(x, hidden, |sum, x, left| {
-                let x = if CENTRED { x.sub(centre).first(left.min(LANES), zero) } else { x };
-                x.mul_add(x, sum)
-            });
-            let inverse_rms = V::splat(1.0 / (squares / size + epsilon).sqrt());
             let (weight, bias) = (weight.row::<W>(0), bias.map(|bias| bias.row::<W>(0)));
-            let out = out.row::<X>(row);
-            for at in (0..hidden).step_by(LANES) {
-                let x: V = X::load_up_to(x.add(at), hidden - at);
-                let x = if CENTRED { x.sub(centre) } else { x };
-                let mut scaled = x.mul(inverse_rms).mul(W::load_up_to(weight.add(at), hidden - at));
-                if let Some(bias) = bias {
-                    scaled = scaled.add(W::load_up_to(bias.add(at), hidden - at));
+            for first in (0..hidden).step_by(group) {
+                let (x, out) = (x.add(first), out.row::<X>(row).add(first));
+                let centre =
+                    if CENTRED { V::splat(sum_up::<V, X>(x, group, |sum, x, _| sum.add(x)) / size) } else { zero };
+                let squares = sum_up::<V, X>(x, group, |sum, x, left| {
+                    let x = if CENTRED { x.sub(centre).first(left.min(LANES), zero) } else { x };
+                    x.mul_add(x, sum)
+                });
+                let inverse_rms = V::splat(1.0 / (squares / size + epsilon).sqrt());
+                for at in (0..group).step_by(LANES) {
+                    let x: V = X::load_up_to(x.add(at), group - at);
+                    let x = if CENTRED { x.sub(centre) } else { x };
+                    let mut scaled = x.mul(inverse_rms).mul(W::load_up_to(weight.add(at), group - at));
+                    if let Some(bias) = bias {
+                        scaled = scaled.add(W::load_up_to(bias.add(at), group - at));
+                    }
+                    X::store_up_to(scaled, out.add(at), group - at);
                 }
-                X::store_up_to(scaled, out.add(at), hidden - at);
             }
         }
     }
@@ -266,6 +275,7 @@ mod tests {
                     let op = Norm {
                         tokens: 1,
                         hidden,
+                        group: hidden,
                         epsilon: 1e-5,
                         centred,
                         x: rows(&mut x),

@@ -20,7 +20,7 @@ from pyllm_kernels.ops.blocks import swap_blocks
 from pyllm_kernels.tensors import Tensor, numpy_dtype
 
 from pyllm.errors import ConfigError, ProtocolError
-from pyllm.families.kv_layout import KVGroup, layers_of_group
+from pyllm.families.kv_layout import KVGroup, plane_heads, planes_of_block
 from pyllm.families.spec import ModelSpec
 from pyllm.machine.memory import Memory, host_memory
 from pyllm.wire.plan_layout import SWAP_NAME_SIZE
@@ -40,7 +40,7 @@ _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
 class KVCacheShape:
     """The shape of one rank's KV cache: the layers of the largest group, and this rank's key and value heads.
 
-    `num_vectors` is 2, or 1 where the values of a token are in its keys.
+    With layers of unequal heads these are planes (`families/kv_layout.py`) and the heads in one. `num_vectors` is 2, or 1 where the values of a token are in its keys.
     """
 
     num_layers: int
@@ -52,14 +52,12 @@ class KVCacheShape:
 
     @classmethod
     def of(cls, spec: ModelSpec, block_size: int, ranks: int, dtype: str, groups: Sequence[KVGroup] = ()) -> Self:
-        """The shape on each of `ranks` equal ranks; without `groups`, all layers are one group.
+        """The shape on each of `ranks` equal ranks; without `groups`, all layers are one group of equal heads.
 
         The `groups` of a pipeline stage have only its layers.
         """
-        attention = spec.attention
-        num_layers = layers_of_group(groups) if groups else len(spec.layers)
-        heads, vectors = attention.kv_heads_of_rank(ranks), attention.cached_vectors
-        return cls(num_layers, block_size, heads, attention.head_size, dtype, vectors)
+        num_layers = planes_of_block(groups) if groups else len(spec.layers)
+        return cls(num_layers, block_size, *plane_heads(spec, ranks), dtype, spec.attention.cached_vectors)
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -75,7 +73,7 @@ class KVCacheShape:
 class CachedLayer(NamedTuple):
     """The group, keys and values of a layer of the model; both [num_blocks, block_size, kv_heads, head_dim].
 
-    Both are the same tensor where the values of a token are in its keys.
+    Blocks are apart where several layers share a plane. Both are the same tensor where the values of a token are in its keys.
     """
 
     group: int
@@ -86,7 +84,7 @@ class CachedLayer(NamedTuple):
 class KVCache:
     """Keys and values of `num_blocks` blocks, each of which belongs to one group of layers at a time.
 
-    - `memory`: [layers of a group, 2, num_blocks, block_size, kv_heads, head_dim]; 1 in place of 2 for latents.
+    - `memory`: [planes, 2, num_blocks, block_size, kv_heads, head_dim]; 1 in place of 2 for latents.
     - `layers`: the group and the tensors of each layer, by its index in the model.
 
     The memory starts as zeros, because padded reads of blocks that were never written must find finite numbers.
@@ -96,14 +94,24 @@ class KVCache:
         self.device = device
         self.num_blocks, self.block_size = num_blocks, shape.block_size
         self.shape = shape
-        groups = groups or (KVGroup(None, tuple(range(shape.num_layers))),)
-        block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.memory = _zeros((shape.num_layers, shape.num_vectors, num_blocks, *block), shape.dtype, device)
+        heads = (shape.num_kv_heads, shape.head_dim)
+        groups = groups or (KVGroup(None, tuple(range(shape.num_layers)), heads),)
+        size = (shape.num_layers, shape.num_vectors, num_blocks, shape.block_size, *heads)
+        self.memory = _zeros(size, shape.dtype, device)
         self.layers = {
-            layer: CachedLayer(number, self.memory[index, 0], self.memory[index, -1])
+            layer: CachedLayer(number, *self._keys_and_values(group, index))
             for number, group in enumerate(groups)
             for index, layer in enumerate(group.layers)
         }
+
+    def _keys_and_values(self, group: KVGroup, index: int) -> tuple[Tensor, Tensor]:
+        """The memory of one of the group's layers."""
+        plane = self.memory[index // group.layers_of_plane]
+        if group.layers_of_plane == 1:
+            return plane[0], plane[-1]
+        shape = (len(plane), self.num_blocks, group.layers_of_plane, self.block_size, *group.heads)
+        own = plane.reshape(shape)[:, :, index % group.layers_of_plane]
+        return own[0], own[-1]
 
 
 class HostPool:

@@ -3,7 +3,7 @@
 from pyllm_kernels import UNSCALED, AttentionLayer, KVScales, QKNorm
 from pyllm_kernels.ops.elementwise import scale_and_cap
 from pyllm_kernels.ops.paged_attention import paged_attention
-from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
+from pyllm_kernels.ops.rope_and_kv_write import rope, rope_and_kv_write
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.families.spec import AttentionSpec
@@ -14,7 +14,7 @@ class PagedAttention:
     """The attention of one layer, over this rank's heads; query and key may be normalised, and the cache scaled.
 
     `sinks` are the logits of this rank's heads that take a share of the softmax, `slopes` the slopes of these heads;
-    both are float32.
+    both are float32. A layer that reads the keys and values of another one has neither of its own, and calls no hooks.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class PagedAttention:
         slopes: Tensor | None = None,
     ) -> None:
         self._layer = layer
+        self._kv_source = spec.kv_source
         self._rope = spec.rope
         self._has_query_scales = spec.query_scaling is not None
         self._kernel = AttentionLayer(
@@ -35,6 +36,13 @@ class PagedAttention:
         )
         self._norm = norm
         self._scales = scales
+
+    def shared(self, query: Tensor, context: ForwardContext) -> Tensor:
+        """Rotate the query in place, attend to the keys and values of another layer."""
+        assert self._kv_source is not None, "the layer has its own keys and values"
+        group, keys, values = context.kv_cache.layers[self._kv_source]
+        context.kernels[rope](query, context.positions, context.position_tables.rotation(self._rope))
+        return context.kernels[paged_attention](query, keys, values, context.attention[group], self._kernel)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: ForwardContext) -> Tensor:
         """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_size]."""

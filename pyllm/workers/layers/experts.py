@@ -88,6 +88,7 @@ class Experts:
             weighs_inputs=routing.weighs_inputs,
             correction=placement.device.empty((routing.experts,), "float32") if routing.correction else None,
             groups=None if groups is None else ExpertGroups(groups.count, groups.active, groups.best),
+            expert_factors=placement.device.empty((routing.experts,), "float32") if routing.expert_factors else None,
         )
         shared = routing.shared
         self._shared = None if shared is None else SharedExpert(spec, shared, hidden_size, placement)
@@ -98,6 +99,8 @@ class Experts:
         self.router.load(reader, f"{prefix}router")
         if (correction := self._router.correction) is not None:
             reader.read(f"{prefix}correction.bias", (self._router.num_experts,), correction)
+        if (factors := self._router.expert_factors) is not None:
+            reader.read(f"{prefix}expert_factors.weight", (self._router.num_experts,), factors)
         if self._shared is not None:
             self._shared.load(reader, prefix)
         size, hidden = self._spec.size, self._hidden_size
@@ -127,9 +130,11 @@ class Experts:
         if self._shared is not None:
             yield from self._shared.packed()
 
-    def __call__(self, x: Tensor) -> Tensor:  # [tokens, hidden_size]
+    def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
+        """The experts' outputs for x [tokens, hidden_size]; the router reads `routed`, if it is given, instead."""
         kernels = self._placement.kernels
-        logits = self.router(kernels[widen](x) if self._widens else x)
+        read = x if routed is None else routed
+        logits = self.router(kernels[widen](read) if self._widens else read)
         result = kernels[experts](x, logits, self._router, self._activation, self.matrices)
         if self._shared is not None:
             result = kernels[add](self._shared.partial(x), result, self._shared.factor)

@@ -36,11 +36,12 @@ class ForwardContext:
     slot_mapping: Tensor  # int32 [groups, tokens], block * block_size + offset
     position_tables: PositionTables
     hooks: tuple[AttentionHook, ...] = ()
-    # From the pipeline stage before: a pending output and the residual stream, [2, tokens, hidden_size].
+    # From the pipeline stage before: tensors of `ModelSpec.stage_widths` side by side, [tokens, width].
     received: Tensor | None = None
     selector: KVSelector | None = None  # None: all rows attend to all blocks
     state_cache: StateCache | None = None
     state_rows: StateRows | None = None  # None: no layer keeps a state
+    per_layer_inputs: Tensor | None = None  # [tokens, layers * size], see `PerLayerInputSpec`
 
     def states_of(self, layer: int) -> tuple[StateRows, tuple[Tensor, ...]]:
         """The states that each row reads and writes, and the parts of all states in a layer."""

@@ -14,8 +14,8 @@ from pyllm.workers.layers.rank_group import RankGroup
 class StageLink:
     """The link of rank `rank` to the ranks with its tensor-parallel rank in the stages before and after its own.
 
-    A step's states are two tensors [tokens, hidden_size], in the model's dtype: a pending output and the residual
-    stream, in one message. `send` copies the states and does not wait: a stage begins its next step while the next
+    A step's states are one tensor [tokens, width], in the model's dtype: a pending output, the residual stream and more,
+    see `ModelSpec.stage_widths`. `send` copies the states and does not wait: a stage begins its next step while the next
     stage still computes this one. There are as many buffers as stages, and as many steps may be in flight; so a buffer
     is read before its reuse.
     """
@@ -28,18 +28,18 @@ class StageLink:
 
     @property
     def incoming(self) -> Tensor | None:
-        """The buffer of received states, [2, max_tokens, hidden_size], at a fixed address; None on the first stage.
+        """The buffer of received states, [max_tokens, width], at a fixed address; None on the first stage.
 
         It is zeros before the first message, for steps that only measure.
         """
         return self._incoming
 
-    def allocate(self, max_tokens: int, hidden_size: int, dtype: str, device: Device) -> None:
+    def allocate(self, max_tokens: int, width: int, dtype: str, device: Device) -> None:
         """Allocate the buffers, for steps of up to `max_tokens` tokens."""
         if self._receives:
-            self._incoming = device.zeros((2, max_tokens, hidden_size), dtype)
+            self._incoming = device.zeros((max_tokens, width), dtype)
         if self._num_stages > 1:
-            num_bytes = 2 * max_tokens * hidden_size * numpy_dtype(dtype).itemsize
+            num_bytes = max_tokens * width * numpy_dtype(dtype).itemsize
             self._group.exchange.allocate_messages(self._num_stages, num_bytes)
 
     def receive(self, num_tokens: int) -> None:
@@ -49,8 +49,8 @@ class StageLink:
         """
         if self._receives:
             assert self._incoming is not None, "allocate comes first"
-            self._group.exchange.receive(self._incoming[:, :num_tokens])
+            self._group.exchange.receive(self._incoming[:num_tokens])
 
     def send(self, states: Tensor) -> None:
-        """Send a step's states [2, tokens, hidden_size] to the next stage, without waiting for it."""
+        """Send a step's states [tokens, width] to the next stage, without waiting for it."""
         self._group.exchange.send(states)

@@ -13,21 +13,29 @@ from pyllm.workers.loaders.weights import WeightReader
 
 
 class VocabularyParallelEmbedding:
-    """The embedding. Each rank holds the same number of rows; rows beyond the vocabulary on the last ranks are zero."""
+    """The embedding. Each rank holds the same number of rows; rows beyond the vocabulary on the last ranks are zero.
+
+    If the file has fewer rows, `rows`, than the vocabulary, further tokens have row 0.
+    """
 
     packed: PackedLinear
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: WeightPlacement) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, placement: WeightPlacement, rows: int | None = None
+    ) -> None:
         self._placement = placement
-        self._shape = (vocab_size, hidden_size)
+        self._shape = (vocab_size if rows is None else rows, hidden_size)
         self._share = placement.share(vocab_size)
         self.vocab_size = vocab_size
 
     def load(self, reader: WeightReader, name: str) -> None:
         """Read the rows."""
-        part = MatrixPart(name, self._shape, self._share)
-        num_padding_rows = -(-self.vocab_size // self._placement.group.size) - part.share[0]
-        (self.packed,) = pack(reader, self._placement, [part], num_padding_rows)
+        own = range(self.vocab_size)[self._share]
+        in_file = range(own.start, min(own.stop, self._shape[0]))
+        parts = [MatrixPart(name, self._shape, slice(in_file.start, in_file.stop))] if in_file else []
+        parts += [MatrixPart(name, self._shape, slice(0, 1))] * (len(own) - len(in_file))
+        num_padding_rows = -(-self.vocab_size // self._placement.group.size) - len(own)
+        (self.packed,) = pack(reader, self._placement, parts, num_padding_rows)
 
     def __call__(self, tokens: Tensor) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
         kernels, group = self._placement.kernels, self._placement.group

@@ -81,9 +81,9 @@ impl<C: Storage> Kernel for Summarise<'_, C> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, part: usize) {
         let (block, cache) = (self.blocks[part] as usize, self.cache);
-        let KvLayer { block_size, head_dim, .. } = *cache;
+        let KvLayer { block_size, block_stride, head_dim, .. } = *cache;
         for head in 0..cache.kv_heads {
-            let keys = cache.keys::<C>(block * block_size).wrapping_add(head * head_dim);
+            let keys = cache.keys::<C>(block * block_stride).wrapping_add(head * head_dim);
             let to = self.summaries.of::<C>(block, head, cache);
             for dimension in (0..head_dim).step_by(LANES) {
                 let left = head_dim - dimension;
