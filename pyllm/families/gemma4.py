@@ -12,7 +12,6 @@ from pyllm.families.config import Config
 from pyllm.families.family import (
     Family,
     layer_types,
-    num_layers,
     read_attention,
     read_feed_forward,
     read_model,
@@ -121,7 +120,9 @@ def _attentions(config: Config, types: list[str]) -> list[AttentionSpec]:
         if index >= own:
             source = next((layer for layer in reversed(range(own)) if types[layer] == kind), None)
             if source is None:
-                raise config.error("num_kv_shared_layers", len(types) - own, f"fewer: layer {index} has no {kind} before")
+                raise config.error(
+                    "num_kv_shared_layers", len(types) - own, f"fewer: layer {index} has no {kind} before"
+                )
         attentions.append(
             read_attention(
                 _with_heads_of_layer(config, index, is_full=is_full),
@@ -140,10 +141,12 @@ def _attentions(config: Config, types: list[str]) -> list[AttentionSpec]:
 
 
 def _with_heads_of_layer(config: Config, index: int, *, is_full: bool) -> Config:
-    """A copy with the heads of a layer: transformers 5.23 lists them, and earlier files have those of full attention."""
+    """A copy with the heads of a layer: transformers 5.23 lists them, other files have those of full attention."""
     if "per_layer_config" in config:
         own = config.section("per_layer_config").section(str(index))
-        return config.replaced(**{name: own.integer(name) for name in ("head_dim", "num_key_value_heads") if name in own})
+        return config.replaced(
+            **{name: own.integer(name) for name in ("head_dim", "num_key_value_heads") if name in own}
+        )
     if not is_full:
         return config
     heads = {"head_dim": config.integer("global_head_dim", _FULL_HEAD_SIZE)}
@@ -172,9 +175,7 @@ _NAMES = replace(
     bare=TEXT_MODEL_NAMES.bare | {_PARTS["scale"], _PARTS["router_norm"], _PARTS["feed_forward.expert_factors"]},
 )
 
-GEMMA4 = Family(
-    architectures=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), read=read_gemma4, tensors=_NAMES
-)
+GEMMA4 = Family(architectures=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), read=read_gemma4, tensors=_NAMES)
 GEMMA4_UNIFIED = Family(
     architectures=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
     read=read_gemma4_unified,

@@ -119,8 +119,9 @@ def _ends(
             if any(start < end and start not in tied_layers for start in best)
         }
     if num_layers not in best:
+        num_tied = sum(layer in tied_layers for layer in range(num_layers))
         raise ConfigError(
-            f"pipeline_parallel_size {num_stages} is not possible: {sum(layer in tied_layers for layer in range(num_layers))} "
-            f"of {num_layers} layers read the keys and values of earlier layers, and must be on the same stage"
+            f"pipeline_parallel_size {num_stages} is not possible: {num_tied} of {num_layers} layers must be on "
+            "the stage of the layer before, since keys and values of one are read by later ones"
         )
     return best[num_layers][2]

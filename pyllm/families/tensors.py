@@ -342,8 +342,9 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
     for name, norm in layer.norms.items():
         shapes |= _of_norm(name, norm, spec.hidden_size)
     if (inputs := spec.per_layer_input) is not None:
-        sizes = {"per_layer.gate": (inputs.size, spec.hidden_size), "per_layer.projection": (spec.hidden_size, inputs.size)}
-        shapes |= _matrices(sizes, ()) | _of_norm("per_layer.norm", inputs.norm, spec.hidden_size)
+        gate, projection = (inputs.size, spec.hidden_size), (spec.hidden_size, inputs.size)
+        shapes |= _matrices({"per_layer.gate": gate, "per_layer.projection": projection}, ())
+        shapes |= _of_norm("per_layer.norm", inputs.norm, spec.hidden_size)
     if spec.layer_scales:
         shapes["scale.weight"] = (1,)
     return shapes

@@ -1,4 +1,4 @@
-"""Limits of a model: as many query heads in all layers, heads of even size; and what no GPU and not every setting knows yet.
+"""Limits of a model: equal query heads in all layers, heads of even size; and what no GPU and not every setting knows.
 
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """
@@ -6,6 +6,7 @@ Imports no torch, so that the launcher can refuse a model before any process sta
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
+from pyllm.workers.attention_backends import BUILT_IN
 
 
 def check_supported(spec: ModelSpec) -> None:
@@ -45,29 +46,22 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
             raise ConfigError(f"{name} {setting} keeps KV blocks without the states that go with them: leave it out")
 
 
-def check_latents(config: EngineConfig, spec: ModelSpec, device: str) -> None:
-    """Refuse settings that do not know latent attention yet, for a model that has it.
-
-    Raises:
-        ConfigError: with the setting to change.
-    """
-    if any(attention.latent is not None for attention in spec.attentions):
-        _check_backends(f"{spec.architecture} has layers of latent attention, and", config, device)
-
-
-def check_layers_of_gemma(config: EngineConfig, spec: ModelSpec, device: str) -> None:
-    """Refuse settings that do not know the layers of Gemma 3n and 4 yet, for a model that has some.
+def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None:
+    """Refuse settings that do not know layers yet that only pyllm's kernels for CPUs compute, for a model with some.
 
     Raises:
         ConfigError: with the setting to change.
     """
     heads = {(attention.kv_heads, attention.head_size) for attention in spec.attentions}
-    if len(heads) > 1:
-        _check_backends(f"{spec.architecture} has layers of unequal heads, and", config, device)
-    if any(attention.kv_source is not None for attention in spec.attentions):
-        _check_backends(f"{spec.architecture} has layers that share keys and values, and", config, device)
-    if any(layer.experts is not None for layer in spec.layers):
-        _check_backends(f"{spec.architecture} has experts beside dense layers, and", config, device)
+    found = {
+        "layers of latent attention": any(attention.latent is not None for attention in spec.attentions),
+        "layers of unequal heads": len(heads) > 1,
+        "layers that share keys and values": any(attention.kv_source is not None for attention in spec.attentions),
+        "experts beside dense layers": any(layer.experts is not None for layer in spec.layers),
+    }
+    for name, is_there in found.items():
+        if is_there and spec.transformers is None:
+            _check_backends(f"{spec.architecture} has {name}, and", config, device)
 
 
 def _check_backends(name: str, config: EngineConfig, device: str) -> None:
@@ -75,5 +69,7 @@ def _check_backends(name: str, config: EngineConfig, device: str) -> None:
         raise ConfigError(f"{name} these run on CPUs only so far: use --device cpu")
     if config.device.kernel_backend not in {"auto", "cpu", "reference"}:
         raise ConfigError(f"{name} kernel_backend {config.device.kernel_backend} has none of them: leave it out")
+    if config.device.attention_backend not in BUILT_IN:
+        raise ConfigError(f"{name} attention_backend {config.device.attention_backend} has none of them: leave it out")
     if config.sparse.sparse_attention:
         raise ConfigError(f"{name} sparse_attention {config.sparse.sparse_attention} does not know these: leave it out")

@@ -10,7 +10,7 @@ from pyllm.config.process_config import CoreConfig
 from pyllm.core.fingerprints import fingerprints
 from pyllm.families.kv_layout import KVGroup
 
-GROUPS = (KVGroup(None, (0, 1)),)
+GROUPS = (KVGroup(None, (0, 1), (2, 8)),)
 
 
 def changed(config: CoreConfig, part: str, **values: Any) -> CoreConfig:
@@ -57,7 +57,7 @@ def test_machines_layers_and_weights_are_in_it_and_what_only_schedules_is_not(tm
     assert fingerprints(changed(config, "scheduler", max_num_seqs=3), GROUPS, ["avx2"]) == before
     weights = msgspec.structs.replace(config.checkpoint, fingerprint="other weights")
     others = [
-        fingerprints(config, (KVGroup(9, (0, 1)),), ["avx2"]),
+        fingerprints(config, (KVGroup(9, (0, 1), (2, 8)),), ["avx2"]),
         fingerprints(config, GROUPS, ["avx512"]),
         fingerprints(msgspec.structs.replace(config, checkpoint=weights), GROUPS, ["avx2"]),
         fingerprints(config, GROUPS, ["avx2"], "a digest of all weights"),

@@ -4,6 +4,7 @@ Some of it is in `make test`, more in `make full`; `make oracle` has every famil
 """
 
 import functools
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from pyllm import LLM, AsyncEngine, SamplingParams
 from pyllm.checkpoint.reader import read_checkpoint
-from pyllm.families.kv_layout import kv_groups, layers_of_group
+from pyllm.families.kv_layout import kv_groups, plane_heads, planes_of_block
 from pyllm.families.stage_layout import split_into_stages
 from pyllm.families.state_layout import state_bytes
 from tests.e2e.titles import WORKER, find
@@ -70,19 +71,18 @@ def check(
     checkpoint = read_checkpoint(folder)
     spec, tied = checkpoint.spec, checkpoint.spec.tie_word_embeddings
     # As many blocks as one stage has.
-    groups, split = kv_groups(spec, 128), split_into_stages(checkpoint.tensors, len(spec.layers), stages, tied)
-    of_stage = max(layers_of_group(stage.groups(groups)) for stage in split)
-    layers = len(spec.layers) * of_stage // layers_of_group(groups)
-    attention = spec.attention
-    vectors = attention.cached_vectors * attention.kv_heads_of_rank(ranks)
-    block_bytes = vectors * layers * attention.head_size * 4 * 16
+    groups = kv_groups(spec, 128, ranks=ranks)
+    split = split_into_stages(checkpoint.tensors, len(spec.layers), stages, tied, spec.tied_layers)
+    of_stage = max(planes_of_block(stage.groups(groups)) for stage in split)
+    layers = len(spec.layers) * of_stage // planes_of_block(groups)
+    block_bytes = spec.attention.cached_vectors * math.prod(plane_heads(spec, ranks)) * layers * 4 * 16
     with LLM(
         folder,
         dtype="float32",
         max_model_len=128,
         max_num_batched_tokens=32,
         kv_cache_memory_bytes=8 * block_bytes + 40 * state_bytes(spec, ranks, range(len(spec.layers))),
-        num_gpu_blocks_override=8 * len(list(spec.attentions)) // layers_of_group(groups),
+        num_gpu_blocks_override=8 * sum(group.num_planes for group in groups) // planes_of_block(groups),
         expected_growth=0.0,
         tensor_parallel_size=ranks,
         pipeline_parallel_size=stages,
@@ -102,6 +102,7 @@ def check(
 # The last ones have query, key and value in one tensor, learned positions, biases and two norms of parallel layers.
 TWO_RANKS = [
     *("lfm2", full("qwen3-next"), full("granite-4-mamba")),
+    *("gemma4", full("gemma4-one-kv-head"), full("gemma4-large"), full("gemma4-experts")),
     *(full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"),
     *(full("gpt-bigcode"), full("falcon-40b"), full("phi"), full("deepseek-v3"), "bloom", full("mpt")),
 ]
@@ -112,7 +113,7 @@ def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
 
-@pytest.mark.parametrize("family", ["gpt-oss", full("cohere2"), full("gpt2"), full("youtu")])
+@pytest.mark.parametrize("family", ["gemma4", "gpt-oss", full("cohere2"), full("gpt2"), full("youtu")])
 def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
@@ -122,12 +123,14 @@ def test_states_in_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2)
 
 
-@pytest.mark.parametrize("family", ["cohere2", full("mistral")])
+@pytest.mark.parametrize("family", ["gemma4-large", "cohere2", full("mistral")])
 def test_windows_that_are_swapped_out_and_in(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, kv_offloading_size="8MiB")
 
 
-@pytest.mark.parametrize("family", [full("qwen3-moe"), full("glm4-moe"), full("llama4"), "gpt-oss-clamped"])
+@pytest.mark.parametrize(
+    "family", [full("qwen3-moe"), full("glm4-moe"), full("llama4"), full("gemma4-experts"), "gpt-oss-clamped"]
+)
 def test_experts_whole_on_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2, enable_expert_parallel=True)
 
@@ -138,7 +141,7 @@ def test_merged_experts_of_a_gguf_file(tmp_path: Path, ranks: int) -> None:
     check(write_gpt_oss_gguf(source, tmp_path / "tiny.gguf"), "gpt-oss", ranks)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "qwen3.5"])
+@pytest.mark.parametrize("family", ["gemma2", full("gemma4"), "qwen3.5"])
 async def test_a_killed_worker(tmp_path: Path, family: str) -> None:
     prompt, expected = prompts_and_answers(family)[0]
     folder = write_tiny_family(tmp_path, family)

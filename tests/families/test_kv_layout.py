@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.families.kv_layout import MAX_GROUPS, kv_groups, kv_tokens_per_layer, layers_of_group
+from pyllm.families.kv_layout import MAX_GROUPS, kv_groups, kv_tokens_per_plane, planes_of_block
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
 
 WINDOWS = st.lists(st.sampled_from([None, None, 16, 512, 4096]), min_size=1, max_size=64)
@@ -53,7 +53,7 @@ def test_every_layer_is_in_one_group_of_its_window(windows: list[int | None], ma
     for group in groups:
         assert {_reach(windows[layer], max_model_len) for layer in group.layers} == {group.window}
     whole = sum(_reach(window, max_model_len) or max_model_len for window in windows)
-    assert whole <= kv_tokens_per_layer(groups, max_model_len) <= layers_of_group(groups) * len(groups) * max_model_len
+    assert whole <= kv_tokens_per_plane(groups, max_model_len) <= planes_of_block(groups) * len(groups) * max_model_len
 
 
 @given(WINDOWS)

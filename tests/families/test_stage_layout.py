@@ -63,8 +63,8 @@ def test_each_parameter_is_where_it_is_needed() -> None:
 
 
 def test_a_stage_keeps_all_groups_with_its_own_layers() -> None:
-    groups = (KVGroup(None, (0, 2)), KVGroup(16, (1, 3)))
-    assert PipelineStage(range(2, 3)).groups(groups) == (KVGroup(None, (2,)), KVGroup(16, ()))
+    groups = (KVGroup(None, (0, 2), (2, 8)), KVGroup(16, (1, 3), (2, 8)))
+    assert PipelineStage(range(2, 3)).groups(groups) == (KVGroup(None, (2,), (2, 8)), KVGroup(16, (), (2, 8)))
 
 
 def test_large_ends_have_fewer_layers() -> None:

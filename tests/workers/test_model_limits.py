@@ -7,7 +7,7 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec, NormSpec, ShortConvolutionSpec
-from pyllm.workers.model_limits import check_latents, check_states, check_supported
+from pyllm.workers.model_limits import check_cpu_layers, check_states, check_supported
 
 
 def spec(*changes: dict[str, object]) -> ModelSpec:
@@ -27,8 +27,6 @@ def test_layers_may_differ_in_windows_caps_sinks_and_slopes() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (({}, {"kv_heads": 1}), "the layers of LlamaForCausalLM differ in kv_heads"),
-        (({}, {"head_size": 32}), "differ in head_size"),
         (({"head_size": 63}, {"head_size": 63}), "heads of 63 dimensions are not supported: the number must be even"),
     ],
 )
@@ -71,9 +69,9 @@ LATENT = LatentSpec(rank=32, rope_size=8, key_size=16, value_size=32, norm=NormS
 def test_latents_are_refused_where_nothing_knows_them(options: dict[str, object], device: str, message: str) -> None:
     model, config = spec({"latent": LATENT}), engine_config(options)
     with pytest.raises(ConfigError, match=message):
-        check_latents(config, model, device)
-    check_latents(config, spec({}), device)
-    check_latents(engine_config({}), model, "cpu")
+        check_cpu_layers(config, model, device)
+    check_cpu_layers(config, spec({}), device)
+    check_cpu_layers(engine_config({}), model, "cpu")
 
 
 def test_a_spec_travels() -> None:

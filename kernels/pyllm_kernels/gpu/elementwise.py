@@ -6,7 +6,7 @@ import functools
 
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, cat
 
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.launcher import Constant, Launcher
@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 
 def activation(x: Tensor, kind: str | Xielu, gated: bool = True, up: Tensor | None = None) -> Tensor:
-    x = x if up is None else torch.cat((x, up), -1)
+    x = x if up is None else cat((x, up), -1)
     tokens, width = x.shape
     size = width // 2 if gated else width
     output = x.new_empty((tokens, size))

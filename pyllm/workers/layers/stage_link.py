@@ -14,10 +14,10 @@ from pyllm.workers.layers.rank_group import RankGroup
 class StageLink:
     """The link of rank `rank` to the ranks with its tensor-parallel rank in the stages before and after its own.
 
-    A step's states are one tensor [tokens, width], in the model's dtype: a pending output, the residual stream and more,
-    see `ModelSpec.stage_widths`. `send` copies the states and does not wait: a stage begins its next step while the next
-    stage still computes this one. There are as many buffers as stages, and as many steps may be in flight; so a buffer
-    is read before its reuse.
+    A step's states are one tensor [tokens, width] in the model's dtype, the tensors of `ModelSpec.stage_widths` side by
+    side. `send` copies the states and does not wait: a stage begins its next step while the next stage still computes
+    this one. There are as many buffers as stages, and as many steps may be in flight; so a buffer is read before its
+    reuse.
     """
 
     def __init__(self, rank: int, parallel: ParallelConfig, group: RankGroup) -> None:

@@ -20,9 +20,7 @@ class VocabularyParallelEmbedding:
 
     packed: PackedLinear
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, placement: WeightPlacement, rows: int | None = None
-    ) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, placement: WeightPlacement, rows: int | None = None) -> None:
         self._placement = placement
         self._shape = (vocab_size if rows is None else rows, hidden_size)
         self._share = placement.share(vocab_size)

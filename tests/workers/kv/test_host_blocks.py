@@ -19,7 +19,7 @@ from tests.workers.engine import worker_config
 SHAPE = KVCacheShape(num_layers=2, block_size=4, num_kv_heads=2, head_dim=8, dtype="float32")
 # As many bytes, of other layers.
 OTHER_SHAPE = KVCacheShape(num_layers=4, block_size=2, num_kv_heads=2, head_dim=8, dtype="float32")
-GROUPS = (KVGroup(None, (0, 1)),)
+GROUPS = (KVGroup(None, (0, 1), (2, 8)),)
 SIZE = {"kv_offloading_size": f"{SHAPE.block_bytes * 8 // 1024}KiB"}
 
 
@@ -59,7 +59,7 @@ def test_the_same_rank_of_the_same_engine_finds_what_was_there_and_no_other(mode
         (worker_config(model, **SIZE, prefix_hash="sha256_cbor"), {}),
         (worker_config(model, **SIZE, sparse_attention="quest"), {}),
         (config, {"arithmetic": "avx512 cpu"}),
-        (config, {"groups": (KVGroup(8, (0, 1)),)}),
+        (config, {"groups": (KVGroup(8, (0, 1), (2, 8)),)}),
         (config, {"shape": OTHER_SHAPE}),
     ):
         assert opened(other, memory, **changes).inventory() == b"", changes
