@@ -58,12 +58,15 @@ def gguf_config(
     architecture = fields["general.architecture"]
     prefix = f"{architecture}."
     own = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
-    config = {name: _one(f"{prefix}{key}", own[key]) for key, name in _FIELDS.items() if key in own}
-    config |= {name: own[key] for key, name in family.gguf.fields.items() if key in own}
+    known = family.gguf.fields
+    config = {
+        name: _one(f"{prefix}{key}", own[key]) for key, name in _FIELDS.items() if key in own and key not in known
+    }
+    config |= {name: own[key] for key, name in known.items() if key in own}
     config |= _of_tensors(shapes)
     config |= _of_layers(config, shapes)
     config["architectures"] = [family.architectures[0]]
-    _check(own, config, architecture, family.gguf.fields)
+    _check(own, config, architecture, known)
     if "rope.dimension_count" in own:
         rotary_size = Config(own, PLACE).integer("rope.dimension_count")
         config["partial_rotary_factor"] = rotary_size / Config(config, PLACE).integer("head_dim")
@@ -96,11 +99,12 @@ def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _of_layers(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """For each layer, whether it has attention; and whether it has a feed-forward layer."""
+    """For each layer, whether it has attention, values that are no keys, and a feed-forward layer."""
     layers = range(min(count, MAX_LAYERS)) if isinstance(count := config.get("num_hidden_layers"), int) else ()
     has_up = [any(f"blk.{layer}.{up}.weight" in shapes for up in ("ffn_up", "ffn_up_exps")) for layer in layers]
     return {
         "attention_layers": [f"blk.{layer}.attn_k.weight" in shapes for layer in layers],
+        "value_layers": [f"blk.{layer}.attn_v.weight" in shapes for layer in layers],
         "feed_forward_layers": has_up,
     }
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pyllm.families.config import Config
 from pyllm.families.family import (
     Family,
+    GgufNames,
     layer_types,
+    num_layers,
     read_attention,
     read_feed_forward,
     read_model,
@@ -21,7 +23,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, PerLayerInputSpec
-from pyllm.families.tensors import LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
 
 # Defaults of Gemma4TextConfig in transformers: files of models with images leave out fields that have these values.
 _DEFAULTS = {
@@ -155,6 +157,39 @@ def _with_heads_of_layer(config: Config, index: int, *, is_full: bool) -> Config
     return config.replaced(**heads)
 
 
+def _complete(config: Config) -> Config:
+    """Add the sections of config.json, whose numbers llama.cpp has for all layers."""
+    count = num_layers(config)
+    types, own = config.items("layer_types", count), count - config.integer("num_kv_shared_layers", 0, least=0)
+    sizes, kv_heads = (_of_layers(config, name) for name in ("feed_forward_sizes", "key_value_heads"))
+    heads = {
+        str(layer): {"num_key_value_heads": kv_heads[layer]}
+        | ({"head_dim": config.integer("global_head_dim")} if kind == _FULL else {})
+        for layer, kind in enumerate(types)
+    }
+    has_values = config.items("value_layers", count)
+    ropes = {
+        _FULL: config.section("rope_scaling").with_defaults(rope_theta=config.positive("rope_theta", 1_000_000.0)),
+        _SLIDING: Config({"rope_theta": config.positive("rope_local_base_freq", 10_000.0)}),
+    }
+    experts = config.integer("num_experts", 0, least=0)
+    return config.without("rope_scaling", "rope_theta", "partial_rotary_factor").replaced(
+        intermediate_size=sizes[0],
+        use_double_wide_mlp=sizes[-1] != sizes[0],
+        per_layer_config=heads,
+        attention_k_eq_v=not all(has_values[layer] for layer in range(own) if types[layer] == _FULL),
+        rope_parameters={kind: {name: rope.value(name) for name in rope} for kind, rope in ropes.items()},
+        vocab_size_per_layer_input=config.integer("vocab_size"),
+        enable_moe_block=experts > 0,
+    )
+
+
+def _of_layers(config: Config, name: str) -> list[int]:
+    """The numbers of a field for each layer; some files have one for all layers."""
+    value = config.value(name)
+    return config.integers(name) if isinstance(value, list) else [config.integer(name)] * num_layers(config)
+
+
 _PARTS = LLAMA_PARTS | {
     "attention_output_norm": "post_attention_layernorm",
     "feed_forward_norm": "pre_feedforward_layernorm",
@@ -175,7 +210,42 @@ _NAMES = replace(
     bare=TEXT_MODEL_NAMES.bare | {_PARTS["scale"], _PARTS["router_norm"], _PARTS["feed_forward.expert_factors"]},
 )
 
-GEMMA4 = Family(architectures=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), read=read_gemma4, tensors=_NAMES)
+_GGUF_PARTS = GGUF_PARTS | {
+    "dense_norm": "post_ffw_norm_1",
+    "experts_norm": "pre_ffw_norm_2",
+    "experts_output_norm": "post_ffw_norm_2",
+    "router_norm": "ffn_gate_inp.scale",
+    "feed_forward.expert_factors": "ffn_down_exps.scale",
+}
+_GGUF_NAMES = replace(
+    GGUF_NAMES,
+    parts=_GGUF_PARTS,
+    bare=GGUF_NAMES.bare | {_GGUF_PARTS["router_norm"], _GGUF_PARTS["feed_forward.expert_factors"]},
+    stacked={"ffn_gate_up_exps": ("feed_forward.experts.gate", "feed_forward.experts.up")},
+)
+
+GEMMA4 = Family(
+    architectures=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+    read=read_gemma4,
+    tensors=_NAMES,
+    gguf=GgufNames(
+        architectures=("gemma4",),
+        tensors=_GGUF_NAMES,
+        fields={
+            "attention.head_count_kv": "key_value_heads",
+            "attention.key_length": "global_head_dim",
+            "attention.key_length_swa": "head_dim",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "attention.value_length": "global_value_dim",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "expert_count": "num_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_used_count": "top_k_experts",
+            "feed_forward_length": "feed_forward_sizes",
+        },
+        complete=_complete,
+    ),
+)
 GEMMA4_UNIFIED = Family(
     architectures=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
     read=read_gemma4_unified,

@@ -98,6 +98,9 @@ FAMILIES = (
     "cohere2-moe",
     "mpt",
     "olmo-clipped",
+    "gemma4",
+    "gemma4-large",
+    "gemma4-experts",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {

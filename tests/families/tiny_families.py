@@ -119,14 +119,14 @@ _GPT_OSS = (
 _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 
 _GEMMA4 = _GEMMA | {
-    "num_hidden_layers": 6,
-    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", *["sliding_attention", "full_attention"] * 2],
     "global_head_dim": 32,
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 264,
     "num_kv_shared_layers": 2,
     "use_double_wide_mlp": True,
-    "final_logit_softcapping": 5.0,
+    "final_logit_softcapping": 2.5,
     # An epsilon that bounds the norm of values near zero, which would enlarge the rounding of sums in float32.
     "rms_norm_eps": 0.002,
 }
@@ -136,7 +136,9 @@ _GEMMA4_LARGE = _GEMMA4 | {
     "use_double_wide_mlp": False,
     "attention_k_eq_v": True,
     "num_global_key_value_heads": 1,
-    "global_head_dim": 24,
+    "global_head_dim": 8,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 
 _CLASSIC = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "intermediate_size": None}

@@ -40,8 +40,8 @@ _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
 class KVCacheShape:
     """The shape of one rank's KV cache: the layers of the largest group, and this rank's key and value heads.
 
-    With layers of unequal heads these are planes (`families/kv_layout.py`) and the heads of one. `num_vectors` is 2, or 1
-    where the values of a token are in its keys.
+    With layers of unequal heads these are planes (`families/kv_layout.py`) and the heads of one. `num_vectors` is 2, or
+    1 where the values of a token are in its keys.
     """
 
     num_layers: int
