@@ -142,9 +142,10 @@ impl Array {
         self.rows(name)
     }
 
-    /// `[num_blocks, block_size, kv_heads, head_dim]`, blocks contiguous: a matrix with a row for each block.
-    pub(crate) fn blocks(&self, name: &str, shape: [usize; 4]) -> PyResult<Matrix> {
+    /// `[num_blocks, block_size, kv_heads, head_dim]` of a dtype, blocks contiguous: a matrix with a row for each block.
+    pub(crate) fn blocks(&self, name: &str, dtype: DType, shape: [usize; 4]) -> PyResult<Matrix> {
         self.check_shape(name, &shape)?;
+        self.check_dtype(name, dtype)?;
         self.rows(name)
     }
 

@@ -30,9 +30,10 @@ impl KvLayer {
                 "a cache of shape {shape:?}: no dimension may be 0, and there may be up to 2,147,483,647 tokens"
             )));
         }
-        let (keys, values) = (keys.blocks("key_cache", shape)?, values.blocks("value_cache", shape)?);
-        if values.dtype != keys.dtype || values.stride != keys.stride {
-            return Err(PyValueError::new_err("value_cache has another dtype or other strides than key_cache"));
+        let dtype = keys.dtype("key_cache")?;
+        let (keys, values) = (keys.blocks("key_cache", dtype, shape)?, values.blocks("value_cache", dtype, shape)?);
+        if values.stride != keys.stride {
+            return Err(PyValueError::new_err("value_cache has other strides than key_cache"));
         }
         let block_stride = keys.stride / (kv_heads * head_dim);
         if block_stride * kv_heads * head_dim != keys.stride {
@@ -43,7 +44,7 @@ impl KvLayer {
             )));
         }
         Ok(Self {
-            dtype: keys.dtype,
+            dtype,
             key_address: keys.address,
             value_address: values.address,
             num_blocks,

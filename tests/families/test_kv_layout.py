@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.families.kv_layout import MAX_GROUPS, kv_groups, kv_tokens_per_plane, planes_of_block
+from pyllm.families.kv_layout import MAX_GROUPS, kv_groups, kv_tokens_per_plane, plane_heads, planes_of_block
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
 
 WINDOWS = st.lists(st.sampled_from([None, None, 16, 512, 4096]), min_size=1, max_size=64)
@@ -64,3 +64,36 @@ def test_without_hybrid_groups_all_layers_keep_everything(windows: list[int | No
 
 def _reach(window: int | None, max_model_len: int) -> int | None:
     return window if window is not None and window < max_model_len else None
+
+
+def unequal(kinds: list[tuple[int | None, int, int | None]]) -> ModelSpec:
+    """Layers with a window, a size of heads, and the layer whose keys and values they read."""
+    layers = (
+        LayerSpec(
+            attention=AttentionSpec(heads=2, kv_heads=1, head_size=size, scale=1.0, window=window, kv_source=source),
+            feed_forward=FeedForwardSpec(size=8),
+        )
+        for window, size, source in kinds
+    )
+    return msgspec.structs.replace(spec([None]), layers=tuple(layers))
+
+
+def test_layers_of_unequal_heads_have_groups_of_equal_bytes() -> None:
+    # As in Gemma 4 E2B: 12 layers of small heads with a window, 3 of large heads, and 20 without keys and values.
+    model = unequal([*([(512, 8, None)] * 4 + [(None, 16, None)]) * 3, *[(512, 8, 13)] * 20])
+    groups = kv_groups(model, 32_768)
+    assert [(group.window, group.heads, len(group.layers), group.num_planes) for group in groups] == [
+        (None, (1, 16), 3, 3),
+        (512, (1, 8), 6, 3),
+        (512, (1, 8), 6, 3),
+    ]
+    assert plane_heads(model, 1) == (1, 16)
+    assert kv_tokens_per_plane(groups, 32_768) == 3 * (32_768 + 2 * 512)
+    assert not any(layer in group.layers for group in groups for layer in range(15, 35))
+    assert [len(group.layers) for group in kv_groups(model, 32_768, hybrid=False)] == [12, 3]
+
+
+def test_a_plane_has_room_for_a_whole_number_of_layers_of_each_kind() -> None:
+    model = unequal([(None, 24, None), (16, 32, None)])
+    assert plane_heads(model, 1) == (3, 32)
+    assert [group.layers_of_plane for group in kv_groups(model, 64)] == [4, 3]

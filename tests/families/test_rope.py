@@ -146,3 +146,11 @@ def test_wrong_parameters_are_named(rope: dict[str, Any], message: str) -> None:
     rope = {"original_max_position_embeddings": 512} | rope
     with pytest.raises(ConfigError, match=message):
         read_rope(Config({"max_position_embeddings": 2048, "rope_parameters": rope}), HEAD)
+
+
+def test_a_part_of_the_pairs_is_rotated_with_the_frequencies_of_all() -> None:
+    parameters = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "factor": 2.0}
+    config = Config({"rope_parameters": parameters, "max_position_embeddings": 64})
+    rope = read_rope(config, 16)
+    assert rope.rotary_size == 16
+    assert rope.inverse_frequencies == pytest.approx((0.5, 0.5 * 1e4**-0.125, *[0.0] * 6))

@@ -2,9 +2,11 @@
 
 from itertools import combinations, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import KVGroup
 from pyllm.families.stage_layout import PipelineStage, split_into_stages
 from pyllm.families.tensors import FileTensor, TensorEntry
@@ -75,3 +77,11 @@ def test_large_ends_have_fewer_layers() -> None:
         [2, 2, 3],
         [3, 2, 2],
     )
+
+
+def test_layers_that_read_keys_and_values_of_others_are_on_their_stage() -> None:
+    entries = tensors([10] * 6, 1, 1)
+    stages = split_into_stages(entries, 6, 2, False, frozenset({2, 3, 4, 5}))
+    assert [stage.layers for stage in stages] == [range(1), range(1, 6)]
+    with pytest.raises(ConfigError, match="size 3 is not possible: 4 of 6 layers must be on the stage"):
+        split_into_stages(entries, 6, 3, False, frozenset({2, 3, 4, 5}))

@@ -40,6 +40,12 @@ def test_the_gate_comes_first(
     assert torch.equal(x, before)
 
 
+def test_the_gate_and_its_factor_may_be_apart(kernels: Kernels, device: torch.device) -> None:
+    x = torch.randn((3, 96), device=device)
+    gate, up = x.split(48, dim=-1)
+    assert torch.equal(kernels[activation](gate.contiguous(), "gelu_tanh", up=up), kernels[activation](x, "gelu_tanh"))
+
+
 @pytest.mark.parametrize("kind", list(FORMULAS))
 def test_large_gates_saturate(kernels: Kernels, kind: str, device: torch.device) -> None:
     x = torch.tensor([[-80.0, 80.0, 3.0, 3.0]], device=device)

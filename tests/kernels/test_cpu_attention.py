@@ -108,7 +108,7 @@ def test_what_a_pointer_cannot_say_is_checked() -> None:
         ({"query": batch.query[:, :3]}, "3 query heads over 2 KV heads: each of those must serve as many of these"),
         ({"value_cache": batch.value_cache[1:]}, r"value_cache is of shape .*: it must be of"),
         ({"value_cache": batch.value_cache.bfloat16()}, "value_cache is bfloat16: give float32"),
-        ({"key_cache": batch.key_cache.transpose(0, 1)}, "key_cache is of shape .*: give a contiguous array"),
+        ({"key_cache": batch.key_cache.transpose(0, 1)}, "key_cache is of shape .*: give contiguous rows"),
         ({"metadata": replace(metadata, slots=metadata.slots.long())}, "slots is int64: give int32"),
         ({"metadata": replace(metadata, query_starts=metadata.slots)}, r"query_starts is of shape \[1\]: it must be"),
         (
@@ -132,3 +132,23 @@ def test_caches_in_fp8_are_refused() -> None:
     written = heads, heads, heads, ints, torch.zeros(1, 2), ints, batch.key_cache, batch.value_cache
     with pytest.raises(ValueError, match=r"KVScales\(key=2.0, value=1.0\) are for caches in fp8"):
         KERNELS[rope_and_kv_write](*written, None, KVScales(key=2.0))
+
+
+def test_blocks_of_a_cache_may_be_apart() -> None:
+    shape = Shape(heads=6, kv_heads=2, head_dim=24, block_size=4)
+    batch = paged_batch([(1, 70), (33, 5), (3, 9)], shape, CPU)
+    wide = torch.full((2, *batch.key_cache.shape[:1], 3, *batch.key_cache.shape[1:]), torch.nan)
+    wide[0, :, 1], wide[1, :, 1] = batch.key_cache, batch.value_cache
+    apart = replace(batch, key_cache=wide[0, :, 1], value_cache=wide[1, :, 1])
+    assert torch.equal(attend(apart), attend(batch))
+    key, value = torch.randn((2, 3, 2, 24))
+    cells, tables = torch.tensor([5, -1, 8], dtype=torch.int32), (torch.zeros(3, dtype=torch.int32), torch.ones((1, 0)))
+    for cached in (batch, apart):
+        caches = (cached.key_cache, cached.value_cache)
+        KERNELS[rope_and_kv_write](key.clone(), key.clone(), value, *tables, cells, *caches)
+    torch.testing.assert_close(apart.key_cache, batch.key_cache, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(apart.value_cache, batch.value_cache, rtol=0, atol=0, equal_nan=True)
+    assert wide[:, :, [0, 2]].isnan().all()
+    torn = torch.zeros((4, 200))[:, :192].view(4, 4, 2, 24)
+    with pytest.raises(ValueError, match="blocks of a cache are 200 elements apart: give a multiple of a token's 48"):
+        KERNELS[rope_and_kv_write](key, key, value, *tables, cells, torn, torn)

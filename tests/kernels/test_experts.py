@@ -106,6 +106,7 @@ def test_every_rule_of_a_router_is_that_of_the_reference(
     logits = generator.standard_normal((19, 6), np.float32)
     correction = generator.random(6, np.float32) if corrected else None
     router = Router(6, 2, normalised, 0, 6, scores=scores, factor=1.5, correction=correction, groups=groups)
+    router = replace(router, expert_factors=generator.random(6, np.float32))
     kinds = [joined(weight[[0, 1, 2, 3, 4, 0]]).astype(numpy_dtype("bfloat16")) for weight in weights()]
     ours, theirs = (
         kernels[experts](x, logits, router, "silu", ExpertMatrices(*(kernels[pack_linear](kind) for kind in kinds)))
@@ -230,7 +231,7 @@ def test_what_does_not_fit_is_refused() -> None:
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS, groups=ExpertGroups(3, 1, 1)), "silu", good)
     with pytest.raises(ValueError, match='no scores "argmax": use softmax, sigmoid or sparse_mixer'):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS, scores="argmax"), "silu", good)
-    with pytest.raises(ValueError, match="a sparse mixer has neither normalised weights, nor a correction, nor groups"):
+    with pytest.raises(ValueError, match="a sparse mixer has neither normalised weights, nor a correction"):
         CPU[experts](x, logits, Router(EXPERTS, 2, True, 0, EXPERTS, scores="sparse_mixer"), "silu", good)
     wrong = np.ones(3, np.float32)
     with pytest.raises(ValueError, match=r"correction is of shape \[3\]: it must be of \[5\]"):

@@ -55,6 +55,16 @@ def test_some_columns_are_normalised_in_place(kernels: Kernels, shape: tuple[int
     assert torch.equal(wide[:, -4:], before[:, -4:])
 
 
+@pytest.mark.parametrize(("groups", "size"), [(3, 64), (2, 80), (5, 7)])
+def test_a_narrower_weight_normalises_each_group_alone(
+    kernels: Kernels, groups: int, size: int, device: torch.device
+) -> None:
+    x, weight = torch.randn((4, groups * size), device=device), torch.randn(size, device=device)
+    normed = kernels[rms_norm](x, weight, EPSILON)
+    assert normed.shape == x.shape
+    assert torch.equal(normed.reshape(-1, size), kernels[rms_norm](x.reshape(-1, size), weight, EPSILON))
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("factor", [1.0, 0.22])

@@ -4,8 +4,8 @@ import cmath
 
 import pytest
 import torch
-from pyllm_kernels import Kernels, KVScales, QKNorm
-from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
+from pyllm_kernels import Kernels, KVScales, QKNorm, select
+from pyllm_kernels.ops.rope_and_kv_write import rope, rope_and_kv_write
 from torch import Tensor
 
 from tests.kernels.paged import Shape
@@ -200,3 +200,13 @@ def test_an_fp8_cache_keeps_scaled_numbers_and_saturates(kernels_with_fp8: Kerne
     for row, cell in ((0, 17), (2, 3)):
         assert torch.equal(key_cache.flatten(0, 1)[cell].float(), exact[0, row])
         assert torch.equal(value_cache.flatten(0, 1)[cell].float(), exact[1, row])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_query_alone_is_rotated(backend: str) -> None:
+    wide = torch.randn((5, 3 * 64 + 16))
+    query, positions = wide[:, 16:].view(5, 3, 64), torch.randint(MAX_POSITION, (5,), dtype=torch.int32)
+    before, expected = wide.clone(), rotated(query, positions)
+    select(backend, "cpu")[rope](query, positions, cos_sin_table(64))
+    torch.testing.assert_close(query.double(), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(wide[:, :16], before[:, :16])

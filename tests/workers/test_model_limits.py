@@ -74,6 +74,22 @@ def test_latents_are_refused_where_nothing_knows_them(options: dict[str, object]
     check_cpu_layers(engine_config({}), model, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (({}, {"head_size": 32}), "has layers of unequal heads, and these run on CPUs only so far"),
+        (({}, {"kv_source": 0}), "has layers that share keys and values, and these run on CPUs only so far"),
+    ],
+)
+def test_what_only_cpus_compute_is_refused_elsewhere(changes: tuple[dict[str, object], ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_cpu_layers(engine_config({}), spec(*changes), "cuda")
+    with pytest.raises(ConfigError, match="attention_backend other has none of them"):
+        check_cpu_layers(engine_config({"attention_backend": "other"}), spec(*changes), "cpu")
+    check_supported(spec(*changes))
+    check_cpu_layers(engine_config({}), spec(*changes), "cpu")
+
+
 def test_a_spec_travels() -> None:
     model = spec({"window": 7, "scale": 0.5, "latent": LATENT}, {"rope": None})
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=ModelSpec)

@@ -82,7 +82,7 @@ def tokenizer_json(fields: Fields) -> bytes:
     if kind not in _STAGES:
         raise ConfigError(
             f"tokenizer.ggml.model {kind!r} is not supported, only 'gpt2' (byte-level BPE), 'llama' (SentencePiece's "
-            "BPE) and 't5' (unigram)"
+            "BPE), 't5' (unigram) and 'gemma4' (SentencePiece's pieces with ranked merges)"
         )
     tokens, types = _tokens_and_types(fields)
     tokens, vocabulary = list(tokens), {}
@@ -174,6 +174,22 @@ def _sentencepiece(fields: Fields, tokens: list[str], vocabulary: dict[str, int]
     }
 
 
+def _ranked_pieces(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
+    """SentencePiece's pieces with ranked merges, as Gemma 4 has them."""
+    merges, unknown = fields.get("tokenizer.ggml.merges"), special_ids(fields).get("unknown")
+    if merges is None or unknown is None:
+        raise ConfigError("the GGUF file's tokenizer lacks its merges or its unknown token")
+    pairs = [(merge[: merge.index(" ", 1)], merge[merge.index(" ", 1) + 1 :]) for merge in merges if " " in merge[1:]]
+    if missing := [pair for pair in pairs if not {*pair, "".join(pair)} <= vocabulary.keys()]:
+        raise ConfigError(f"the GGUF file's tokenizer merges {missing[0]}, which are not all among its tokens")
+    return {
+        "normalizer": normalizer(space_prefix=False),
+        "pre_tokenizer": None,
+        "decoder": decoder(space_prefix=False),
+        "model": bpe(vocabulary, pairs, unknown=tokens[unknown]),
+    }
+
+
 def _unigram(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
     del vocabulary
     if (unknown := special_ids(fields).get("unknown")) is None:
@@ -200,7 +216,7 @@ def _scores(fields: Fields, tokens: Sequence[str]) -> list[float]:
 
 
 # Builders of the stages, by `tokenizer.ggml.model`.
-_STAGES = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
+_STAGES = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "gemma4": _ranked_pieces}
 
 
 def _pre_tokenizer(fields: Fields) -> PreTokenizer:
@@ -230,6 +246,7 @@ def _ends(fields: Fields, tokens: list[str]) -> list[tuple[str, int] | None]:
     adds_bos = fields.get(
         "tokenizer.ggml.add_bos_token", kind == "llama" or (kind == "gpt2" and _pre_tokenizer(fields).adds_bos)
     )
+    adds_bos = adds_bos or kind == "gemma4"  # whatever the file says, as in llama.cpp
     adds_eos = fields.get("tokenizer.ggml.add_eos_token", kind == "t5")
     found = special_ids(fields) if adds_bos or adds_eos else {}
     for name, added in (("bos", adds_bos), ("eos", adds_eos)):

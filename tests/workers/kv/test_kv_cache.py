@@ -14,6 +14,7 @@ from pyllm_kernels import select
 from pyllm_kernels.tensors import address, dtype_name
 
 from pyllm.errors import ConfigError, ProtocolError
+from pyllm.families.kv_layout import KVGroup
 from pyllm.machine.memory import Memory
 from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.kv.host_tier import HostTier
@@ -158,3 +159,18 @@ def test_shares_cover_everything_once_and_none_is_larger_than_the_first(size: in
     shares = [WeightPlacement(RankGroup(rank, ranks), "float32", CPU, KERNELS).share(size) for rank in range(ranks)]
     assert [index for share in shares for index in range(size)[share]] == list(range(size))
     assert all(share.stop - share.start <= shares[0].stop - shares[0].start for share in shares)
+
+
+def test_layers_of_narrow_heads_share_a_plane() -> None:
+    groups = (KVGroup(None, (2,), (1, 8)), KVGroup(16, (0, 1, 3), (2, 2), layers_of_plane=2))
+    cache = KVCache(KVCacheShape(2, 4, 1, 8, "float32"), 5, CPU, groups)
+    for layer, cached in cache.layers.items():
+        cached.keys[3], cached.values[3] = layer + 1, -layer - 1
+        assert cached.keys.shape == (5, 4, *groups[cached.group].heads)
+    # Layer 2 is of another group, and had the same block before.
+    assert set(cache.memory[0, 0, 3].ravel()) == {1.0, 2.0}
+    assert set(cache.memory[1, 1, 3].ravel()) == {-4.0, 0.0}
+    assert not cache.memory[:, :, [0, 1, 2, 4]].any()
+    cache.layers[0].keys[3], cache.layers[1].keys[3] = 7, 8
+    assert (cache.layers[1].keys[3] == 8).all()
+    assert set(cache.memory[0, 0, 3].ravel()) == {7.0, 8.0}
