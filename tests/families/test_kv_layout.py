@@ -90,7 +90,7 @@ def test_layers_of_unequal_heads_have_groups_of_equal_bytes() -> None:
     assert plane_heads(model, 1) == (1, 16)
     assert kv_tokens_per_plane(groups, 32_768) == 3 * (32_768 + 2 * 512)
     assert not any(layer in group.layers for group in groups for layer in range(15, 35))
-    assert [len(group.layers) for group in kv_groups(model, 32_768, hybrid=False)] == [12, 3]
+    assert [len(group.layers) for group in kv_groups(model, 32_768, hybrid=False)] == [6, 6, 3]
 
 
 def test_a_plane_has_room_for_a_whole_number_of_layers_of_each_kind() -> None:
