@@ -51,9 +51,8 @@ impl Op for CopyBlocks {
         let count = if caches[0] == caches[1] { 1 } else { 2 };
         pool.run(count, &|which| {
             for pair in copies.chunks_exact(2) {
-                let block = |index: i32| {
-                    std::ptr::with_exposed_provenance_mut::<u8>(caches[which] + index as usize * stride)
-                };
+                let block =
+                    |index: i32| std::ptr::with_exposed_provenance_mut::<u8>(caches[which] + index as usize * stride);
                 // SAFETY: as the caller promises; both blocks are in the cache.
                 unsafe { copy(block(pair[0]), block(pair[1]), block_bytes) };
             }

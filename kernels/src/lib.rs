@@ -115,5 +115,9 @@ mod _cpu {
         use crate::rows::gated_norm::gated_norm;
         #[pymodule_export]
         use crate::rows::norm::{add_norm, norm};
+        #[pymodule_export]
+        use crate::rows::streams::{
+            add_to_streams, correct_streams, gaussian_top_k, join_streams, match_magnitudes, predict_streams,
+        };
     }
 }

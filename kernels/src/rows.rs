@@ -4,3 +4,4 @@ pub(crate) mod activation;
 pub(crate) mod elementwise;
 pub(crate) mod gated_norm;
 pub(crate) mod norm;
+pub(crate) mod streams;

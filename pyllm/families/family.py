@@ -213,6 +213,22 @@ def layer_types(config: Config, pattern: Callable[[int], bool]) -> list[str]:
     return types
 
 
+def kv_sources(config: Config, types: Sequence[str], shared: int) -> list[int | None]:
+    """The layer whose keys and values each layer reads: of the last `shared`, the last one of their type before these.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    own = len(types) - shared
+    sources: list[int | None] = [None] * max(own, 0)
+    for kind in types[len(sources) :]:
+        source = next((layer for layer in reversed(range(own)) if types[layer] == kind), None)
+        if source is None:
+            raise config.error("num_kv_shared_layers", shared, f"fewer: no earlier layer has {kind}")
+        sources.append(source)
+    return sources
+
+
 def read_model(
     config: Config, layers: Sequence[LayerSpec], ropes: Sequence[RopeSpec] | None = None, **features: Any
 ) -> ModelSpec:

@@ -12,6 +12,7 @@ from pyllm.families.config import Config
 from pyllm.families.family import (
     Family,
     GgufNames,
+    kv_sources,
     layer_types,
     num_layers,
     read_attention,
@@ -114,17 +115,11 @@ def _read(config: Config, inputs: PerLayerInputSpec | None, *, has_experts: bool
 def _attentions(config: Config, types: list[str]) -> list[AttentionSpec]:
     """The attention of each layer, the last ones with the keys and values of the last layer of their type before."""
     norm, bias = read_norm(config), config.flag("attention_bias", False)
-    own = len(types) - config.integer("num_kv_shared_layers", 0, least=0, most=len(types) - 1)
+    sources = kv_sources(config, types, config.integer("num_kv_shared_layers", 0, least=0))
     shares_projection = config.flag("attention_k_eq_v", False)
     attentions = []
-    for index, kind in enumerate(types):
-        is_full, source = kind == _FULL, None
-        if index >= own:
-            source = next((layer for layer in reversed(range(own)) if types[layer] == kind), None)
-            if source is None:
-                raise config.error(
-                    "num_kv_shared_layers", len(types) - own, f"fewer: layer {index} has no {kind} before"
-                )
+    for index, (kind, source) in enumerate(zip(types, sources, strict=True)):
+        is_full = kind == _FULL
         attentions.append(
             read_attention(
                 _with_heads_of_layer(config, index, is_full=is_full),

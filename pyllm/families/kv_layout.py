@@ -38,8 +38,8 @@ def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True, ranks: i
     """The groups of a model on each of `ranks`: full attention first, then by window, then by heads.
 
     Groups are as large as possible without losing more than a tenth of a sequence of `max_model_len` tokens to padding.
-    Without `hybrid`, or if no window is shorter than `max_model_len`, every group has full attention, and layers of equal
-    heads are one group. Layers that read the keys and values of others are in none.
+    Without `hybrid`, or if no window is shorter than `max_model_len`, every group has full attention, and layers of
+    equal heads are one group. Layers that read the keys and values of others are in none.
     """
     layers: dict[_Kind, list[int]] = {}
     for index, layer in enumerate(spec.layers):

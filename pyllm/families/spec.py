@@ -245,7 +245,8 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`down(activation(gate(x)) * up(x))` (arXiv 2002.05202), or `down(activation(up(x)))` if it is not gated.
 
     With `routing` the layer has experts of this size, and `bias` also applies to the router. `clamped_gate` replaces
-    the activation.
+    the activation. With a `cutoff` the gate becomes its part above its mean and so many standard deviations (arXiv
+    2506.06644), before the activation.
     """
 
     size: int
@@ -254,6 +255,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
     routing: RoutingSpec | None = None
     clamped_gate: ClampedGate | None = None
+    cutoff: float | None = None
 
 
 class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short_convolution"):
@@ -461,6 +463,23 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return {name: norm for name, norm in norms.items() if norm is not None}
 
 
+class StreamsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Residual streams, `count` in number, of which each layer computes the one with the index `active` (AltUp, arXiv
+    2301.13310). All streams are predicted before a layer, and corrected by its result.
+
+    The first stream is the embedding, and the others are its projections, of the same magnitude. Their mean is the
+    result, after another projection of each but the first. Beside attention a layer has a product of two matrices of
+    `augmented_rank` (LAuReL, arXiv 2411.07501). With `scaled` a learned vector multiplies the stream that the per-layer
+    input is gated by. All norms are `norm`.
+    """
+
+    count: int
+    active: int
+    augmented_rank: int
+    scaled: bool
+    norm: NormSpec
+
+
 class PerLayerInputSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A vector of `size` numbers of each token for each layer, beside the residual stream (Gemma 3n and 4).
 
@@ -545,6 +564,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     embedding_norm: NormSpec | None = None
     head_bias: bool = False
     per_layer_input: PerLayerInputSpec | None = None
+    streams: StreamsSpec | None = None
     layer_scales: bool = False
     transformers: TransformersSpec | None = None
 
@@ -567,9 +587,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def stage_widths(self) -> tuple[int, ...]:
         """The features of the tensors that a pipeline stage sends to the next one for each token.
 
-        They are the pending output and the residual stream, or their scaled sum; then numbers for each layer.
+        They are the pending output and the residual stream, or their scaled sum, or all streams; then numbers for each
+        layer.
         """
         streams = (self.hidden_size,) * (1 if self.layer_scales else 2)
+        if self.streams is not None:
+            streams = (self.hidden_size * self.streams.count,)
         return (*streams, self.per_layer_features) if self.per_layer_features else streams
 
     @property

@@ -23,6 +23,7 @@ from pyllm.families.spec import (
     RecurrenceSpec,
     Shape,
     StateSpaceSpec,
+    StreamsSpec,
 )
 from pyllm.families.transformers_probe import Probed
 
@@ -162,6 +163,14 @@ LLAMA_PARTS = {
     "per_layer.projection": "per_layer_projection",
     "per_layer.norm": "post_per_layer_input_norm",
     "scale": "layer_scalar",
+    "streams.predict": "altup.prediction_coefs",
+    "streams.correct": "altup.correction_coefs",
+    "streams.router": "altup.modality_router",
+    "streams.router_norm": "altup.router_norm",
+    "streams.scale": "altup.correct_output_scale",
+    "augmented.left": "laurel.linear_left",
+    "augmented.right": "laurel.linear_right",
+    "augmented.norm": "laurel.post_laurel_norm",
 }
 """Of a layer, in transformers' names for Llama, which most families share."""
 
@@ -198,6 +207,14 @@ GGUF_PARTS = {
     "per_layer.projection": "proj",
     "per_layer.norm": "post_norm",
     "scale": "layer_output_scale",
+    "streams.predict": "altup_predict_coef",
+    "streams.correct": "altup_correct_coef",
+    "streams.router": "altup_router",
+    "streams.router_norm": "altup_router_norm",
+    "streams.scale": "altup_correct_scale",
+    "augmented.left": "laurel_l",
+    "augmented.right": "laurel_r",
+    "augmented.norm": "laurel_post_norm",
 }
 """Of a layer, in llama.cpp's names."""
 
@@ -234,6 +251,8 @@ class TensorNames:
     per_layer_embedding: str = "embed_tokens_per_layer"
     per_layer_projection: str = "per_layer_model_projection"
     per_layer_norm: str = "per_layer_projection_norm"
+    streams_in: str = "altup_projections"
+    streams_out: str = "altup_unembed_projections"
     heads: tuple[str, ...] = ("lm_head",)
     layer: str = "layers.{}."
     parts: Mapping[str, str] = field(default_factory=lambda: LLAMA_PARTS)
@@ -314,6 +333,8 @@ GGUF_NAMES = TensorNames(
     per_layer_embedding="per_layer_token_embd",
     per_layer_projection="per_layer_model_proj",
     per_layer_norm="per_layer_proj_norm",
+    streams_in="altup_proj",
+    streams_out="altup_unembd_proj",
     heads=("output",),
     layer="blk.{}.",
     parts=GGUF_PARTS,
@@ -347,7 +368,21 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
         shapes |= _of_norm("per_layer.norm", inputs.norm, spec.hidden_size)
     if spec.layer_scales:
         shapes["scale.weight"] = (1,)
-    return shapes
+    return shapes if spec.streams is None else shapes | _of_streams(spec.streams, spec.hidden_size)
+
+
+def _of_streams(streams: StreamsSpec, hidden: int) -> dict[str, Shape]:
+    count, rank = streams.count, streams.augmented_rank
+    matrices = {
+        "streams.predict": (count * count, count),
+        "streams.correct": (count, count),
+        "streams.router": (count, hidden),
+        "augmented.left": (rank, hidden),
+        "augmented.right": (hidden, rank),
+    }
+    shapes = _matrices(matrices, ()) | ({"streams.scale.weight": (hidden,)} if streams.scaled else {})
+    norms = (_of_norm(name, streams.norm, hidden) for name in ("streams.router_norm", "augmented.norm"))
+    return shapes | {name: shape for norm in norms for name, shape in norm.items()}
 
 
 def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
@@ -450,6 +485,10 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
         shapes["per_layer_embedding.weight"] = (inputs.vocab_size, spec.per_layer_features)
         shapes["per_layer_projection.weight"] = (spec.per_layer_features, spec.hidden_size)
         shapes |= _of_norm("per_layer_norm", inputs.norm, inputs.size)
+    if spec.streams is not None:
+        for stream in range(spec.streams.count - 1):
+            for name in ("streams_in", "streams_out"):
+                shapes[f"{name}.{stream}.weight"] = (spec.hidden_size, spec.hidden_size)
     shapes |= _of_norm("norm", spec.norm, spec.hidden_size)
     if not spec.tie_word_embeddings:
         shapes["head.weight"] = shapes["embedding.weight"]
@@ -490,6 +529,8 @@ def map_tensors(
         "per_layer_embedding": f"{root}{names.per_layer_embedding}",
         "per_layer_projection": f"{root}{names.per_layer_projection}",
         "per_layer_norm": f"{root}{names.per_layer_norm}",
+        "streams_in": f"{root}{names.streams_in}",
+        "streams_out": f"{root}{names.streams_out}",
         "head": head,
     }
     entries = []
@@ -497,7 +538,11 @@ def map_tensors(
         module, _, kind = name.partition(".")
         source = f"{modules[module]}.{kind}"
         skipped = names.skipped_positions if module == "position_embedding" else 0
-        place = _Place(source, Rows(skipped, skipped + shape[0]), skipped + shape[0])
+        matrix = None
+        if module in {"streams_in", "streams_out"} and source not in tensors and spec.streams is not None:
+            matrix = (int(kind.partition(".")[0]), spec.streams.count - 1)  # llama.cpp has all in one tensor.
+            source = f"{modules[module]}.weight"
+        place = _Place(source, Rows(skipped, skipped + shape[0]), skipped + shape[0], matrix=matrix)
         entry = _with_quantised(_entry(tensors, name, shape, place), quantised.get(source))
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index, layer in enumerate(spec.layers):

@@ -11,6 +11,7 @@ import numpy as np
 from pyllm_kernels import PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate
+from pyllm_kernels.ops.streams import gaussian_top_k
 from pyllm_kernels.tensors import Tensor, copied, numpy_dtype, split
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
@@ -23,6 +24,7 @@ from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import Norm
 from pyllm.workers.layers.per_layer_inputs import PerLayerInput, PerLayerInputs
 from pyllm.workers.layers.recurrence import recurrence_of
+from pyllm.workers.layers.residual_streams import LayerStreams, StreamProjections
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
@@ -125,7 +127,8 @@ class FeedForward:
     """Up, activation, down; gated as in SwiGLU and GeGLU (arXiv 2002.05202)."""
 
     def __init__(self, spec: FeedForwardSpec, hidden_size: int, placement: WeightPlacement) -> None:
-        self._kernels = placement.kernels
+        self._kernels, self._group, self._device = placement.kernels, placement.group, placement.device
+        self._cutoff, self._share = spec.cutoff, placement.share(spec.size)
         self._activation: str | Xielu = spec.activation
         self._gated = spec.gated
         self._learned = placement.device.empty((2,), "float32") if spec.activation == "xielu" else None
@@ -154,7 +157,18 @@ class FeedForward:
         yield from (*self.up.packed, self.down.packed)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, hidden_size]
-        return self.down(self._kernels[activation](self.up(x), self._activation, self._gated))
+        inner = self.up(x)
+        if self._cutoff is not None:
+            self._cut(inner[:, : self.up.sizes[0]], self._cutoff)
+        return self.down(self._kernels[activation](inner, self._activation, self._gated))
+
+    def _cut(self, gate: Tensor, cutoff: float) -> None:
+        """Cut off the gate in place, by the mean and the deviation over all ranks."""
+        if self._group.size == 1:
+            self._kernels[gaussian_top_k](gate, cutoff)
+            return
+        whole = self._device.concatenate(self._group.gather(gate), -1)
+        gate[...] = self._kernels[gaussian_top_k](whole, cutoff)[:, self._share]
 
 
 class DecoderLayer:
@@ -177,6 +191,7 @@ class DecoderLayer:
         self.experts = None
         if (experts := spec.experts) is not None and experts.routing is not None:
             self.experts = Experts(experts, experts.routing, size, placement)
+        self.streams = None if model.streams is None else LayerStreams(model.streams, size, placement)
         inputs = model.per_layer_input
         self.per_layer = None if inputs is None else PerLayerInput(inputs, size, layer, placement)
         self._scale = placement.device.empty((1,), "float32") if model.layer_scales else None
@@ -194,6 +209,8 @@ class DecoderLayer:
                 feed_forward.load(reader, f"{prefix}feed_forward.")
         if self.per_layer is not None:
             self.per_layer.load(reader, f"{prefix}per_layer.")
+        if self.streams is not None:
+            self.streams.load(reader, prefix)
         if self._scale is not None:
             reader.read(f"{prefix}scale.weight", (1,), self._scale)
             self._scale_factor = float(self._scale[0])
@@ -204,11 +221,13 @@ class DecoderLayer:
             yield from self.attention.packed()
         if self.recurrence is not None:
             yield from self.recurrence.projections.packed()
-        for part in (self.feed_forward, self.experts, self.per_layer):
+        for part in (self.feed_forward, self.experts, self.per_layer, self.streams):
             if part is not None:
                 yield from part.packed()
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor | None]:
+        if self.streams is not None:
+            return self._alternate(self.streams, x, context), None
         if self._mixers:
             normed, residual = self._enter("attention_norm", x, residual)
             first, *others = self._mixers
@@ -235,6 +254,23 @@ class DecoderLayer:
         if self._scale is None:
             return x, residual
         return self._kernels[scale_and_cap](self._kernels[add](x, residual, self._factor), self._scale_factor), None
+
+    def _alternate(self, streams: LayerStreams, x: Tensor, context: ForwardContext) -> Tensor:
+        """All residual streams after the layer, from those before it, [tokens, count * hidden_size] both."""
+        assert self.attention is not None, "streams of a layer without attention"
+        assert self.feed_forward is not None, "streams of a layer without a feed-forward layer"
+        predicted, active = streams.predict(x)
+        normed = self._leave("attention_norm", active)
+        attended = self._leave("attention_output_norm", self.attention(normed, context))
+        stream = self._kernels[add](streams.augment(normed), self._kernels[add](attended, active))
+        stream = self._kernels[scale_and_cap](stream, 0.5**0.5)
+        result = self.feed_forward(self._leave("feed_forward_norm", stream))
+        result = self._kernels[add](self._leave("feed_forward_output_norm", result), stream)
+        corrected, scaled = streams.correct(predicted, result)
+        if self.per_layer is None:
+            return corrected
+        assert context.per_layer_inputs is not None, "the model has per-layer inputs"
+        return streams.add_to_others(corrected, self.per_layer(scaled, context.per_layer_inputs))
 
     def _enter(self, name: str, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream; return the stream, normalised if there is a norm, and the stream itself."""
@@ -288,6 +324,11 @@ class Decoder:
         self.per_layer_inputs = None
         if stage.is_first and spec.per_layer_input is not None:
             self.per_layer_inputs = PerLayerInputs(spec, spec.per_layer_input, placement)
+        self.streams_in, self.streams_out = None, None
+        if spec.streams is not None:
+            sizes = spec.streams, spec.hidden_size, placement
+            self.streams_in = StreamProjections(*sizes) if stage.is_first else None
+            self.streams_out = StreamProjections(*sizes) if stage.is_last else None
         self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
         assert spec.norm is not None, "the model is one of transformers"
         self.norm, self.head_rows, self.head, self.head_bias = None, None, None, None
@@ -315,6 +356,9 @@ class Decoder:
             self.embedding_norm.load(reader, "embedding_norm")
         if self.per_layer_inputs is not None:
             self.per_layer_inputs.load(reader)
+        for name, streams in (("streams_in", self.streams_in), ("streams_out", self.streams_out)):
+            if streams is not None:
+                streams.load(reader, name)
         for index, layer in self.layers.items():
             layer.load(reader, f"layers.{index}.")
         if self.norm is not None:
@@ -326,8 +370,9 @@ class Decoder:
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix but the embedding and the head, in order."""
-        if self.per_layer_inputs is not None:
-            yield from self.per_layer_inputs.matrices()
+        for part in (self.per_layer_inputs, self.streams_in, self.streams_out):
+            if part is not None:
+                yield from part.matrices()
         for layer in self.layers.values():
             yield from layer.matrices()
 
@@ -338,7 +383,7 @@ class Decoder:
         if self.embedding is None:
             assert context.received is not None, "nothing came from the stage before"
             x, *others = split(context.received, self._spec.stage_widths)
-            residual = None if self._spec.layer_scales else others.pop(0)
+            residual = None if self._spec.layer_scales or self._spec.streams is not None else others.pop(0)
             per_layer = others[0] if others else None
         else:
             x = self.embedding(tokens)
@@ -349,11 +394,13 @@ class Decoder:
             if self.embedding_norm is not None:
                 x = self.embedding_norm(x)
             per_layer = None if self.per_layer_inputs is None else self.per_layer_inputs(tokens, x)
+            x = x if self.streams_in is None else self.streams_in.begin(x)
         context = context if per_layer is None else replace(context, per_layer_inputs=per_layer)
         for layer in self.layers.values():
             x, residual = layer(x, residual, context)
         if self.norm is None:
             return tuple(part for part in (x, residual, per_layer) if part is not None)
+        x = x if self.streams_out is None else self.streams_out.end(x)
         return (self.norm(x) if residual is None else self.norm.add(x, residual, self._spec.residual_multiplier)[0],)
 
     def logits(self, x: Tensor) -> Tensor | None:

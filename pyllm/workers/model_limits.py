@@ -57,6 +57,7 @@ def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None
         "layers of latent attention": any(attention.latent is not None for attention in spec.attentions),
         "layers of unequal heads": len(heads) > 1,
         "layers that share keys and values": any(attention.kv_source is not None for attention in spec.attentions),
+        "several residual streams": spec.streams is not None,
         "experts beside dense layers": any(layer.experts is not None for layer in spec.layers),
     }
     for name, is_there in found.items():

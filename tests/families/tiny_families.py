@@ -118,6 +118,18 @@ _GPT_OSS = (
 )
 _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 
+_GEMMA3N = _GEMMA | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 2,
+    "intermediate_size": [48, 64, 48, 48, 64, 64],
+    "activation_sparsity_pattern": [0.6, 0.6, 0.0, 0.0, 0.9, 0.0],
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 264,
+    "laurel_rank": 4,
+    "final_logit_softcapping": 5.0,
+    "rms_norm_eps": 0.002,
+}
 _GEMMA4 = _GEMMA | {
     "num_hidden_layers": 5,
     "layer_types": ["sliding_attention", *["sliding_attention", "full_attention"] * 2],
@@ -514,6 +526,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "gemma3n": ("Gemma3nText", _GEMMA3N),
+    "gemma3n-three-streams": (
+        "Gemma3nText",
+        _GEMMA3N
+        | {"altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False, "attention_bias": True}
+        | {"vocab_size_per_layer_input": 200},
+    ),
     "gemma4": ("Gemma4Text", _GEMMA4),
     "gemma4-one-kv-head": ("Gemma4Text", _GEMMA4 | {"num_key_value_heads": 1, "attention_bias": True}),
     "gemma4-large": ("Gemma4Text", _GEMMA4_LARGE),
@@ -547,7 +566,18 @@ def oracle(name: str) -> PreTrainedModel:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
         else:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
-            kinds = ("norm", "ln_", "bias", "sinks", "alpha", "A_log", ".D", "router.scale", "per_expert_scale")
+            kinds = (
+                "norm",
+                "ln_",
+                "bias",
+                "sinks",
+                "alpha",
+                "A_log",
+                ".D",
+                "router.scale",
+                "per_expert_scale",
+                "output_scale",
+            )
             assert any(kind in parameter_name for kind in kinds)
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
     for buffer_name, buffer in model.named_buffers():

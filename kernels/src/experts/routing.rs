@@ -220,13 +220,7 @@ impl Router {
     }
 
     /// Choose the best experts, in the order of the experts. Of equal ones, the first win.
-    fn choose(
-        &self,
-        correction: Option<&[f32]>,
-        factors: Option<&[f32]>,
-        memory: &mut Memory,
-        pairs: &mut Vec<Pair>,
-    ) {
+    fn choose(&self, correction: Option<&[f32]>, factors: Option<&[f32]>, memory: &mut Memory, pairs: &mut Vec<Pair>) {
         let Memory { logits, keys, order, .. } = memory;
         order.clear();
         order.extend(0..logits.len() as u32);

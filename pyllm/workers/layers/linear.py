@@ -61,6 +61,11 @@ class ColumnParallelLinear:
         return products
 
 
+def whole_linear(in_features: int, out_features: int, placement: WeightPlacement) -> ColumnParallelLinear:
+    """A matrix that every rank has whole."""
+    return ColumnParallelLinear(in_features, (out_features,), placement, shares=[slice(0, out_features)])
+
+
 class RowParallelLinear:
     """A matrix split by input columns; takes a rank's share of the input and returns the whole output on every rank."""
 

@@ -12,16 +12,11 @@ from pyllm_kernels.ops.elementwise import add, scale_and_cap
 from pyllm_kernels.tensors import Tensor, numpy_dtype
 
 from pyllm.families.spec import ModelSpec, PerLayerInputSpec
-from pyllm.workers.layers.linear import ColumnParallelLinear
+from pyllm.workers.layers.linear import whole_linear
 from pyllm.workers.layers.norm import Norm
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
-
-
-def whole_linear(in_features: int, out_features: int, placement: WeightPlacement) -> ColumnParallelLinear:
-    """A matrix that every rank has whole."""
-    return ColumnParallelLinear(in_features, (out_features,), placement, shares=[slice(0, out_features)])
 
 
 class PerLayerInputs:
