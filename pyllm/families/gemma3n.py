@@ -6,11 +6,13 @@ Of a model with images or sounds the text model is read, and the other tensors a
 """
 
 from dataclasses import replace
+from math import isfinite
 from statistics import NormalDist
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
     Family,
+    GgufNames,
     kv_sources,
     layer_types,
     num_layers,
@@ -21,7 +23,7 @@ from pyllm.families.family import (
     text_config,
 )
 from pyllm.families.rope import read_rope
-from pyllm.families.spec import LayerSpec, ModelSpec, PerLayerInputSpec, StreamsSpec
+from pyllm.families.spec import LayerSpec, ModelSpec, PerLayerInputSpec, RopeSpec, StreamsSpec
 from pyllm.families.tensors import LLAMA_PARTS, TEXT_MODEL_NAMES
 
 # Defaults of Gemma3nTextConfig in transformers: files of models with images leave out fields that have these values.
@@ -86,14 +88,10 @@ def read_gemma3n(config: Config) -> ModelSpec:
         scaled=config.flag("altup_correct_scale", True),
         norm=norm,
     )
-    thetas = {_FULL: 1_000_000.0, _SLIDING: config.positive("rope_local_base_freq", 10_000.0)}
     return read_model(
         config,
         layers,
-        [
-            read_rope(config, layers[0].own_attention.head_size, theta=theta, layer_type=kind)
-            for kind, theta in thetas.items()
-        ],
+        [_rope(config, kind) for kind in (_FULL, _SLIDING)],
         max_position_embeddings=config.integer("max_position_embeddings"),
         embedding_scale=config.integer("hidden_size") ** 0.5,
         logit_soft_cap=config.optional_positive("final_logit_softcapping"),
@@ -102,8 +100,24 @@ def read_gemma3n(config: Config) -> ModelSpec:
     )
 
 
+def _rope(config: Config, kind: str) -> RopeSpec:
+    """The rotation of layers of a type; in older files `rope_theta` is that of full attention."""
+    if kind == _FULL:
+        return read_rope(config, config.integer("head_dim"), theta=1_000_000.0, layer_type=kind)
+    theta, plain = config.positive("rope_local_base_freq", 10_000.0), config.without("rope_scaling", "rope_theta")
+    return read_rope(plain, config.integer("head_dim"), theta=theta, layer_type=kind)
+
+
+def _complete(config: Config) -> Config:
+    """Add the fields that llama.cpp has no keys for; its table has a row for each token."""
+    return config.with_defaults(vocab_size_per_layer_input=config.integer("vocab_size"))
+
+
 def _cutoffs(config: Config, count: int) -> list[float | None]:
     """The standard deviations above the mean at which each layer cuts off its gate, by the share that it drops."""
+    if "gate_cutoffs" in config:
+        found = config.items("gate_cutoffs", count)
+        return [float(number) if isinstance(number, int | float) and isfinite(number) else None for number in found]
     name = "activation_sparsity_pattern"
     shares = [_SPARSITY] * min(count, _SPARSE_LAYERS) if count > _SPARSE_LAYERS else []
     shares += [0.0] * (count - len(shares))
@@ -123,4 +137,16 @@ FAMILY = Family(
     architectures=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
     read=read_gemma3n,
     tensors=replace(TEXT_MODEL_NAMES, parts=_PARTS, bare=TEXT_MODEL_NAMES.bare | {_PARTS["streams.scale"]}),
+    gguf=GgufNames(
+        architectures=("gemma3n",),
+        fields={
+            "activation_sparsity_scale": "gate_cutoffs",
+            "altup.active_idx": "altup_active_idx",
+            "altup.num_inputs": "altup_num_inputs",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "feed_forward_length": "intermediate_size",
+        },
+        complete=_complete,
+    ),
 )

@@ -52,12 +52,12 @@ class Attention:
         self.query_norm, self.key_norm, head_norm = None, None, None
         if (norm := spec.query_key_norm) is not None:
             over_all = spec.norm_over == "all"
-            self.query_norm = Norm(norm, spec.query_size if over_all else spec.head_size, placement)
-        if (norm := spec.query_key_norm) is not None and self._has_own_kv:
-            self.key_norm = Norm(norm, spec.kv_size if over_all else spec.head_size, placement)
-            if not over_all:
-                weights = self.query_norm.weight, self.key_norm.weight
-                head_norm = QKNorm(*weights, norm.epsilon, spec.norm_after_rotation)
+            self.query_norm = query_norm = Norm(norm, spec.query_size if over_all else spec.head_size, placement)
+            if self._has_own_kv:
+                self.key_norm = Norm(norm, spec.kv_size if over_all else spec.head_size, placement)
+                if not over_all:
+                    weights = query_norm.weight, self.key_norm.weight
+                    head_norm = QKNorm(*weights, norm.epsilon, spec.norm_after_rotation)
         self._normalises_all = self.query_norm is not None and head_norm is None
         # The number of adjacent ranks that hold the same KV head, if there are more ranks than KV heads.
         self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
@@ -109,7 +109,8 @@ class Attention:
         if self._normalises_all:
             query = self._normalise(query, self.query_norm, self._shares[0], 1)
             key = self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head)
-        return self.attention(*map(self._heads_of, (query, key, value)), context)
+        heads = self._heads_of
+        return self.attention(heads(query), heads(key), heads(value), context)
 
     def _heads_of(self, part: Tensor) -> Tensor:
         return part.reshape(len(part), -1, self._head_size)

@@ -98,6 +98,7 @@ FAMILIES = (
     "cohere2-moe",
     "mpt",
     "olmo-clipped",
+    "gemma3n-gguf",
     "gemma4",
     "gemma4-large",
     "gemma4-experts",

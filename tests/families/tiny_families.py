@@ -533,6 +533,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False, "attention_bias": True}
         | {"vocab_size_per_layer_input": 200},
     ),
+    # llama.cpp has fixed numbers of some sizes, of layers with a cutoff, and of layers with keys and values.
+    "gemma3n-gguf": (
+        "Gemma3nText",
+        _GEMMA3N
+        | {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"num_kv_shared_layers": 0, "intermediate_size": 48, "activation_sparsity_pattern": [0.95] * 3}
+        | {"laurel_rank": 64, "hidden_size_per_layer_input": 256, "final_logit_softcapping": 30.0},
+    ),
     "gemma4": ("Gemma4Text", _GEMMA4),
     "gemma4-one-kv-head": ("Gemma4Text", _GEMMA4 | {"num_key_value_heads": 1, "attention_bias": True}),
     "gemma4-large": ("Gemma4Text", _GEMMA4_LARGE),
