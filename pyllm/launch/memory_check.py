@@ -93,7 +93,8 @@ def activation_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     heads = max(attention.query_size + attention.kv_size for attention in spec.attentions)
     # Input, residual and normed input; query, key, value and the output of attention; gate, up and their product; both
     # parts of what each layer has of a token.
-    widths = 3 * spec.hidden_size + 2 * heads // ranks + 2 * spec.per_layer_features
+    streams = 3 if spec.streams is None else 3 * spec.streams.count
+    widths = streams * spec.hidden_size + 2 * heads // ranks + 2 * spec.per_layer_features
     feed_forwards = (layer.feed_forward for layer in spec.layers if layer.feed_forward is not None)
     feed_forward = max(map(_features, feed_forwards), default=0) or 4 * spec.hidden_size
     elements = engine.scheduler.max_num_batched_tokens * (widths + 3 * feed_forward // ranks)

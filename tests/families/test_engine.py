@@ -102,7 +102,14 @@ def check(
 # The last ones have query, key and value in one tensor, learned positions, biases and two norms of parallel layers.
 TWO_RANKS = [
     *("lfm2", full("qwen3-next"), full("granite-4-mamba")),
-    *("gemma4", full("gemma4-one-kv-head"), full("gemma4-large"), full("gemma4-experts")),
+    *(
+        "gemma3n",
+        full("gemma3n-three-streams"),
+        "gemma4",
+        full("gemma4-one-kv-head"),
+        full("gemma4-large"),
+        full("gemma4-experts"),
+    ),
     *(full("gemma3"), "olmo2-one-kv-head", full("glm4"), full("mixtral"), "gpt-oss"),
     *(full("gpt-bigcode"), full("falcon-40b"), full("phi"), full("deepseek-v3"), "bloom", full("mpt")),
 ]
@@ -113,7 +120,7 @@ def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gpt-oss", full("cohere2"), full("gpt2"), full("youtu")])
+@pytest.mark.parametrize("family", ["gemma3n", full("gemma4"), "gpt-oss", full("cohere2"), full("gpt2"), full("youtu")])
 def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
