@@ -17,6 +17,9 @@ from tests.families.tiny_families import write_tiny_family
     ("family", "architecture"),
     [
         ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("gemma3n", "Gemma3nForConditionalGeneration"),
+        ("gemma4", "Gemma4ForConditionalGeneration"),
+        ("gemma4-unified", "Gemma4UnifiedForConditionalGeneration"),
         ("ministral-3", "Mistral3ForConditionalGeneration"),
         ("deepseek-v3", "KimiK25ForConditionalGeneration"),
     ],
