@@ -119,7 +119,14 @@ def test_two_stages(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", [full("lfm2"), "qwen3-next", full("nemotron-h")])
 def test_states_in_two_stages(tmp_path: Path, family: str) -> None:
-    check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2)
+    check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("lfm2", 1), full("qwen3-next", 1), ("qwen3.5", 2), full("falcon-h1", 1)]
+)
+def test_states_that_are_swapped_out_and_in(tmp_path: Path, family: str, ranks: int) -> None:
+    check(write_tiny_family(tmp_path, family), family, ranks, kv_offloading_size="8MiB")
 
 
 @pytest.mark.parametrize("family", ["cohere2", full("mistral")])
