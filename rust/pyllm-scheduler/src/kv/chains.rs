@@ -26,11 +26,11 @@ impl Kv {
         let num_known = sequence.num_known();
         // The last token is always computed, for its logits.
         let mut most = if self.shares_prefix(live) { (num_known - 1) / block_size } else { 0 };
+        sequence.hash_blocks(live, block_size, most, &mut self.hasher, self.separate_outputs);
         let has_own_state = sequence.states.on_host.is_some();
         if has_own_state {
             most = most.min(sequence.num_computed / block_size); // it continues where its state is
         }
-        sequence.hash_blocks(live, block_size, most, &mut self.hasher, self.separate_outputs);
         let has_already = sequence.num_computed.max(num_offered * block_size);
         let lowest = |num_cached: u32| (num_cached * block_size).max(has_already).min(num_known - 1);
         let hash_of = |index| sequence.hash(live, index);
