@@ -102,10 +102,7 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     yield families.gauge(VLLM, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
     yield families.gauge(VLLM, "gpu_cache_usage_perc", "The older name of kv_cache_usage_perc.", usage)
     yield families.gauge(VLLM, "cpu_cache_usage_perc", "Share of the host's KV blocks in use, 0 to 1.", host_usage)
-    cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
-    yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
-    if stats.get("num_states"):
-        yield from _families_of_states(families, stats)
+    yield from _families_of_contents(families, stats)
     yield from _families_of_fragmentation(families, stats, in_use, model.block_size)
     yield from families_of_tiers(families, stats)
     awake = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
@@ -121,7 +118,11 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
         yield families.counters(OURS, "degradations", DEGRADATIONS_TEXT, "reason", {CORE_DEGRADATION: lowered})
 
 
-def _families_of_states(families: Families, stats: Stats) -> Iterator[Metric]:
+def _families_of_contents(families: Families, stats: Stats) -> Iterator[Metric]:
+    cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
+    yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
+    if not stats.get("num_states"):
+        return
     for name, text in (
         ("num_states", "States of sequences and of the prefix cache."),
         ("num_free_states", "States that no sequence and no pin holds, those that the prefix cache knows among them."),
