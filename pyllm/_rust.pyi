@@ -87,6 +87,7 @@ class Scheduler:
         num_host_blocks: int = 0,
         kv_groups: Sequence[Mapping[str, int | None]] = ...,
         num_states: int = 0,
+        num_host_states: int = 0,
         state_checkpoint_blocks: int = 0,
         enable_prefix_caching: bool = True,
         max_pinned_blocks: int = 0,
@@ -98,6 +99,7 @@ class Scheduler:
         enable_kv_cache_events: bool = False,
         incarnation: int = 0,
         swap_block_seconds: float = 0.0,
+        swap_state_seconds: float = 0.0,
         num_speculative_tokens: int = 0,
         pipeline_parallel_size: int = 1,
         long_prefill_token_threshold: int = 0,
@@ -117,10 +119,11 @@ class Scheduler:
         States stay for the prefix cache where a prompt ends, where a second one branches off, after the last block of
         an output, and every `state_checkpoint_blocks` blocks of a prompt (0: nowhere else).
 
-        `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
-        `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3, or sha256_cbor
-        for vLLM's names of blocks, with `prefix_hash_seed` as PYTHONHASHSEED; with blake3 `cache_namespace` is a part
-        of each name. With `separate_outputs` the blocks of an output are found only by requests with the same prompt.
+        `num_host_blocks` and `num_host_states` are swap space and second tier of the prefix cache; moving one there and
+        back takes `swap_block_seconds` or `swap_state_seconds`. Pins may keep `max_pinned_blocks` from eviction, and a
+        state each, half of them at most. `prefix_hash` is blake3, or sha256_cbor for vLLM's names of blocks, with
+        `prefix_hash_seed` as PYTHONHASHSEED; with blake3 `cache_namespace` is a part of each name. With
+        `separate_outputs` the blocks of an output are found only by requests with the same prompt.
         `max_saving_blocks` is the limit of blocks that `take_saves` keeps. `incarnation` names this run in its events.
         A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by prompt lookup. With
         several stages (`pipeline_parallel_size`) a sequence waits for its token before it is planned again, and each
@@ -323,6 +326,8 @@ class Scheduler:
     def restore_host_blocks(self, blocks: bytes) -> None:
         """Restore the contents of host blocks: each is its number (uint32) and its name (40 bytes, from `swap_names`).
 
+        States are among them, with names from `state_swap_names`.
+
         The blocks must have survived on every rank. Call it on a new scheduler, or after `lose_device`. Raises
         `SchedulerError` for a block or group that does not exist, and for a block in use.
         """
@@ -470,7 +475,8 @@ class Scheduler:
         and wait for their siblings), `num_loading`; `num_blocks`, `num_free_blocks` (with those that the prefix cache
         still knows), `num_used_blocks`, `num_cached_blocks`, `num_pinned_blocks`, `num_saving_blocks`;
         `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`, and of states `num_states`,
-        `num_free_states`, `num_cached_states`; `num_speculative_tokens`. Counters:
+        `num_free_states`, `num_cached_states`, `num_pinned_states` (once for each pin), `num_host_states`,
+        `num_free_host_states`, `num_cached_host_states`; `num_speculative_tokens`. Counters:
         `num_preemptions` and of those `num_swapped` and `num_ended_preemptions` (of requests that have ended),
         `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and of those `host_prefix_hits` and
         `loaded_prefix_hits` (tokens, at first admission), `num_uncached_tokens` (likewise), `num_computed_tokens`,

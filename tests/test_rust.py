@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -61,7 +62,7 @@ def test_a_plan_is_a_read_only_buffer_of_its_sections():
     view = memoryview(plan)
     assert (view.readonly, view.contiguous, view.format, view.ndim) == (True, True, "B", 1)
     assert (plan.step, plan.num_tokens, plan.num_rows) == (0, 5, 1)
-    assert plan.counts == [5, 5, 5, 2, 1, 1, 1, 2, 1, 2, 2, 2, 0, 0, 0, 1, 2, 6, 2, 0, 1, 0, 0, 0]
+    assert plan.counts == [5, 5, 5, 2, 1, 1, 1, 2, 1, 2, 2, 2, 0, 0, 0, 1, 2, 6, 2, 0, 1, 0, 0, 0, 0, 0]
     *offsets, size = plan_offsets(tuple(plan.counts))
     assert all(offset % 64 == 0 for offset in offsets)
     assert view.nbytes == size
@@ -453,3 +454,22 @@ def test_an_embedding_ends_its_request():
     assert list(columns[11:14]) == [int32(0, 2, 2), vector, int32(0, 1)]
     with pytest.raises(_rust.SchedulerError, match="max_tokens excludes pooling"):
         scheduler.add(0, 3, int32(1), seed=0, max_tokens=1, pooling="last")
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_events_tell_of_states_as_blocks_of_a_further_group(is_array: bool) -> None:
+    scheduler = make_scheduler(num_states=4, enable_kv_cache_events=True)
+    scheduler.add(0, 1, int32(*range(9)), seed=0, max_tokens=1)
+    plan = planned(scheduler)
+    scheduler.commit(plan.step, read_plan(plan)["sampled_starts"], int32(7))
+    hashes = [event[1] for event in scheduler.events(0, 10)[2]]
+    batch = scheduler.event_batch(0.0, 0, is_array=is_array)
+    assert batch is not None
+    events = msgspec.msgpack.decode(batch[1])[1]
+    if is_array:
+        assert [event[1] for event in events] == [hashes[:2]], "a state would be taken for a block"
+        return
+    assert [event["block_hashes"] for event in events] == [hashes[:2], hashes[1:2]]
+    assert [event["group_idx"] for event in events] == [0, 1]
+    assert [event["kv_cache_spec_kind"] for event in events] == ["full_attention", "mamba"]
+    assert events[1]["parent_block_hash"] == hashes[0]

@@ -81,8 +81,10 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
             max_saving_blocks=_max_saving_blocks(connector, sizes.num_blocks),
             num_host_blocks=sizes.num_host_blocks,
             num_states=sizes.num_states,
+            num_host_states=sizes.num_host_states,
             state_checkpoint_blocks=-(-(engine.cache.state_checkpoint_tokens or 0) // engine.cache.block_size),
             swap_block_seconds=max(await executor.collective("swap_seconds")),
+            swap_state_seconds=(max(await executor.collective("state_swap_seconds")) if sizes.num_host_states else 0.0),
             max_model_len=max_model_len,
             cache_namespace=cache_namespace,
             incarnation=epoch,
@@ -125,11 +127,12 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
 
 
 class _CacheSizes(NamedTuple):
-    """The blocks of the KV cache and of the host pool, and the states, on every rank."""
+    """The blocks of the KV cache and of the host pool, and the states of both, on every rank."""
 
     num_blocks: int
     num_host_blocks: int
-    num_states: int
+    num_states: int = 0
+    num_host_states: int = 0
 
 
 async def _allocate(config: CoreConfig, executor: Executor) -> _CacheSizes:
@@ -148,11 +151,13 @@ async def _allocate(config: CoreConfig, executor: Executor) -> _CacheSizes:
             f"the KV cache has no room for one block of {cache.block_size} tokens: raise kv_cache_memory_bytes"
         )
     num_host_blocks = min(await executor.collective("num_host_blocks"))
+    if states:
+        states = (*states, min(await executor.collective("num_host_states")))
     await executor.collective("allocate", num_blocks, num_host_blocks, *states)
     for rank, held in enumerate(await executor.collective("statistics")):
         megabytes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in held.items())
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
-    return _CacheSizes(num_blocks, num_host_blocks, sum(states))
+    return _CacheSizes(num_blocks, num_host_blocks, *states)
 
 
 def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: Any) -> Scheduler:

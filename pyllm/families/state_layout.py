@@ -38,6 +38,12 @@ def fitting_states(room: int, bytes_of_one: int, max_num_seqs: int) -> int:
     return min(room // 2 // bytes_of_one, _STATES_A_SEQUENCE * max_num_seqs)
 
 
+def host_states(spec: ModelSpec, ranks: int, size: int) -> int:
+    """The number of states in half of `size` bytes, the host memory of all stages with `ranks` each."""
+    bytes_of_one = ranks * state_bytes(spec, ranks, range(len(spec.layers)))
+    return size // 2 // bytes_of_one if bytes_of_one else 0
+
+
 def checkpoint_tokens(spec: ModelSpec, kv_element_bytes: int) -> int:
     """Tokens of a prompt between two checkpoints, so that these take no more memory than its keys and values."""
     kv_bytes = kv_element_bytes * sum(attention.cached_vectors * attention.kv_size for attention in spec.attentions)

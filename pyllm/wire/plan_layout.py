@@ -25,7 +25,12 @@ PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
     ("prompt_lengths", "i"),  # one per slot initialisation
     ("state_sources", "i"),  # rows, of a model with states: the one a row reads; -1: its sequence begins
     ("state_destinations", "i"),  # rows: the one it writes, in the order of the rows
+    ("state_swaps", "i"),  # (direction, state, host state) triples
     ("swap_names", "B"),  # per swap to the host: hash, group and index in the chain (uint32), or zeros and NO_GROUP
+    (
+        "state_swap_names",
+        "B",
+    ),  # per state swap to the host, likewise: a state has the name of the block that ends there
 )
 
 PLAN_ALIGNMENT = 64

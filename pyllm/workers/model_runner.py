@@ -143,11 +143,13 @@ class ModelRunner:
             "num_blocks": self.num_blocks,
             "num_states": self.num_states,
             "num_host_blocks": self._memory.num_host_blocks,
+            "num_host_states": self._memory.num_host_states,
             "allocate": self.allocate,
             "register_kv_caches": self.register_kv_caches,
             "transfer": self.transfer,
             "finish_transfers": self.finish_transfers,
             "swap_seconds": self.swap_seconds,
+            "state_swap_seconds": self.state_swap_seconds,
             "host_inventory": self._memory.host_inventory,
             "forget_host_blocks": self._memory.forget_host_blocks,
             "token_seconds": self.token_seconds,
@@ -288,10 +290,12 @@ class ModelRunner:
         return room
 
     @_computing
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_states: int = 0) -> None:
+    def allocate(
+        self, num_blocks: int, num_host_blocks: int = 0, num_states: int = 0, num_host_states: int = 0
+    ) -> None:
         """Allocate the KV cache and the host pool, with the same numbers on every rank; time swaps, capture graphs."""
         # Before graphs, which take a share of the memory left.
-        self._memory.allocate(num_blocks, num_host_blocks, num_states)
+        self._memory.allocate(num_blocks, num_host_blocks, num_states, num_host_states)
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
@@ -376,6 +380,10 @@ class ModelRunner:
     def swap_seconds(self) -> float:
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
         return self._memory.swap_seconds
+
+    def state_swap_seconds(self) -> float:
+        """Measured seconds to move one state to the host and back; 0 without host states."""
+        return self._memory.state_swap_seconds
 
     @_computing
     def token_seconds(self) -> float:

@@ -127,7 +127,14 @@ def test_two_stages(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", [full("lfm2"), "qwen3-next", full("nemotron-h")])
 def test_states_in_two_stages(tmp_path: Path, family: str) -> None:
-    check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2)
+    check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("lfm2", 1), full("qwen3-next", 1), ("qwen3.5", 2), full("falcon-h1", 1)]
+)
+def test_states_that_are_swapped_out_and_in(tmp_path: Path, family: str, ranks: int) -> None:
+    check(write_tiny_family(tmp_path, family), family, ranks, kv_offloading_size="8MiB")
 
 
 @pytest.mark.parametrize("family", ["gemma4-large", "cohere2", full("mistral")])
@@ -160,6 +167,42 @@ async def test_a_killed_worker(tmp_path: Path, family: str) -> None:
                     worker.kill()
             tokens = output.outputs[0].token_ids
     assert tokens == expected
+
+
+@pytest.mark.parametrize("stages", [1, full(2)])
+async def test_states_on_the_host_outlive_a_worker(tmp_path: Path, stages: int) -> None:
+    folder = write_tiny_family(tmp_path, "qwen3.5")
+    spec = read_checkpoint(folder).spec
+    prompts = [[(7 * number + position) % 90 + 3 for position in range(40)] for number in range(4)]
+    async with AsyncEngine(
+        folder,
+        dtype="float32",
+        max_model_len=64,
+        max_num_seqs=1,
+        kv_cache_memory_bytes=6 * state_bytes(spec, 1, range(len(spec.layers))) + (1 << 20),
+        num_gpu_blocks_override=5,
+        pipeline_parallel_size=stages,
+        kv_offloading_size="8MiB",
+    ) as engine:
+
+        async def ask() -> tuple[list[Tokens], int]:
+            tokens, num_cached = [], 0
+            for prompt in prompts:
+                async for output in engine.generate(prompt, GREEDY):
+                    last = output
+                tokens.append(last.outputs[0].token_ids)
+                num_cached += last.num_cached_tokens or 0
+            return tokens, num_cached
+
+        first, twin = await ask(), await ask()
+        assert (first[1], twin[0]) == (0, first[0])
+        assert twin[1] == 4 * 32, "each from its checkpoint on the host"
+        for worker in find(os.getpid(), WORKER):
+            worker.kill()
+        assert await ask() == twin
+        stats = await engine.stats()
+    assert stats["host_prefix_hits"] > 0
+    assert stats["num_recoveries"] > 0
 
 
 @pytest.mark.oracle

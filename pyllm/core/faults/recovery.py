@@ -119,8 +119,10 @@ class Recovery:
         """Allocate as many blocks and states as the scheduler has, which never changes."""
         stats = self._scheduler.stats()
         num_blocks, num_host_blocks = stats["num_blocks"], stats["num_host_blocks"]
-        states = (stats["num_states"],) if stats["num_states"] else ()
-        room = min(number for number in await self._executor.collective("num_blocks", *states) if number is not None)
+        states = (stats["num_states"], stats["num_host_states"]) if stats["num_states"] else ()
+        room = min(
+            number for number in await self._executor.collective("num_blocks", *states[:1]) if number is not None
+        )
         if room < num_blocks:
             logger.warning("a new worker has room for %d KV blocks and must allocate %d", room, num_blocks)
         await self._executor.collective("allocate", num_blocks, num_host_blocks, *states)

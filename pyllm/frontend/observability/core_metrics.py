@@ -102,8 +102,7 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     yield families.gauge(VLLM, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
     yield families.gauge(VLLM, "gpu_cache_usage_perc", "The older name of kv_cache_usage_perc.", usage)
     yield families.gauge(VLLM, "cpu_cache_usage_perc", "Share of the host's KV blocks in use, 0 to 1.", host_usage)
-    cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
-    yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
+    yield from _families_of_contents(families, stats)
     yield from _families_of_fragmentation(families, stats, in_use, model.block_size)
     yield from families_of_tiers(families, stats)
     awake = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
@@ -117,6 +116,22 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     yield families.information(VLLM, "cache_config_info", "The KV cache's configuration.", configuration)
     if (lowered := stats.get("num_degradations")) is not None:
         yield families.counters(OURS, "degradations", DEGRADATIONS_TEXT, "reason", {CORE_DEGRADATION: lowered})
+
+
+def _families_of_contents(families: Families, stats: Stats) -> Iterator[Metric]:
+    cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
+    yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
+    if not stats.get("num_states"):
+        return
+    for name, text in (
+        ("num_states", "States of sequences and of the prefix cache."),
+        ("num_free_states", "States that no sequence and no pin holds, those that the prefix cache knows among them."),
+        ("num_cached_states", "States that the prefix cache knows."),
+    ):
+        on_host = stats.get(name.replace("states", "host_states"), 0)
+        yield families.gauges(OURS, name, text, "tier", {"device": stats[name], "host": on_host})
+    pinned = stats.get("num_pinned_states", 0)
+    yield families.gauge(OURS, "num_pinned_states", "States that pins keep, once for each pin.", pinned)
 
 
 def _families_of_drafts(families: Families, stats: Stats) -> Iterator[Metric]:

@@ -46,27 +46,34 @@ Writes = npt.NDArray[np.int64]
 class HostTier:
     """The host blocks: `blocks` is [num_blocks, *shape], in the memory of `descriptor`, which the caller owns.
 
-    `identity` (32 bytes) is a digest of the model, its numerics and the layout. Memory with another identity or size is
-    cleared. Existing blocks are verified on a thread; see `inventory`.
+    A block may be a state. The memory is from the byte `start`, a multiple of a page, to `end`; another tier may follow
+    if it is made after this one. `identity` (32 bytes) is a digest of the model, its numerics and the layout, with that
+    of the tier after it. Memory with another identity or size is cleared. Existing blocks are verified on a thread; see
+    `inventory`.
 
     A write is `begin`, then the copy, then `finish`. An entry is invalid before the copy begins, and valid after it has
     ended. So whenever the process is killed, a valid entry has a complete copy.
     """
 
-    def __init__(self, descriptor: int, identity: bytes, num_blocks: int, shape: Sequence[int], dtype: str) -> None:
+    def __init__(
+        self, descriptor: int, identity: bytes, num_blocks: int, shape: Sequence[int], dtype: str, *, start: int = 0
+    ) -> None:
         self.num_blocks = num_blocks
         block_bytes = math.prod(shape) * numpy_dtype(dtype).itemsize
         index_end = _HEADER_SIZE + num_blocks * _ENTRY.itemsize
-        start = -(-index_end // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = start + num_blocks * block_bytes
+        blocks_start = _whole_pages(index_end)
+        size = blocks_start + num_blocks * block_bytes
+        self.end = start + _whole_pages(size)
         header = _HEADER.pack(_MAGIC, num_blocks, block_bytes, identity, -1.0)[: -struct.calcsize("d")]
-        if not (is_known := os.pread(descriptor, len(header), 0) == header and os.fstat(descriptor).st_size == size):
-            os.ftruncate(descriptor, 0)
-            os.ftruncate(descriptor, size)
-        self._memory = memory = mmap.mmap(descriptor, size)
+        is_known = os.pread(descriptor, len(header), start) == header and os.fstat(descriptor).st_size >= start + size
+        if not is_known:
+            os.ftruncate(descriptor, start)
+            os.ftruncate(descriptor, start + size)
+        self._memory = memory = mmap.mmap(descriptor, size, offset=start)
         self._seconds = np.frombuffer(memory, "<f8", 1, len(header))
         self._entries = np.frombuffer(memory, _ENTRY, num_blocks, _HEADER_SIZE)
-        self._bytes = np.frombuffer(memory, np.uint8, offset=start).reshape(num_blocks, block_bytes)
+        self._bytes = np.frombuffer(memory, np.uint8, num_blocks * block_bytes, blocks_start)
+        self._bytes = self._bytes.reshape(num_blocks, block_bytes)
         self.blocks = self._bytes.view(numpy_dtype(dtype)).reshape(num_blocks, *shape)
         if not is_known:  # The magic is written last: without it the memory is empty.
             self._seconds[0] = -1.0
@@ -174,3 +181,7 @@ class HostTier:
         digest = xxhash.xxh3_64(self._bytes[block])
         digest.update(name)
         return digest.intdigest()
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -164,18 +164,8 @@ class HostPool:
             ProtocolError: a direction or a block does not exist, a swap from the host comes before one to it, or the
                 number of names is not that of swaps to the host.
         """
-        limits = (2, self._cache.num_blocks, self.num_blocks)
-        wrong = ((swaps < 0) | (swaps >= limits)).any(axis=1)
-        if wrong.any():
-            raise ProtocolError(
-                f"the plan has the swap {swaps[wrong][0].tolist()} (direction, device block, host block), but there "
-                f"are {limits[1]} device blocks, {limits[2]} host blocks, and the directions 0 and 1"
-            )
-        if (np.diff(swaps[:, 0]) < 0).any():
-            raise ProtocolError("the plan has a swap from the host before one to it")
+        check_swaps(swaps, names, self._cache.num_blocks, self.num_blocks, "block")
         outs = swaps[swaps[:, 0] == 0, 2]
-        if len(names) != len(outs) * SWAP_NAME_SIZE:
-            raise ProtocolError(f"the plan has {len(names)} bytes of names for {len(outs)} swaps to the host")
         if self._tier is None or not len(outs):
             self._copy(swaps, on_device)
             return
@@ -207,6 +197,26 @@ class HostPool:
         if self._tier is not None:
             self._tier.forget()
         return min(seconds) / num_swaps
+
+
+def check_swaps(swaps: IntArray, names: npt.NDArray[np.uint8], num_on_device: int, num_on_host: int, kind: str) -> None:
+    """Refuse swaps, int32 [swaps, 3] of (direction, device block, host block), that no plan can have. `kind`: of what.
+
+    Raises:
+        ProtocolError: a direction or a block does not exist, a swap from the host comes before one to it, or the
+            number of names is not that of swaps to the host.
+    """
+    wrong = ((swaps < 0) | (swaps >= (2, num_on_device, num_on_host))).any(axis=1)
+    if wrong.any():
+        raise ProtocolError(
+            f"the plan has the swap {swaps[wrong][0].tolist()} (direction, device {kind}, host {kind}), but there "
+            f"are {num_on_device} device {kind}s, {num_on_host} host {kind}s, and the directions 0 and 1"
+        )
+    if (np.diff(swaps[:, 0]) < 0).any():
+        raise ProtocolError("the plan has a swap from the host before one to it")
+    num_outs = int(np.count_nonzero(swaps[:, 0] == 0))
+    if len(names) != num_outs * SWAP_NAME_SIZE:
+        raise ProtocolError(f"the plan has {len(names)} bytes of names for {num_outs} swaps to the host")
 
 
 def host_blocks_of_rank(

@@ -1,4 +1,4 @@
-"""A rank's KV blocks, on the device and on the host: their number, their memory, and the moves of a plan.
+"""A rank's KV blocks and states, on the device and on the host: their numbers, their memory, and the moves of a plan.
 
 Knows the plan's lists of blocks; neither the model that reads the blocks nor the scheduler.
 """
@@ -15,6 +15,7 @@ from pyllm.families.kv_layout import KVGroup
 from pyllm.families.state_layout import state_bytes
 from pyllm.workers.devices.device import Device
 from pyllm.workers.kv.host_blocks import HostBlocks, open_host_blocks
+from pyllm.workers.kv.host_states import HostStates
 from pyllm.workers.kv.kv_cache import HostPool, KVCache, KVCacheShape
 from pyllm.workers.kv.page_prefaulter import PagePrefaulter
 from pyllm.workers.kv.state_cache import StateCache
@@ -50,11 +51,14 @@ class KVMemory:
         self.shape = shape
         self.swap_seconds = 0.0
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
+        self.state_swap_seconds = 0.0
+        """The same for one state."""
         self._host_blocks = HostBlocks(0, None)
         self._cache: KVCache | None = None
         self._host_pool: HostPool | None = None
         self._prefaulter: PagePrefaulter | None = None
         self._states: StateCache | None = None
+        self._host_states: HostStates | None = None
 
     @property
     def cache(self) -> KVCache:
@@ -74,11 +78,17 @@ class KVMemory:
 
     def open_host(self, arithmetic: str, descriptor: int | None) -> None:
         """Check that the host has room, and begin to verify the blocks in `descriptor`, see `open_host_blocks`."""
-        self._host_blocks = open_host_blocks(self._config, self.shape, self.groups, arithmetic, descriptor)
+        self._host_blocks = open_host_blocks(
+            self._config, self.shape, self.groups, arithmetic, descriptor=descriptor, bytes_of_state=self.state_bytes
+        )
 
     def num_host_blocks(self) -> int:
         """The number of KV blocks that this rank may keep in host memory, its share of `kv_offloading_size`."""
         return self._host_blocks.num_blocks
+
+    def num_host_states(self) -> int:
+        """The number of states in host memory, equal on all ranks."""
+        return self._host_blocks.num_states
 
     def host_inventory(self) -> bytes:
         """The blocks of an earlier process in the host pool, see `HostTier.inventory`."""
@@ -108,7 +118,7 @@ class KVMemory:
         spec, ranks = self._config.checkpoint.spec, self._config.engine.parallel.tensor_parallel_size
         return StateCache(spec, ranks, self._layers, num_states, self._device)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int, num_states: int = 0) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int, num_states: int = 0, num_host_states: int = 0) -> None:
         """Allocate the KV cache, the states and the host pool, and time a few swaps.
 
         Raises:
@@ -122,12 +132,16 @@ class KVMemory:
             self._host_pool, self.swap_seconds = self._host_blocks.make_pool(
                 self._cache, num_host_blocks, self._kernels, self._clock
             )
+        if num_host_states:
+            self._host_states, self.state_swap_seconds = self._host_blocks.make_states(
+                self._states, num_states, num_host_states, self._clock
+            )
         if self._device.type == "cpu" and self.shape.num_layers:
             self._prefaulter = PagePrefaulter(self._cache.memory)
             self._prefaulter.use(0)
 
     def move_blocks(self, batch: Batch) -> None:
-        """Swap and copy the KV blocks that the plan names."""
+        """Swap and copy the KV blocks and states that the plan names."""
         cache = self.cache
         if self._prefaulter is not None and len(batch.host.table_blocks):
             self._prefaulter.use(int(batch.host.table_blocks.max()) + 1)
@@ -136,19 +150,25 @@ class KVMemory:
                 raise ProtocolError("the plan swaps blocks, but there is no host pool: kv_offloading_size is 0")
             swaps = batch.host.swaps.reshape(-1, 3), batch.device.swaps.reshape(-1, 3)
             self._host_pool.swap(*swaps, batch.host.swap_names)
+        if len(batch.host.state_swaps):
+            if self._host_states is None:
+                raise ProtocolError("the plan swaps states, but none are on the host: kv_offloading_size is 0")
+            self._host_states.swap(batch.host.state_swaps.reshape(-1, 3), batch.host.state_swap_names)
         if len(batch.host.block_copies):
             copies = batch.device.block_copies.reshape(-1, 2)
             for layer in cache.memory:
                 self._kernels[copy_blocks](layer[0], layer[-1], copies)
 
     def statistics(self) -> dict[str, int]:
-        """Bytes of the KV cache, of the states and of the host pool."""
+        """Bytes of the KV cache, of the states, and of both on the host."""
         num_blocks = 0 if self._cache is None else self._cache.num_blocks
         num_host_blocks = 0 if self._host_pool is None else self._host_pool.num_blocks
         size = self.shape.block_bytes
         num_states = 0 if self._states is None else self._states.num_states
+        num_host_states = 0 if self._host_states is None else self._host_states.num_states
         return {
             "kv_cache_bytes": num_blocks * size,
             "state_bytes": num_states * self.state_bytes,
             "host_kv_cache_bytes": num_host_blocks * size,
+            "host_state_bytes": num_host_states * self.state_bytes,
         }

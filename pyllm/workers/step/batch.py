@@ -48,7 +48,9 @@ class Sections(Generic[Array]):
     prompt_lengths: Array  # [I]
     state_sources: Array  # [R], or [0] without states
     state_destinations: Array  # [R], or [0]
+    state_swaps: Array
     swap_names: Array  # [40 * swaps to the host]
+    state_swap_names: Array
 
     def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...]) -> None:
         self._memory = memory
@@ -137,13 +139,15 @@ def check_counts(counts: tuple[int, ...], num_groups: int = 1) -> None:
         and count["sequence_lengths"] == count["slots"]
         and count["logits_rows"] == count["uniforms"]
         and count["table_slots"] == count["table_indices"] == count["table_blocks"]
-        and count["block_copies"] % 2 == count["slot_copies"] % 2 == count["swaps"] % 3 == 0
+        and count["block_copies"] % 2 == count["slot_copies"] % 2 == 0
+        and count["swaps"] % 3 == count["state_swaps"] % 3 == 0
         and count["sampling_starts"] == count["history_starts"] == count["slot_inits"] + 1
         and count["prompt_lengths"] == count["slot_inits"]
         and count["state_sources"] == count["state_destinations"]
         and count["state_sources"] in (0, count["slots"])
-        and count["swap_names"] % SWAP_NAME_SIZE == 0
+        and count["swap_names"] % SWAP_NAME_SIZE == count["state_swap_names"] % SWAP_NAME_SIZE == 0
         and count["swap_names"] // SWAP_NAME_SIZE <= count["swaps"] // 3
+        and count["state_swap_names"] // SWAP_NAME_SIZE <= count["state_swaps"] // 3
     )
     if not consistent:
         raise ProtocolError(f"the counts of a plan do not go together: {count}")

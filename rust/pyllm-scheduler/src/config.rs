@@ -29,6 +29,8 @@ pub struct Config {
     /// States of sequences, for a model with layers that keep one; one more than run at once lets a checkpoint stay. 0:
     /// the model has no such layers.
     pub num_states: u32,
+    /// States in host memory, as `num_host_blocks`.
+    pub num_host_states: u32,
     /// Blocks of a prompt from one checkpoint of its state to the next. 0: there are checkpoints only where a prompt
     /// ends, and where others have branched off.
     pub state_checkpoint_blocks: u32,
@@ -54,6 +56,8 @@ pub struct Config {
     pub incarnation: u64,
     /// Seconds to swap one block to the host and back. 0: swaps cost nothing.
     pub swap_block_seconds: f64,
+    /// Seconds to swap one state to the host and back.
+    pub swap_state_seconds: f64,
     /// Drafts per row by prompt lookup, for a sequence that runs alone. 0: none.
     pub num_speculative_tokens: u32,
     /// Pipeline stages. With several, as many steps should be in flight: a sequence is in one of them at a time, except
@@ -126,6 +130,7 @@ impl Default for Config {
             vocab_size: 0,
             kv_groups: vec![KvGroup::default()],
             num_states: 0,
+            num_host_states: 0,
             state_checkpoint_blocks: 0,
             enable_prefix_caching: true,
             max_pinned_blocks: 0,
@@ -137,6 +142,7 @@ impl Default for Config {
             enable_kv_cache_events: false,
             incarnation: 0,
             swap_block_seconds: 0.0,
+            swap_state_seconds: 0.0,
             num_speculative_tokens: 0,
             pipeline_parallel_size: 1,
             max_num_batched_tokens: 0,
@@ -174,6 +180,7 @@ impl Config {
         if self.num_states > 0 {
             in_range("num_states", self.num_states, 2, most)?; // a sequence reads one and writes another
         }
+        in_range("num_host_states", self.num_host_states, 0, most)?;
         in_range("max_pinned_blocks", self.max_pinned_blocks, 0, self.num_blocks - 1)?;
         in_range("max_saving_blocks", self.max_saving_blocks, 0, self.num_blocks)?;
         for &weight in self.tenant_weights.values() {
@@ -182,6 +189,7 @@ impl Config {
         in_range("num_speculative_tokens", self.num_speculative_tokens, 0, Self::MAX_SPECULATIVE_TOKENS)?;
         in_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, Self::MAX_STAGES)?;
         not_negative("swap_block_seconds", self.swap_block_seconds, f64::MAX)?;
+        not_negative("swap_state_seconds", self.swap_state_seconds, f64::MAX)?;
         not_negative("inter_token_target", self.inter_token_target, f64::MAX)?;
         not_negative("expected_growth", self.expected_growth, 16.0)?;
         not_negative("watermark", self.watermark, 0.99)?;
@@ -230,6 +238,7 @@ impl Config {
             vocab_size,
             kv_groups,
             num_states,
+            num_host_states,
             state_checkpoint_blocks,
             enable_prefix_caching,
             max_pinned_blocks,
@@ -241,6 +250,7 @@ impl Config {
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
+            swap_state_seconds,
             num_speculative_tokens,
             pipeline_parallel_size,
             max_num_batched_tokens: _,
@@ -261,6 +271,7 @@ impl Config {
             ("vocab_size", *vocab_size == other.vocab_size),
             ("kv_groups", *kv_groups == other.kv_groups),
             ("num_states", *num_states == other.num_states),
+            ("num_host_states", *num_host_states == other.num_host_states),
             ("state_checkpoint_blocks", *state_checkpoint_blocks == other.state_checkpoint_blocks),
             ("enable_prefix_caching", *enable_prefix_caching == other.enable_prefix_caching),
             ("max_pinned_blocks", *max_pinned_blocks == other.max_pinned_blocks),
@@ -272,6 +283,7 @@ impl Config {
             ("enable_kv_cache_events", *enable_kv_cache_events == other.enable_kv_cache_events),
             ("incarnation", *incarnation == other.incarnation),
             ("swap_block_seconds", swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),
+            ("swap_state_seconds", swap_state_seconds.to_bits() == other.swap_state_seconds.to_bits()),
             ("num_speculative_tokens", *num_speculative_tokens == other.num_speculative_tokens),
             ("pipeline_parallel_size", *pipeline_parallel_size == other.pipeline_parallel_size),
         ];

@@ -120,6 +120,13 @@ pub enum Error {
         /// `Config::max_pinned_blocks`.
         quota: u32,
     },
+    /// One more pin would keep a state of those that sequences need.
+    PinnedStates {
+        /// Existing pins.
+        num_pins: u32,
+        /// Pins that may keep a state.
+        quota: u32,
+    },
     /// The call needs a setting that is off.
     Disabled {
         /// The call.
@@ -248,6 +255,11 @@ impl fmt::Display for Error {
                 formatter,
                 "one more pin, of {asked} more blocks, beside {num_pins} pins of {pinned} blocks is more than \
                  max_pinned_blocks {quota} allows of either; unpin something, or pin a shorter prefix"
+            ),
+            Self::PinnedStates { num_pins, quota } => write!(
+                formatter,
+                "one more pin beside {num_pins} would keep a state, and {quota} may; unpin something, or start with room \
+                 for more states"
             ),
             Self::Disabled { call, setting } => write!(formatter, "{call} needs {setting}, which is off; turn it on"),
             Self::NotNew { call } => write!(formatter, "{call} comes before every other call; make a new scheduler"),

@@ -49,6 +49,11 @@ id! {
 }
 
 id! {
+    /// A state in host memory, from 0 to `num_host_states` - 1.
+    HostStateId(u32)
+}
+
+id! {
     /// A load of keys and values from an external store, counted from 0.
     LoadId(u64)
 }
@@ -58,7 +63,7 @@ id! {
     SaveId(u64)
 }
 
-/// A block of the device or of the host, or a state, so that one pool type serves all.
+/// A block or a state of the device or of the host, so that one pool type serves all.
 pub(crate) trait Block: Copy + PartialEq + fmt::Display {
     fn new(number: u32) -> Self;
     fn number(self) -> u32;
@@ -75,6 +80,16 @@ impl Block for BlockId {
 }
 
 impl Block for StateId {
+    fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl Block for HostStateId {
     fn new(number: u32) -> Self {
         Self(number)
     }

@@ -33,6 +33,7 @@ pub(crate) struct Kv {
     enable_prefix_caching: bool,
     separate_outputs: bool,
     swap_block_seconds: f64,
+    swap_state_seconds: f64,
 }
 
 impl Kv {
@@ -49,6 +50,7 @@ impl Kv {
             enable_prefix_caching: config.enable_prefix_caching,
             separate_outputs: config.separate_outputs,
             swap_block_seconds: config.swap_block_seconds,
+            swap_state_seconds: config.swap_state_seconds,
             layout,
         }
     }
@@ -115,7 +117,8 @@ impl Kv {
             let first = layout.first_block(end);
             hashes[first as usize..].iter().map(move |hash| hash.of(group))
         });
-        self.cache.pin(name, keys.collect())?;
+        let checkpoints = hashes.iter().map(|hash| hash.of(self.cache.state_group())).collect();
+        self.cache.pin(name, keys.collect(), checkpoints)?;
         Ok(num_blocks)
     }
 
@@ -141,7 +144,6 @@ impl Kv {
     /// events need a parent.
     pub(crate) fn forget_contents(&mut self, table: &mut Table) {
         self.cache.forget();
-        self.states.iter_mut().for_each(States::forget);
         for sequence in table.sequences_mut() {
             sequence.num_stored = 0;
         }
@@ -185,7 +187,6 @@ impl Kv {
     pub(crate) fn clear(&mut self) {
         self.loads.clear();
         self.cache.clear();
-        self.states.iter_mut().for_each(States::clear);
     }
 
     /// Frees the copied blocks of a plan, now that all of it is known.
@@ -198,8 +199,8 @@ impl Kv {
     /// See `Scheduler::audit`.
     pub(crate) fn audit(&self, table: &Table) -> std::result::Result<(), String> {
         self.audit_references(table)?;
-        if let Some(states) = &self.states {
-            states.audit(table.sequences().map(|(_, sequence)| sequence))?;
+        if self.states.is_some() {
+            States::audit(table.sequences().map(|(_, sequence)| sequence), &self.cache)?;
         }
         self.cache.audit()
     }
@@ -211,6 +212,8 @@ fn cache_limits(config: &Config, layout: &KvLayout) -> CacheLimits {
         block_size: config.block_size,
         num_blocks: config.num_blocks,
         num_host_blocks: config.num_host_blocks,
+        num_states: config.num_states,
+        num_host_states: config.num_host_states,
         max_pinned_blocks: config.max_pinned_blocks,
         max_saving_blocks: config.max_saving_blocks,
         enable_prefix_caching: config.enable_prefix_caching,

@@ -239,8 +239,8 @@ impl Placement {
         for bit in among.iter() {
             let Some(core) = &self.cores[bit] else { continue };
             let length = match core.groups[..] {
-                [group] if !group.has_window() => lengths[bit],
-                _ => self.index.longest_prefix(hashes, bit, &core.groups),
+                [group] if !group.has_window() && !core.has_states() => lengths[bit],
+                _ => self.index.longest_prefix(hashes, bit, &core.groups, core.has_states()),
             };
             let num_cached = length * block_size;
             let seconds = core
@@ -269,7 +269,11 @@ impl Placement {
         if core.load.as_ref().is_none_or(|load| load.caches_prefixes) {
             let groups = 0..core.groups.len() as u64;
             let hashes = self.hashes.iter().flat_map(|hash| groups.clone().map(|group| hash.wrapping_add(group)));
-            self.index.expect(request.id, chosen.bit, hashes);
+            // Of its checkpoints, the one before its last token is certain.
+            let most = (request.prompt.len() as u32).saturating_sub(1) / self.settings.block_size;
+            let last = self.hashes[..most as usize].last().filter(|_| core.has_states());
+            let state = last.map(|hash| hash.wrapping_add(groups.end));
+            self.index.expect(request.id, chosen.bit, hashes.chain(state));
         }
     }
 

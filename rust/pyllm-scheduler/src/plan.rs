@@ -7,7 +7,7 @@
 //! run in parallel. Slot copies may run in parallel if every source is read before any destination is written.
 
 use crate::block_hash::GroupHash;
-use crate::ids::{BlockId, HostBlockId, Slot, StepId};
+use crate::ids::{BlockId, HostBlockId, HostStateId, Slot, StateId, StepId};
 
 /// Every section starts at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 64;
@@ -22,7 +22,7 @@ const NO_GROUP: u32 = u32::MAX;
 ///
 /// T: tokens, R: rows, S: sampled positions, K: block table changes, I: slot initialisations, G: groups of layers, each
 /// with its own block tables.
-pub const SECTIONS: [(&str, char); 24] = [
+pub const SECTIONS: [(&str, char); 26] = [
     ("tokens", 'i'),           // [T] -1: the token that the slot sampled last
     ("positions", 'i'),        // [T]
     ("slot_mapping", 'i'),     // [G * T] block * block_size + offset, one group after another
@@ -47,9 +47,11 @@ pub const SECTIONS: [(&str, char); 24] = [
     // Only of a model with states: a row reads one and writes one, in the order of the rows.
     ("state_sources", 'i'),      // [R] -1: none, the sequence begins
     ("state_destinations", 'i'), // [R] may be the source
+    ("state_swaps", 'i'),        // [3 * swaps] direction, state, host state; as `swaps`
     // For each swap to the host: the hash of the block's contents, its group and its index in the chain, both uint32. A
     // block that the prefix cache does not know has zeros and the group 2^32 - 1.
     ("swap_names", 'B'),
+    ("state_swap_names", 'B'), // the same for `state_swaps`: a state has the name of the block that ends where it does
 ];
 
 /// The work of one step.
@@ -103,6 +105,8 @@ pub(crate) struct Draft {
     swap_names: Vec<u8>,
     state_sources: Vec<i32>,
     state_destinations: Vec<i32>,
+    state_swaps: Vec<i32>,
+    state_swap_names: Vec<u8>,
 }
 
 impl Draft {
@@ -132,6 +136,7 @@ impl Draft {
             &mut self.prompt_lengths,
             &mut self.state_sources,
             &mut self.state_destinations,
+            &mut self.state_swaps,
         ] {
             section.clear();
         }
@@ -139,6 +144,7 @@ impl Draft {
         self.uniforms.clear();
         self.sampling.clear();
         self.swap_names.clear();
+        self.state_swap_names.clear();
         for starts in
             [&mut self.query_starts, &mut self.sampled_starts, &mut self.sampling_starts, &mut self.history_starts]
         {
@@ -176,16 +182,21 @@ impl Draft {
     /// Adds a swap to the host. `name` has the hash of the block's contents, and its index in the chain.
     pub(crate) fn swap_out(&mut self, device: BlockId, host: HostBlockId, name: Option<(GroupHash, u32)>) {
         self.swaps.extend([0, device.0 as i32, host.0 as i32]);
-        let (hash, group, index) = match &name {
-            Some((key, index)) => (*key.hash.as_bytes(), key.group, *index),
-            None => ([0; 32], NO_GROUP, 0),
-        };
-        self.swap_names.extend(hash);
-        self.swap_names.extend([group, index].into_iter().flat_map(u32::to_le_bytes));
+        write_name(&mut self.swap_names, name);
     }
 
     pub(crate) fn swap_in(&mut self, host: HostBlockId, device: BlockId) {
         self.swaps.extend([1, device.0 as i32, host.0 as i32]);
+    }
+
+    /// Adds a swap of a state to the host. `name` as in `swap_out`.
+    pub(crate) fn swap_out_state(&mut self, device: StateId, host: HostStateId, name: Option<(GroupHash, u32)>) {
+        self.state_swaps.extend([0, device.0 as i32, host.0 as i32]);
+        write_name(&mut self.state_swap_names, name);
+    }
+
+    pub(crate) fn swap_in_state(&mut self, host: HostStateId, device: StateId) {
+        self.state_swaps.extend([1, device.0 as i32, host.0 as i32]);
     }
 
     /// Adds a position to sample, `before_last` tokens before the row's last token so far.
@@ -233,7 +244,9 @@ impl Draft {
             Section::Ints(&self.prompt_lengths),
             Section::Ints(&self.state_sources),
             Section::Ints(&self.state_destinations),
+            Section::Ints(&self.state_swaps),
             Section::Bytes(&self.swap_names),
+            Section::Bytes(&self.state_swap_names),
         ];
         let size = sections.iter().fold(0, |end, section| aligned(end) + section.num_bytes());
         let mut buffer = Vec::with_capacity(size);
@@ -243,6 +256,15 @@ impl Draft {
         }
         Plan { step, counts: sections.map(|section| section.len() as u32), buffer }
     }
+}
+
+fn write_name(names: &mut Vec<u8>, name: Option<(GroupHash, u32)>) {
+    let (hash, group, index) = match &name {
+        Some((key, index)) => (*key.hash.as_bytes(), key.group, *index),
+        None => ([0; 32], NO_GROUP, 0),
+    };
+    names.extend(hash);
+    names.extend([group, index].into_iter().flat_map(u32::to_le_bytes));
 }
 
 enum Section<'a> {
@@ -299,7 +321,7 @@ mod tests {
         draft.end_row(Slot(2), 40);
         draft.initialise_slot(Slot(2), b"abc", &[7, 8], Some(&[9]));
         let plan = draft.finish(StepId(9));
-        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1, 0, 0, 0]);
+        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1, 0, 0, 0, 0, 0]);
         assert_eq!((plan.num_tokens(), plan.num_rows()), (17, 1));
         // 17 int32 reach into the second 64 bytes; every other non-empty section takes 64.
         assert_eq!(plan.buffer[64..68], 16_i32.to_le_bytes());
@@ -317,9 +339,13 @@ mod tests {
         draft.swap_out(BlockId(1), HostBlockId(0), Some((key, 9)));
         draft.swap_out(BlockId(2), HostBlockId(1), None);
         draft.swap_in(HostBlockId(1), BlockId(4));
+        draft.swap_out_state(StateId(1), HostStateId(0), Some((key, 9)));
         let plan = draft.finish(StepId(0));
-        let names: Vec<_> = plan.buffer[plan.buffer.len() - 2 * SWAP_NAME_SIZE..].chunks(SWAP_NAME_SIZE).collect();
-        assert_eq!(plan.counts[SECTIONS.len() - 1], 80);
+        let state_names = plan.buffer.len() - SWAP_NAME_SIZE;
+        let names = &plan.buffer[state_names - 2 * ALIGNMENT..][..2 * SWAP_NAME_SIZE];
+        let names: Vec<_> = names.chunks(SWAP_NAME_SIZE).collect();
+        assert_eq!(plan.counts[SECTIONS.len() - 2..], [80, 40]);
+        assert_eq!(&plan.buffer[state_names..], names[0]);
         assert_eq!(names[0], [&key.hash.as_bytes()[..], &3_u32.to_le_bytes(), &9_u32.to_le_bytes()].concat());
         assert_eq!(names[1], [&[0; 32][..], &u32::MAX.to_le_bytes(), &[0; 4]].concat());
     }

@@ -199,6 +199,14 @@ impl Planning<'_> {
                 Swap::In { host, device } => draft.swap_in(host, device),
             }
         }
+        for (swap, name) in cache.states.drain_swaps() {
+            match swap {
+                Swap::Out { device, host } => {
+                    draft.swap_out_state(device, host, name.map(|name| (name.key, name.index)));
+                }
+                Swap::In { host, device } => draft.swap_in_state(host, device),
+            }
+        }
         cache.end_plan();
         self.observer.planned(num_tokens);
         self.steps.push(Step {

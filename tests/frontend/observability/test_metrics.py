@@ -227,6 +227,24 @@ def test_without_a_host_pool_none_of_it_is_in_use() -> None:
     assert samples["vllm:cpu_cache_usage_perc"] == 0
 
 
+def test_states_are_told_of_where_the_model_has_some() -> None:
+    without = exposed(Metrics("tiny", MODEL), STATS)
+    assert not any("states" in name for name in without)
+    figures = {"num_states": 20, "num_free_states": 9, "num_cached_states": 7, "num_pinned_states": 2}
+    on_host = {"num_host_states": 30, "num_free_host_states": 29, "num_cached_host_states": 28}
+    samples = exposed(Metrics("tiny", MODEL), STATS | figures | on_host)
+    told = {name: value for name, value in samples.items() if "_states" in name}
+    assert told == {
+        "pyllm:num_states{'tier': 'device'}": 20,
+        "pyllm:num_states{'tier': 'host'}": 30,
+        "pyllm:num_free_states{'tier': 'device'}": 9,
+        "pyllm:num_free_states{'tier': 'host'}": 29,
+        "pyllm:num_cached_states{'tier': 'device'}": 7,
+        "pyllm:num_cached_states{'tier': 'host'}": 28,
+        "pyllm:num_pinned_states": 2,
+    }
+
+
 def test_a_request_is_timed_from_its_arrival() -> None:
     clock = Clock()
     metrics = Metrics("tiny", MODEL, clock)

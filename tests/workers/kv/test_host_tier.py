@@ -197,3 +197,28 @@ def test_copies_of_a_gpu_count_once_they_are_whole_unless_their_block_is_written
     whole.set()
     assert checked.wait(30)
     assert kept(opened(descriptor)) == {0: 1, 3: 4}
+
+
+def test_another_tier_follows_in_the_same_memory(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+
+    def both(identity: bytes) -> list[HostTier]:
+        first = HostTier(descriptor, identity, NUM_BLOCKS, SHAPE, "float32")
+        second = HostTier(descriptor, identity, 3, (7,), "float32", start=first.end)
+        assert (first.inventory(), second.inventory()) is not None
+        return [first, second]
+
+    tiers = both(ID)
+    write(tiers[0], {1: 5, 4: 6})
+    write(tiers[1], {2: 7}, group=1)
+    again = both(ID)
+    assert kept(again[0]) == {1: 5, 4: 6}
+    assert again[1].inventory() == (2).to_bytes(4, "little") + name(7, 1)
+    assert (again[1].blocks[2] == 7).all()
+    assert [tier.inventory() for tier in both(bytes(32))] == [b"", b""]
+
+
+def test_a_tier_may_have_names_alone(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    write(HostTier(descriptor, ID, 3, (0,), "float32"), {1: 9})
+    assert HostTier(descriptor, ID, 3, (0,), "float32").inventory() == (1).to_bytes(4, "little") + name(9)

@@ -17,7 +17,7 @@ CPU = HostDevice()
 @st.composite
 def consistent_counts(draw: st.DrawFn) -> dict[str, int]:
     size = st.integers(0, 40)
-    swaps = draw(size)
+    swaps, state_swaps = draw(size), draw(size)
     tokens, rows, sampled, changes, inits = (draw(size) for _ in range(5))
     counts = {
         **dict.fromkeys(("tokens", "positions", "slot_mapping"), tokens),
@@ -28,6 +28,8 @@ def consistent_counts(draw: st.DrawFn) -> dict[str, int]:
         "block_copies": 2 * draw(size),
         "swaps": 3 * swaps,
         "swap_names": 40 * draw(st.integers(0, swaps)),
+        "state_swaps": 3 * state_swaps,
+        "state_swap_names": 40 * draw(st.integers(0, state_swaps)),
         "slot_copies": 2 * draw(size),
         "slot_inits": inits,
         "sampling_starts": inits + 1,
@@ -87,13 +89,14 @@ def test_counts_that_do_not_go_together_are_refused(counts: dict[str, int], name
         "block_copies": 2 * excess,
         "slot_copies": 2 * excess,
         "swaps": 3 * excess,
+        "state_swaps": 3 * excess,
     }
     wrong = counts | {name: -excess} if name in free else counts | {name: counts[name] + excess}
     with pytest.raises(ProtocolError):
         check_counts(tuple(wrong.values()))
 
 
-@pytest.mark.parametrize("counts", [(), (0,) * 23, (0,) * 25])
+@pytest.mark.parametrize("counts", [(), (0,) * 25, (0,) * 27])
 def test_another_number_of_sections_is_refused(counts: tuple[int, ...]) -> None:
-    with pytest.raises(ProtocolError, match="24 counts"):
+    with pytest.raises(ProtocolError, match="26 counts"):
         check_counts(counts)

@@ -24,6 +24,8 @@ pub(crate) struct CoreLoad {
     pub(crate) caches_prefixes: bool,
     /// Attention window of each group of layers, in positions.
     pub(crate) windows: Vec<Option<u32>>,
+    /// Whether the model has states, so that a cached prefix ends at a checkpoint.
+    pub(crate) has_states: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -70,9 +70,9 @@ impl Kv {
     }
 
     fn audit_counts(&self, references: &References) -> Audit {
-        for block in (0..self.cache.num_host_blocks()).map(HostBlockId) {
+        for block in (0..self.cache.blocks.host.num_blocks()).map(HostBlockId) {
             let expected = references.host.get(&block).copied().unwrap_or(0);
-            let counted = self.cache.references_host(block);
+            let counted = self.cache.blocks.references_host(block);
             ensure(counted == expected, || format!("host block {block} counts {counted} references of {expected}"))?;
         }
         let free: Vec<_> = self.cache.free_blocks().collect();

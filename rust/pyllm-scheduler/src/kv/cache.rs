@@ -4,6 +4,7 @@
 
 pub(crate) mod block_pool;
 pub(crate) mod changes;
+mod content_logs;
 pub(crate) mod event_batch;
 pub(crate) mod events;
 pub(crate) mod fragmentation;
@@ -14,17 +15,20 @@ pub(crate) mod pins;
 pub(crate) mod prefix;
 pub(crate) mod request_hasher;
 pub(crate) mod saves;
+mod state_pins;
 pub(crate) mod tier_cache;
+pub(crate) mod tiers;
 
 use crate::block_hash::{BlockHash, Content, GroupHash};
-use crate::ids::{BlockId, HostBlockId, SaveId, StepId};
+use crate::ids::{BlockId, HostBlockId, HostStateId, SaveId, StateId, StepId};
 use crate::kv::cache::changes::{Change, ChangeLog};
-use crate::kv::cache::events::{EventLog, Events, KvEvent, Snapshot, Tier};
-use crate::kv::cache::pending_swaps::PendingSwaps;
+use crate::kv::cache::content_logs::ContentLogs;
+use crate::kv::cache::events::{EventLog, Events, KvEvent, Snapshot};
 use crate::kv::cache::pins::Pins;
 use crate::kv::cache::prefix::{Name, Saved};
 use crate::kv::cache::saves::{Candidate, Save, Saves};
-use crate::kv::cache::tier_cache::TierCache;
+use crate::kv::cache::state_pins::StatePins;
+use crate::kv::cache::tiers::Tiers;
 use crate::kv_layout::GroupLayout;
 use crate::request::Retention;
 
@@ -34,6 +38,8 @@ pub(crate) struct CacheLimits {
     pub(crate) block_size: u32,
     pub(crate) num_blocks: u32,
     pub(crate) num_host_blocks: u32,
+    pub(crate) num_states: u32,
+    pub(crate) num_host_states: u32,
     pub(crate) max_pinned_blocks: u32,
     pub(crate) max_saving_blocks: u32,
     pub(crate) enable_prefix_caching: bool,
@@ -41,11 +47,11 @@ pub(crate) struct CacheLimits {
     pub(crate) incarnation: u64,
 }
 
-/// A block with the wanted contents, on one of the tiers.
+/// A block or a state with the wanted contents, on one of the tiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    Device(BlockId),
-    Host(HostBlockId),
+pub(crate) enum Found<D = BlockId, H = HostBlockId> {
+    Device(D),
+    Host(H),
 }
 
 /// The blocks of a sequence in a group, from `first` on; earlier ones are outside the group's window.
@@ -82,25 +88,26 @@ pub(crate) struct Filled {
 
 pub(crate) struct KvCache {
     limits: CacheLimits,
-    device: TierCache<BlockId>,
-    host: TierCache<HostBlockId>,
+    pub(crate) blocks: Tiers<BlockId, HostBlockId>,
+    pub(crate) states: Tiers<StateId, HostStateId>, // of a model that has some
     pins: Pins,
-    swaps: PendingSwaps,
+    state_pins: StatePins,
     saves: Saves,
-    log: EventLog,
-    changes: ChangeLog,
+    logs: ContentLogs,
 }
 
 impl KvCache {
     pub(crate) fn new(limits: CacheLimits) -> Self {
         Self {
-            device: TierCache::new(limits.num_blocks),
-            host: TierCache::new(limits.num_host_blocks),
+            blocks: Tiers::new(limits.num_blocks, limits.num_host_blocks),
+            states: Tiers::new(limits.num_states, limits.num_host_states),
             pins: Pins::new(limits.max_pinned_blocks),
-            swaps: PendingSwaps::default(),
+            state_pins: StatePins::new(limits.num_states),
             saves: Saves::new(limits.num_blocks, limits.max_saving_blocks),
-            log: EventLog::new(limits.enable_events, limits.incarnation),
-            changes: ChangeLog::new(),
+            logs: ContentLogs {
+                events: EventLog::new(limits.enable_events, limits.incarnation),
+                changes: ChangeLog::new(),
+            },
             limits,
         }
     }
@@ -111,53 +118,45 @@ impl KvCache {
 
     /// Device blocks without references, with or without known contents.
     pub(crate) fn num_free(&self) -> u32 {
-        self.device.num_free()
+        self.blocks.device.num_free()
     }
 
     /// Free device blocks that are not reserved for running sequences; below 0 if pins have taken reserved blocks. It
     /// falls by one for each block that is taken, free or shared in a window, and rises by one for each freed block of
     /// a window.
     pub(crate) fn num_available(&self) -> i64 {
-        i64::from(self.device.num_free()) - i64::from(self.device.num_owed())
+        i64::from(self.blocks.device.num_free()) - i64::from(self.blocks.device.num_owed())
     }
 
     /// Device blocks with known contents.
     pub(crate) fn num_cached(&self) -> usize {
-        self.device.num_cached()
+        self.blocks.device.num_cached()
     }
 
     pub(crate) fn references(&self, block: BlockId) -> u32 {
-        self.device.references(block)
+        self.blocks.device.references(block)
     }
 
     /// Free device blocks, in any order.
     pub(crate) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
-        self.device.free_blocks()
+        self.blocks.device.free_blocks()
     }
 
     /// A device block to write to. The caller has checked `num_available`. The block's old contents are written back.
     pub(crate) fn allocate(&mut self, group: u32) -> BlockId {
         let in_window = self.limits.groups[group as usize].has_window();
-        let (block, evicted) = self.device.allocate(in_window).expect("the caller has looked at num_available");
-        if let Some(evicted) = evicted {
-            if self.limits.num_host_blocks > 0 {
-                self.write_back(block, &evicted);
-            }
-            self.log.removed(evicted.name.key, Tier::Device);
-            self.note_removed(evicted.name.key);
-        }
-        block
+        self.blocks.allocate(in_window, &mut self.logs).expect("the caller has looked at num_available")
     }
 
     /// Adds a reference, and counts a hit.
     pub(crate) fn share(&mut self, block: BlockId) {
-        self.device.share(block);
+        self.blocks.device.share(block);
     }
 
     /// Drops a reference. A block that the current plan writes keeps a reference until `end_plan`: swaps come first in
     /// a plan, so they would copy the block too early.
     pub(crate) fn free(&mut self, block: BlockId) {
-        self.device.free(block);
+        self.blocks.device.free(block);
     }
 
     /// Frees a sequence's blocks, the last first: it is evicted first, as the fewest requests can use it.
@@ -183,9 +182,9 @@ impl KvCache {
     ) {
         let find = |group: usize, index| {
             let key = hash_of(index).of(group as u32);
-            match self.device.find(key, planning, committed) {
+            match self.blocks.device.find(key, planning, committed) {
                 Some(block) => Some(Found::Device(block)),
-                None => self.host.get(key).map(Found::Host),
+                None => self.blocks.host.get(key).map(Found::Host),
             }
         };
         let groups = || self.limits.groups.iter().enumerate();
@@ -219,21 +218,14 @@ impl KvCache {
     /// Names a block in use by its contents for a group, which step `filled` writes. False: another block has equal
     /// contents and keeps the name.
     pub(crate) fn store(&mut self, block: BlockId, group: u32, content: Content<'_>, filled: StepId) -> bool {
-        let Content { hash, index, tokens: (head, tail), .. } = content;
-        let key = hash.of(group);
+        let Content { hash, tokens: (head, tail), .. } = content;
         debug_assert_eq!(head.len() + tail.len(), self.limits.block_size as usize, "full blocks alone have names");
-        if !self.limits.enable_prefix_caching {
-            return false;
+        let is_first =
+            self.limits.enable_prefix_caching && self.blocks.store(block, group, &content, filled, &mut self.logs);
+        if is_first {
+            self.hold_if_pinned(block, hash.of(group));
         }
-        let on_host = self.host.get(key).and_then(|host| self.host.name(host));
-        let saved = on_host.map_or(Saved::Nothing, |name| name.saved);
-        if !self.device.store(block, Name { key, index, filled, saved }) {
-            return false;
-        }
-        self.log.stored(group, &content);
-        self.changes.push(Change::Stored(key.short()));
-        self.hold_if_pinned(block, key);
-        true
+        is_first
     }
 
     /// Names a block as `store` does, and saves the device's block with these contents at the request's retention.
@@ -247,8 +239,8 @@ impl KvCache {
     ) {
         let key = content.hash.of(group);
         self.store(block, group, content, filled.step);
-        if let Some(block) = self.device.get(key).filter(|_| filled.is_loaded) {
-            self.device.mark_saved(block, Saved::For(Retention::Default));
+        if let Some(block) = self.blocks.device.get(key).filter(|_| filled.is_loaded) {
+            self.blocks.device.mark_saved(block, Saved::For(Retention::Default));
         }
         self.save(key, retention);
     }
@@ -256,8 +248,8 @@ impl KvCache {
     /// Makes the device's block with these contents a candidate for a save, unless it was one already with at least
     /// this retention.
     pub(crate) fn save(&mut self, key: GroupHash, retention: Retention) {
-        let Some(block) = self.device.get(key).filter(|_| self.limits.max_saving_blocks > 0) else { return };
-        if let Some(Name { index, filled, .. }) = self.device.mark_saved(block, retention.into()) {
+        let Some(block) = self.blocks.device.get(key).filter(|_| self.limits.max_saving_blocks > 0) else { return };
+        if let Some(Name { index, filled, .. }) = self.blocks.device.mark_saved(block, retention.into()) {
             self.saves.propose(Candidate { block, key, index, filled, retention });
         }
     }
@@ -266,7 +258,7 @@ impl KvCache {
     /// the end of that write is not reported; a later copy on the host may be.
     pub(crate) fn withdraw_save(&mut self, block: BlockId) {
         self.saves.withdraw(block);
-        self.device.mark_saved(block, Saved::Withdrawn);
+        self.blocks.device.mark_saved(block, Saved::Withdrawn);
     }
 
     /// Whether `take_saves` has candidates.
@@ -279,13 +271,13 @@ impl KvCache {
     pub(crate) fn take_saves(&mut self, committed: StepId) -> Vec<Save> {
         let mut taken = Vec::new();
         while let Some(Candidate { block, key, index, retention, .. }) = self.saves.next(committed) {
-            let name = self.device.name(block).filter(|name| name.key == key && name.filled < committed);
+            let name = self.blocks.device.name(block).filter(|name| name.key == key && name.filled < committed);
             let is_scarce = self.num_available() <= i64::from(self.limits.max_saving_blocks);
             if name.is_none() || (self.references(block) == 0 && is_scarce) {
                 self.saves.num_dropped += 1;
                 continue;
             }
-            self.device.hold(block);
+            self.blocks.device.hold(block);
             let id = self.saves.begin(block);
             taken.push(Save { id, hash: key.hash, group: key.group, index, block, retention });
         }
@@ -295,7 +287,7 @@ impl KvCache {
     /// Ends a save. False: there is no such save.
     pub(crate) fn finish_save(&mut self, save: SaveId) -> bool {
         let Some(block) = self.saves.finish(save) else { return false };
-        self.device.free(block);
+        self.blocks.device.free(block);
         true
     }
 
@@ -309,14 +301,31 @@ impl KvCache {
         self.saves.references(block)
     }
 
-    /// Pins these contents on the device: those that are there now, and the others once they are stored.
+    /// Pins these contents on the device: those that are there now, and the others once they are stored; and of a model
+    /// with states the longest of the checkpoints after each block of the prefix.
     ///
-    /// Errors: `DuplicatePin`, `PinQuota`.
-    pub(crate) fn pin(&mut self, name: u64, keys: Vec<GroupHash>) -> crate::error::Result<()> {
+    /// Errors: `DuplicatePin`, `PinQuota`, `PinnedStates`.
+    pub(crate) fn pin(
+        &mut self,
+        name: u64,
+        keys: Vec<GroupHash>,
+        checkpoints: Vec<GroupHash>,
+    ) -> crate::error::Result<()> {
+        if self.limits.num_states > 0 && !self.pins.contains(name) {
+            self.state_pins.check()?;
+        }
         for key in self.pins.pin(name, keys)? {
-            if let Some(block) = self.device.get(key) {
+            if let Some(block) = self.blocks.device.get(key) {
                 self.hold_if_pinned(block, key);
             }
+        }
+        if self.limits.num_states > 0 {
+            let find = |(index, key): (u32, &GroupHash)| Some((index, self.states.device.get(*key)?));
+            let held = (0..).zip(&checkpoints).collect::<Vec<_>>().into_iter().rev().find_map(find);
+            if let Some((_, state)) = held {
+                self.states.device.hold(state);
+            }
+            self.state_pins.pin(name, checkpoints, held);
         }
         Ok(())
     }
@@ -325,9 +334,17 @@ impl KvCache {
     pub(crate) fn unpin(&mut self, name: u64) -> bool {
         let Some(blocks) = self.pins.unpin(name) else { return false };
         for block in blocks {
-            self.device.free(block);
+            self.blocks.device.free(block);
+        }
+        if let Some(state) = self.state_pins.unpin(name) {
+            self.states.device.free(state);
         }
         true
+    }
+
+    /// The states that pins hold, once for each pin.
+    pub(crate) fn pinned_states(&self) -> impl Iterator<Item = StateId> {
+        self.state_pins.held()
     }
 
     /// Device blocks that pins hold.
@@ -337,84 +354,82 @@ impl KvCache {
 
     /// A block's references from pins.
     pub(crate) fn pinned_references(&self, block: BlockId) -> u32 {
-        u32::from(self.device.name(block).is_some_and(|name| self.pins.holds(block, name.key)))
+        u32::from(self.blocks.device.name(block).is_some_and(|name| self.pins.holds(block, name.key)))
     }
 
     /// Forgets the contents of all blocks on both tiers. Blocks in use stay in use. Pins hold no block until its
     /// contents are stored again.
     pub(crate) fn forget(&mut self) {
-        self.device.forget();
-        self.host.forget();
+        self.blocks.forget();
+        self.states.forget();
         self.saves.forget();
         for block in self.pins.release() {
-            self.device.free(block);
+            self.blocks.device.free(block);
         }
-        self.log.cleared();
-        self.changes.push(Change::Cleared);
+        for state in self.state_pins.release() {
+            self.states.device.free(state);
+        }
+        self.logs.cleared();
     }
 
     /// Frees every block of both tiers after the loss of the device: no contents are known, and no swap is pending.
     /// Pins stay, but hold no blocks.
     pub(crate) fn clear(&mut self) {
-        self.device = TierCache::new(self.limits.num_blocks);
-        self.host = TierCache::new(self.limits.num_host_blocks);
-        self.swaps = PendingSwaps::default();
+        self.blocks = Tiers::new(self.limits.num_blocks, self.limits.num_host_blocks);
+        self.states = Tiers::new(self.limits.num_states, self.limits.num_host_states);
         self.saves.clear();
         self.pins.release();
-        self.log.cleared();
-        self.changes.push(Change::Cleared);
+        self.state_pins.release();
+        self.logs.cleared();
     }
 
     /// Events from number `first` on.
     pub(crate) fn events(&self, first: u64, limit: usize) -> Events {
-        self.log.events(first, limit)
+        self.logs.events.events(first, limit)
     }
 
     /// All events from number `first` on, and the number of the first one that is still kept.
     pub(crate) fn events_since(&self, first: u64) -> (u64, impl ExactSizeIterator<Item = &KvEvent>) {
-        self.log.since(first)
+        self.logs.events.since(first)
     }
 
     /// All known contents, for a subscriber that has missed events.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        self.log.snapshot()
+        self.logs.events.snapshot()
     }
 
     /// Sets the numbers of changes that are kept, and reported at once.
     #[cfg(test)]
     pub(crate) fn limit_changes(&mut self, capacity: usize, max_told: usize) {
-        self.changes = ChangeLog::with_limits(capacity, max_told);
+        self.logs.changes = ChangeLog::with_limits(capacity, max_told);
     }
 
     /// The log of changes to the contents known on any tier, kept from now on.
     pub(crate) fn changes(&mut self) -> &ChangeLog {
-        self.changes.begin();
-        &self.changes
+        self.logs.changes.begin();
+        &self.logs.changes
     }
 
-    /// The known contents in part `part` of all blocks; none after the last part.
+    /// The known contents in part `part` of all blocks and states; none after the last part.
     pub(crate) fn known_part(&self, part: usize) -> Option<impl Iterator<Item = Change>> {
-        let size = self.changes.max_told;
-        let num_blocks = (self.limits.num_blocks + self.limits.num_host_blocks) as usize;
-        let start = Some(part * size).filter(|&start| start < num_blocks)?;
-        let (first_host, end) = (self.limits.num_blocks as usize, (start + size).min(num_blocks));
-        let on_device = (start..end.min(first_host)).filter_map(|block| self.device.name(BlockId(block as u32)));
-        let on_host = (start.max(first_host)..end)
-            .filter_map(move |block| self.host.name(HostBlockId((block - first_host) as u32)))
-            .filter(|name| self.device.get(name.key).is_none());
-        Some(on_device.chain(on_host).map(|name| Change::Stored(name.key.short())))
+        let size = self.logs.changes.max_told;
+        let num_blocks = self.blocks.num_blocks();
+        let num_all = num_blocks + self.states.num_blocks();
+        let start = Some(part * size).filter(|&start| start < num_all)?;
+        let names =
+            (start..(start + size).min(num_all)).filter_map(move |number| match number.checked_sub(num_blocks) {
+                None => self.blocks.name_at(number),
+                Some(state) => self.states.name_at(state),
+            });
+        Some(names.map(|name| Change::Stored(name.key.short())))
     }
 
     /// See `Scheduler::audit`.
     pub(crate) fn audit(&self) -> Result<(), String> {
-        self.device.audit()?;
-        self.host.audit()?;
-        self.pins.audit(|key| self.device.get(key))?;
-        self.log.audit(self.known())?;
-        let unheld = |host: &HostBlockId| self.host.references(*host) < self.swaps.references(*host);
-        if let Some(host) = (0..self.num_host_blocks()).map(HostBlockId).find(unheld) {
-            return Err(format!("host block {host} is part of a swap and may be overwritten before"));
-        }
+        self.blocks.audit()?;
+        self.states.audit()?;
+        self.pins.audit(|key| self.blocks.device.get(key))?;
+        self.logs.events.audit(self.blocks.known().chain(self.states.known()))?;
         let pinned = |block: &BlockId| self.pinned_references(*block) > self.references(*block);
         match (0..self.limits.num_blocks).map(BlockId).find(pinned) {
             Some(block) => Err(format!("block {block} is pinned and free")),
@@ -422,26 +437,68 @@ impl KvCache {
         }
     }
 
-    fn known(&self) -> impl Iterator<Item = (GroupHash, Tier)> {
-        let device = self.device.known().map(|(_, name)| (name.key, Tier::Device));
-        device.chain(self.host.known().map(|(_, name)| (name.key, Tier::Host)))
-    }
-
-    /// Logs that a tier has lost these contents, unless the other tier has them.
-    fn note_removed(&mut self, key: GroupHash) {
-        if self.changes.is_kept() && !self.is_known(key) {
-            self.changes.push(Change::Removed(key.short()));
-        }
-    }
-
     /// Whether a tier has these contents, or a step in flight writes them.
     pub(crate) fn is_known(&self, key: GroupHash) -> bool {
-        self.device.get(key).is_some() || self.host.get(key).is_some()
+        self.blocks.is_known(key)
+    }
+
+    /// The group of states' names, after those of blocks.
+    pub(crate) fn state_group(&self) -> u32 {
+        self.limits.groups.len() as u32
+    }
+
+    /// Whether a tier has, or a step in flight writes, the state at the end of the block of this hash.
+    pub(crate) fn is_checkpoint(&self, hash: BlockHash) -> bool {
+        self.states.is_known(hash.of(self.state_group()))
+    }
+
+    /// A state to write to, if one is free. Its old contents are written back.
+    pub(crate) fn allocate_state(&mut self) -> Option<StateId> {
+        self.states.allocate(false, &mut self.logs)
+    }
+
+    /// Names a state in use that ends where a block does by the block's contents; step `filled` writes it. False:
+    /// another state has equal contents and keeps the name.
+    pub(crate) fn store_state(&mut self, state: StateId, content: &Content<'_>, filled: StepId) -> bool {
+        let group = self.state_group();
+        let is_first = self.states.store(state, group, content, filled, &mut self.logs);
+        let Self { states, state_pins, .. } = self;
+        if let Some(name) = states.device.name(state).filter(|_| is_first) {
+            state_pins.hold(state, name, |before| {
+                states.device.hold(state);
+                if let Some(before) = before {
+                    states.device.free(before);
+                }
+            });
+        }
+        is_first
+    }
+
+    /// Forgets the contents of a state in use, or of a free one.
+    pub(crate) fn forget_state(&mut self, state: StateId) {
+        self.states.forget_block(state, &mut self.logs);
+    }
+
+    /// Assigns a host state for the contents of a state; none if the host has no room.
+    pub(crate) fn swap_out_state(&mut self, state: StateId) -> Option<HostStateId> {
+        self.states.swap_out(&[state], &mut self.logs)?.pop()
+    }
+
+    /// Assigns a state for the contents of a host state, which the caller gives up; none if no state is free.
+    pub(crate) fn swap_in_state(&mut self, host: HostStateId) -> Option<StateId> {
+        let state = self.states.swap_in(host, false, &mut self.logs);
+        self.states.host.free(host);
+        state
+    }
+
+    /// See `StatePins::longest_end`.
+    pub(crate) fn pinned_end(&self, most: u32, hash_of: impl Fn(u32) -> BlockHash) -> u32 {
+        self.state_pins.longest_end(most, |index| hash_of(index).of(self.state_group()))
     }
 
     fn hold_if_pinned(&mut self, block: BlockId, key: GroupHash) {
         if self.pins.hold(block, key) {
-            self.device.hold(block);
+            self.blocks.device.hold(block);
         }
     }
 }

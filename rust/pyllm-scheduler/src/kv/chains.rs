@@ -2,13 +2,19 @@
 
 use crate::block_hash::BlockHash;
 use crate::estimates::step_times::StepTimes;
-use crate::ids::{BlockId, HostBlockId, StepId};
+use crate::ids::{BlockId, HostBlockId, HostStateId, StepId};
 use crate::kv::Kv;
 use crate::kv::cache::{Filled, Found, KvCache};
 use crate::kv::states::States;
 use crate::plan::Draft;
 use crate::steps::Steps;
 use crate::table::sequence::{LiveRequest, Sequence};
+
+/// The blocks of a swapped sequence on the host, by group with the index of the first one, and its state.
+pub(crate) struct SwappedOut {
+    pub(crate) chains: Vec<(u32, Vec<HostBlockId>)>,
+    pub(crate) state: Option<HostStateId>,
+}
 
 /// Blocks for sequences that are admitted.
 impl Kv {
@@ -19,12 +25,20 @@ impl Kv {
         let block_size = self.layout.block_size;
         let num_known = sequence.num_known();
         // The last token is always computed, for its logits.
-        let most = if self.shares_prefix(live) { (num_known - 1) / block_size } else { 0 };
+        let mut most = if self.shares_prefix(live) { (num_known - 1) / block_size } else { 0 };
         sequence.hash_blocks(live, block_size, most, &mut self.hasher, self.separate_outputs);
+        let has_own_state = sequence.states.on_host.is_some();
+        if has_own_state {
+            most = most.min(sequence.num_computed / block_size); // it continues where its state is
+        }
         let has_already = sequence.num_computed.max(num_offered * block_size);
         let lowest = |num_cached: u32| (num_cached * block_size).max(has_already).min(num_known - 1);
         let hash_of = |index| sequence.hash(live, index);
-        self.branch = self.find_start(most, hash_of, lowest, steps) * block_size;
+        self.branch = if has_own_state {
+            self.find_blocks(most, hash_of, lowest, steps)
+        } else {
+            self.find_start(most, hash_of, lowest, steps)
+        } * block_size;
 
         let in_use = |found: &&Found| matches!(found, Found::Device(block) if self.cache.references(*block) > 0);
         let mut num_taken = 0;
@@ -48,11 +62,10 @@ impl Kv {
         steps: &Steps,
     ) -> u32 {
         let (planning, committed) = (steps.next(), steps.oldest());
-        self.cache.find_start(most, &hash_of, &lowest, planning, committed, &mut self.found);
-        let longest = self.found.length;
+        let longest = self.find_blocks(most, &hash_of, &lowest, steps);
         if let Some(states) = &mut self.states {
             loop {
-                let length = states.find(self.found.length, &hash_of, planning, committed);
+                let length = states.find(self.found.length, &hash_of, planning, committed, &self.cache);
                 if length == self.found.length {
                     break;
                 }
@@ -60,6 +73,19 @@ impl Kv {
             }
         }
         longest
+    }
+
+    /// Finds the longest cached start, wherever it ends. Gives its length in blocks.
+    fn find_blocks(
+        &mut self,
+        most: u32,
+        hash_of: impl Fn(u32) -> BlockHash,
+        lowest: impl Fn(u32) -> u32,
+        steps: &Steps,
+    ) -> u32 {
+        self.states.iter_mut().for_each(States::find_none);
+        self.cache.find_start(most, hash_of, lowest, steps.next(), steps.oldest(), &mut self.found);
+        self.found.length
     }
 
     /// Gives an admitted sequence the prefix of the last `find`, its swapped blocks, and blocks for all other tokens.
@@ -71,7 +97,9 @@ impl Kv {
         sequence.num_stored = num_cached;
         sequence.num_computed = sequence.num_computed.max(num_cached * block_size);
         if let Some(states) = &mut self.states {
-            states.admit(sequence, self.branch);
+            states.admit(sequence, live, step, &mut self.cache);
+            sequence.states.branch = self.branch;
+            sequence.states.pinned = self.pinned_end(sequence, live) * block_size;
         }
         let num_known = sequence.num_known();
         for (group, (chain, layout)) in (0..).zip(sequence.chains.iter_mut().zip(&self.layout.groups)) {
@@ -82,6 +110,12 @@ impl Kv {
         }
         sequence.note_placed(block_size);
         (num_cached * block_size, num_on_host * block_size)
+    }
+
+    /// The end in blocks of the longest pinned prefix that a sequence begins with.
+    fn pinned_end(&self, sequence: &Sequence, live: &LiveRequest) -> u32 {
+        let most = if self.shares_prefix(live) { (sequence.num_known() - 1) / self.layout.block_size } else { 0 };
+        self.cache.pinned_end(most, |index| sequence.hash(live, index))
     }
 
     /// Adds a reference to all found blocks before any is allocated, so that an allocation evicts none of them.
@@ -213,7 +247,7 @@ impl Kv {
         }
         sequence.num_stored = num_full;
         if let (Some(states), Some(index)) = (&mut self.states, num_full.checked_sub(1)) {
-            states.store(sequence, index, sequence.hash(live, index));
+            states.store(sequence, live, index, &mut self.cache);
         }
     }
 
@@ -236,7 +270,7 @@ impl Kv {
         let in_windows = origin.chains.iter().zip(&self.layout.groups).filter(|(_, group)| group.has_window());
         let num_owed: i64 = in_windows.map(|(chain, _)| chain.before(num_shared).len() as i64).sum();
         let has_room = num_owed == 0 || num_owed <= self.cache.num_available();
-        let has_room = has_room && self.states.as_ref().is_none_or(States::can_share);
+        let has_room = has_room && (self.states.is_none() || States::can_share(&self.cache));
         origin.num_uncomputed() <= 1 && origin.load.is_none() && !is_named && has_room
     }
 
@@ -251,8 +285,8 @@ impl Kv {
             chain.blocks.extend_from_slice(of.before(num_shared));
             chain.blocks.iter().for_each(|&block| self.cache.share(block));
         }
-        if let Some(states) = &mut self.states {
-            states.share(origin, fork);
+        if self.states.is_some() {
+            States::share(origin, fork, &mut self.cache);
         }
         fork.note_placed(self.layout.block_size);
         (fork.may_share, origin.may_share) = (true, true);
@@ -317,22 +351,22 @@ impl Kv {
     /// Writes the states of a row, which computes a sequence's tokens up to `end`. `keeps`: see `States::advance`.
     pub(crate) fn advance_state(&mut self, sequence: &mut Sequence, end: u32, keeps: bool, draft: &mut Draft) {
         if let Some(states) = &mut self.states {
-            let (source, destination) = states.advance(sequence, end, keeps);
+            let (source, destination) = states.advance(sequence, end, keeps, &mut self.cache);
             draft.use_states(source, destination);
         }
     }
 
     /// Frees the states of a sequence that no row will read, after one is planned.
     pub(crate) fn prune_states(&mut self, sequence: &mut Sequence) {
-        if let Some(states) = &mut self.states {
-            states.prune(sequence);
+        if self.states.is_some() {
+            States::prune(sequence, &mut self.cache);
         }
     }
 
     /// Goes back to a state after `num_computed` of a sequence's tokens or fewer. False: there is none, and the
     /// sequence must be preempted.
     pub(crate) fn rewind_state(&mut self, sequence: &mut Sequence) -> bool {
-        self.states.as_mut().is_none_or(|states| sequence.slot().is_none() || states.rewind(sequence))
+        self.states.is_none() || sequence.slot().is_none() || States::rewind(sequence, &mut self.cache)
     }
 }
 
@@ -345,8 +379,8 @@ impl Kv {
             self.cache.free_host(&mut chain.host_blocks);
             (chain.first, chain.host_first) = (0, 0);
         }
-        if let Some(states) = &mut self.states {
-            states.free(sequence);
+        if self.states.is_some() {
+            States::free(sequence, &mut self.cache);
         }
         sequence.written.forget();
         (sequence.num_computed, sequence.num_placed) = (0, 0);
@@ -359,30 +393,35 @@ impl Kv {
             self.cache.free_host(&mut chain.host_blocks);
             chain.host_first = 0;
         }
+        sequence.states.on_host.take().into_iter().for_each(|host| self.cache.states.host.free(host));
     }
 
     /// Whether swapping the blocks out and in costs less than recomputing the tokens.
     pub(crate) fn should_swap(&self, sequence: &Sequence, live: &LiveRequest, times: &StepTimes) -> bool {
         let end = self.layout.blocks_for(sequence.num_computed);
         let num_blocks = sequence.chains.iter().map(|chain| chain.before(end).len() as u32).sum::<u32>();
-        // With states it goes back to its last checkpoint, which is a block behind at most.
-        let is_whole = live.request.needs_whole_prompt() || self.states.is_some();
-        if num_blocks == 0 || num_blocks > self.cache.num_host_free() || sequence.load.is_some() || is_whole {
+        let has_room = num_blocks <= self.cache.blocks.host.num_free();
+        let keeps_state = self.states.is_none() || States::can_swap_out(sequence, &self.cache);
+        let is_whole = live.request.needs_whole_prompt();
+        if num_blocks == 0 || !has_room || !keeps_state || sequence.load.is_some() || is_whole {
             return false;
         }
-        let swap = self.swap_block_seconds * f64::from(num_blocks);
+        let swap = self.swap_block_seconds * f64::from(num_blocks) + self.swap_state_seconds;
         // Before any prefill is measured, swapping is taken to be cheaper.
         !times.is_measured() || swap <= times.prefill_seconds(sequence.num_computed)
     }
 
-    /// Queues swaps to the host. Gives, for each group, the index of the first block on the host, and the host blocks.
-    pub(crate) fn swap_out(&mut self, sequence: &Sequence) -> Option<Vec<(u32, Vec<HostBlockId>)>> {
+    /// Queues swaps to the host. Gives, for each group, the index of the first block on the host, and the host blocks;
+    /// and the host state of a model with states.
+    pub(crate) fn swap_out(&mut self, sequence: &Sequence) -> Option<SwappedOut> {
         let end = self.layout.blocks_for(sequence.num_computed);
         let blocks: Vec<_> = sequence.chains.iter().flat_map(|chain| chain.before(end)).copied().collect();
         let mut copies = self.cache.swap_out(&blocks)?.into_iter();
         let chains = sequence.chains.iter();
         let copies = chains.map(|chain| (chain.first, copies.by_ref().take(chain.before(end).len()).collect()));
-        Some(copies.collect())
+        let chains = copies.collect();
+        let state = self.states.as_ref().and_then(|_| States::swap_out(sequence, &mut self.cache));
+        Some(SwappedOut { chains, state })
     }
 }
 

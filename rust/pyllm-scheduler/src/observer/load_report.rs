@@ -128,6 +128,7 @@ pub(crate) fn pack_load(config: &Config, table: &Table, kv: &Kv) -> Vec<u8> {
         steps: table.estimates().step_sums,
         caches_prefixes: config.enable_prefix_caching,
         windows: config.kv_groups.iter().map(|group| group.window).collect(),
+        has_states: config.num_states > 0,
     };
     load.shorten();
     load.to_bytes()
@@ -158,7 +159,11 @@ fn num_cached_tokens(
     let num_found = probes.partition_point(|hash| looked_up.coming.contains(&short(hash)) || is_known(hash));
     looked_up.coming.extend(probes[num_found..].iter().map(|hash| short(hash)));
     let rest = &hashes[num_found * STRIDE..];
-    let num_blocks = num_found * STRIDE + rest.iter().take(STRIDE - 1).take_while(|hash| is_known(hash)).count();
+    let mut num_blocks = num_found * STRIDE + rest.iter().take(STRIDE - 1).take_while(|hash| is_known(hash)).count();
+    if config.num_states > 0 {
+        let is_checkpoint = |hash: &BlockHash| kv.cache().is_checkpoint(*hash);
+        num_blocks = hashes[..num_blocks].iter().rposition(is_checkpoint).map_or(0, |last| last + 1);
+    }
     looked_up.add(num_tokens, num_blocks as u32 * config.block_size)
 }
 

@@ -62,6 +62,12 @@ stats! {
     num_states,
     num_free_states,
     num_cached_states,
+    /// States that pins keep from eviction, once for each pin.
+    num_pinned_states,
+    /// States in host memory; those without references; those that the prefix cache knows.
+    num_host_states,
+    num_free_host_states,
+    num_cached_host_states,
     num_preemptions,
     /// Preempted sequences that were swapped to the host, and preemptions of requests that have ended.
     num_swapped,
@@ -122,10 +128,14 @@ impl Stats {
             num_pinned_blocks: u64::from(cache.num_pinned()),
             num_host_blocks: u64::from(config.num_host_blocks),
             num_states: u64::from(config.num_states),
-            num_free_states: kv.states().map_or(0, |states| u64::from(states.num_free())),
-            num_cached_states: kv.states().map_or(0, |states| states.num_cached() as u64),
-            num_free_host_blocks: u64::from(cache.num_host_free()),
-            num_cached_host_blocks: cache.num_host_cached() as u64,
+            num_free_states: u64::from(cache.states.device.num_free()),
+            num_cached_states: cache.states.device.num_cached() as u64,
+            num_pinned_states: cache.pinned_states().count() as u64,
+            num_host_states: u64::from(config.num_host_states),
+            num_free_host_states: u64::from(cache.states.host.num_free()),
+            num_cached_host_states: cache.states.host.num_cached() as u64,
+            num_free_host_blocks: u64::from(cache.blocks.host.num_free()),
+            num_cached_host_blocks: cache.blocks.host.num_cached() as u64,
             num_saving_blocks: num_saving as u64,
             num_dropped_saves,
             num_speculative_tokens: u64::from(config.num_speculative_tokens),
@@ -147,7 +157,7 @@ pub(crate) fn fragmentation(config: &Config, table: &Table, kv: &Kv) -> Fragment
     });
     Fragmentation {
         device: TierFragmentation::of(config.num_blocks, kv.cache().free_blocks(), on_device),
-        host: TierFragmentation::of(config.num_host_blocks, kv.cache().free_host_blocks(), on_host),
+        host: TierFragmentation::of(config.num_host_blocks, kv.cache().blocks.host.free_blocks(), on_host),
     }
 }
 

@@ -124,6 +124,11 @@ impl CoreWork {
         told.filter(|_| self.shares_by_tenant()).map(|tenant| tenant.weight)
     }
 
+    /// Whether its model has states, by its last load report.
+    pub(crate) fn has_states(&self) -> bool {
+        self.load.as_ref().is_some_and(|load| load.has_states)
+    }
+
     pub(crate) fn num_requests(&self) -> u64 {
         self.load.as_ref().map_or(0, |load| load.num_requests) + self.placed.len() as u64
     }

@@ -151,9 +151,9 @@ impl PrefixIndex {
         }
     }
 
-    /// The same for one core whose layers have different windows: the longest start of which all blocks that its next
-    /// token reads are cached.
-    pub(crate) fn longest_prefix(&self, hashes: &[u64], bit: usize, groups: &[GroupLayout]) -> u32 {
+    /// The same for one core whose layers have different windows, or states: the longest start of which all blocks that
+    /// its next token reads are cached, and the state at its end. The group of states follows those of blocks.
+    pub(crate) fn longest_prefix(&self, hashes: &[u64], bit: usize, groups: &[GroupLayout], has_states: bool) -> u32 {
         let core = CoreSet::of(bit);
         let is_known = |group: usize, index: u32| {
             let hash = hashes[index as usize].wrapping_add(group as u64);
@@ -168,6 +168,9 @@ impl PrefixIndex {
             let before = length;
             for (group, layout) in groups().filter(|(_, layout)| layout.has_window()) {
                 length = layout.longest_start(length, |index| is_known(group, index));
+            }
+            while has_states && length > 0 && !is_known(groups().len(), length - 1) {
+                length -= 1;
             }
             if length == before {
                 return length;

@@ -3,6 +3,7 @@
 
 use crate::arena::Key;
 use crate::estimates::peak_blocks::Expected;
+use crate::kv::states::States;
 use crate::observer::PrefixLookup;
 use crate::observer::explain::Reason;
 use crate::planner::Planning;
@@ -59,7 +60,8 @@ impl Planning<'_> {
     /// Looks up the cached prefix of a queued sequence, and checks that there are blocks for the rest.
     pub(super) fn find_place(&mut self, key: Key<Sequence>) -> Result<(), Reason> {
         let num_taken = self.find_cached(key);
-        if self.kv.states().is_some_and(|states| !states.has_place()) {
+        let has_place = |states: &States| states.has_place(&self.table[key], self.kv.cache());
+        if !self.kv.states().is_none_or(has_place) {
             return Err(Reason::States);
         }
         let num_available = self.kv.cache().num_available();

@@ -1,6 +1,7 @@
 //! Decodes: rows of one token or with drafts. Longer ones are left for the prefills.
 
 use crate::arena::Key;
+use crate::kv::states::States;
 use crate::observer::explain::Reason;
 use crate::planner::Planning;
 use crate::planner::drafts::speculate;
@@ -105,7 +106,7 @@ impl Planning<'_> {
     /// preempted for them.
     fn num_drafts(&self, sequence: &Sequence, index: usize) -> u32 {
         let most = sequence.num_drafts();
-        if most == 0 || self.kv.states().is_some_and(|states| !states.can_keep(sequence)) {
+        if most == 0 || self.kv.states().is_some() && !States::can_keep(sequence, self.kv.cache()) {
             return 0;
         }
         // Drafts use the budget that is left after every stream's next token.

@@ -108,9 +108,10 @@ pub(crate) fn preempt(key: Key<Sequence>, table: &mut Table, kv: &mut Kv, observ
     let is_swapped = copies.is_some();
     if let Some(copies) = copies {
         let sequence = &mut table[key];
-        for (chain, (first, host_blocks)) in sequence.chains.iter_mut().zip(copies) {
+        for (chain, (first, host_blocks)) in sequence.chains.iter_mut().zip(copies.chains) {
             (chain.host_first, chain.host_blocks) = (first, host_blocks);
         }
+        sequence.states.on_host = copies.state;
         sequence.num_computed = num_computed;
     }
     observer.preempted(is_swapped);

@@ -137,8 +137,10 @@ pub fn case() -> impl Strategy<Value = Case> {
 
 /// A case of a model with layers that keep a state.
 pub fn state_case() -> impl Strategy<Value = Case> {
-    (case(), prop_oneof![2..=4_u32, 5..=20_u32], 0..=3_u32).prop_map(|(mut case, num_states, checkpoint_blocks)| {
-        (case.config.num_states, case.config.state_checkpoint_blocks) = (num_states, checkpoint_blocks);
+    let states = (prop_oneof![2..=4_u32, 5..=20_u32], prop_oneof![Just(0), 1..=12_u32], 0..=3_u32);
+    (case(), states).prop_map(|(mut case, (num_states, num_host_states, checkpoint_blocks))| {
+        (case.config.num_states, case.config.num_host_states) = (num_states, num_host_states);
+        case.config.state_checkpoint_blocks = checkpoint_blocks;
         case
     })
 }

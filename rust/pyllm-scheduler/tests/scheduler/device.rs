@@ -69,6 +69,9 @@ pub struct Device {
     has_outlived: Vec<bool>,
     slots: Vec<Slot>,
     states: Vec<Option<State>>,
+    host_states: Vec<Option<State>>,
+    host_state_names: Vec<Option<(Name, u32, u32)>>,
+    has_state_outlived: Vec<bool>,
 }
 
 /// The input and output of a row.
@@ -118,6 +121,9 @@ impl Device {
             has_outlived: vec![false; config.num_host_blocks as usize],
             slots: vec![Slot::default(); config.max_num_seqs as usize],
             states: vec![None; config.num_states as usize],
+            host_states: vec![None; config.num_host_states as usize],
+            host_state_names: vec![None; config.num_host_states as usize],
+            has_state_outlived: vec![false; config.num_host_states as usize],
         }
     }
 
@@ -130,16 +136,26 @@ impl Device {
             (self.host[at], self.host_names[at], self.has_outlived[at]) = (block, name, true);
             kept.push(HostBlock { block: HostBlockId(at as u32), group, index, hash });
         }
+        for (at, (state, name)) in lost.host_states.into_iter().zip(lost.host_state_names).enumerate() {
+            let Some((hash, group, index)) = name.filter(|_| outlives(at)) else { continue };
+            (self.host_states[at], self.host_state_names[at], self.has_state_outlived[at]) = (state, name, true);
+            kept.push(HostBlock { block: HostBlockId(at as u32), group, index, hash });
+        }
         kept
     }
 
     /// Forgets the names of the host's contents, so that the next loss keeps none.
     pub fn forget_host_names(&mut self) {
         self.host_names.fill(None);
+        self.host_state_names.fill(None);
     }
 
     pub fn has_outlived(&self, host: usize) -> bool {
         self.has_outlived[host]
+    }
+
+    pub fn has_state_outlived(&self, host: usize) -> bool {
+        self.has_state_outlived[host]
     }
 
     pub fn execute(&mut self, plan: &Sections, loads: &[Loaded], model: &impl Model) -> Vec<Row> {
@@ -236,6 +252,19 @@ impl Device {
             } else {
                 self.host[swap.host].clone_from(&self.blocks[swap.block]);
                 (self.host_names[swap.host], self.has_outlived[swap.host]) = (swap.name, false);
+            }
+        }
+        let swaps = plan.state_swaps();
+        assert!(swaps.is_sorted_by_key(|swap| swap.from_host), "what goes out goes before what comes in");
+        let written = |from_host| swaps.iter().filter(move |swap| swap.from_host == from_host);
+        assert_distinct("host states written", written(false).map(|swap| swap.host));
+        assert_distinct("states swapped in", written(true).map(|swap| swap.block));
+        for swap in &swaps {
+            if swap.from_host {
+                self.states[swap.block] = self.host_states[swap.host];
+            } else {
+                self.host_states[swap.host] = self.states[swap.block];
+                (self.host_state_names[swap.host], self.has_state_outlived[swap.host]) = (swap.name, false);
             }
         }
     }

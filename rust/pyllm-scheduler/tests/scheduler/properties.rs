@@ -125,7 +125,7 @@ const SEARCHING_CORNERS: [&str; 14] = [
     "steps of what is isolated",
 ];
 
-const STATE_CORNERS: [&str; 24] = [
+const STATE_CORNERS: [&str; 32] = [
     "accepted drafts",
     "aborts with tokens in flight",
     "block copies",
@@ -133,11 +133,15 @@ const STATE_CORNERS: [&str; 24] = [
     "chunks within a window",
     "evictions",
     "forks without a slot",
+    "hits foreseen",
     "hits within a step",
     "other weights while requests run",
     "paused beams",
+    "pinned states",
+    "pins beyond the states",
     "preemptions",
     "preemptions to be computed anew",
+    "preemptions to the host",
     "prefix hits",
     "prefix hits on the host",
     "rejected drafts",
@@ -149,7 +153,11 @@ const STATE_CORNERS: [&str; 24] = [
     "rows with drafts that are not ready",
     "rows within a window",
     "several rows of a sequence",
+    "state swaps in",
+    "state swaps in of what has outlived the device",
+    "state swaps out",
     "states",
+    "states swapped out without a name",
 ];
 
 proptest! {

@@ -11,9 +11,10 @@ pub struct Sections {
     pub uniforms: Vec<f32>,
     sampling: Vec<u8>,
     swap_names: Vec<u8>,
+    state_swap_names: Vec<u8>,
 }
 
-/// One copy of a block between the device and the host.
+/// One copy of a block or a state between the device and the host.
 pub struct Swap {
     pub from_host: bool,
     pub block: usize,
@@ -24,8 +25,13 @@ pub struct Swap {
 
 impl Sections {
     pub fn new(plan: &Plan) -> Self {
-        let mut sections =
-            Self { ints: HashMap::new(), uniforms: Vec::new(), sampling: Vec::new(), swap_names: Vec::new() };
+        let mut sections = Self {
+            ints: HashMap::new(),
+            uniforms: Vec::new(),
+            sampling: Vec::new(),
+            swap_names: Vec::new(),
+            state_swap_names: Vec::new(),
+        };
         let mut end = 0_usize;
         for ((name, element), count) in SECTIONS.into_iter().zip(plan.counts) {
             let start = end.next_multiple_of(ALIGNMENT);
@@ -36,6 +42,7 @@ impl Sections {
                 'i' => drop(sections.ints.insert(name, words.map(i32::from_le_bytes).collect())),
                 'f' => sections.uniforms = words.map(f32::from_le_bytes).collect(),
                 'B' if name == "swap_names" => sections.swap_names = bytes.to_vec(),
+                'B' if name == "state_swap_names" => sections.state_swap_names = bytes.to_vec(),
                 'B' => sections.sampling = bytes.to_vec(),
                 other => panic!("section {name} has elements {other:?}"),
             }
@@ -60,8 +67,16 @@ impl Sections {
     }
 
     pub fn swaps(&self) -> Vec<Swap> {
-        let mut names = self.swap_names.chunks_exact(SWAP_NAME_SIZE);
-        let swaps = self.ints("swaps").chunks_exact(3).map(|swap| {
+        self.swaps_of("swaps", &self.swap_names)
+    }
+
+    pub fn state_swaps(&self) -> Vec<Swap> {
+        self.swaps_of("state_swaps", &self.state_swap_names)
+    }
+
+    fn swaps_of(&self, section: &str, names: &[u8]) -> Vec<Swap> {
+        let mut names = names.chunks_exact(SWAP_NAME_SIZE);
+        let swaps = self.ints(section).chunks_exact(3).map(|swap| {
             let from_host = swap[0] == 1;
             let name =
                 if from_host { None } else { read_name(names.next().expect("each swap to the host has a name")) };

@@ -174,7 +174,7 @@ impl World {
         self.audit();
         let stats = self.scheduler.stats();
         assert_eq!((stats.num_used_blocks, stats.num_free_host_blocks), (0, stats.num_host_blocks));
-        assert_eq!(stats.num_free_states, stats.num_states);
+        assert_eq!((stats.num_free_states, stats.num_free_host_states), (stats.num_states, stats.num_host_states));
         self.saw("checkpoints", stats.num_cached_states);
         assert!(stats.prefix_queries <= self.added_tokens, "a sequence is looked up at its first admission only");
         assert!(stats.num_uncached_tokens <= self.added_tokens, "its tokens are computed for the first time once");
@@ -226,7 +226,7 @@ impl World {
         let reports = self.scheduler.requests(usize::MAX, None);
         assert_eq!(reports.iter().filter(|report| report.ended.is_none()).count() as u64, stats.num_requests);
         self.hear();
-        self.subscriber.compare(&self.scheduler.snapshot(), &stats);
+        self.subscriber.compare(&self.scheduler.snapshot(), &stats, &self.config);
         self.audit_pins(&stats);
     }
 

@@ -162,6 +162,10 @@ impl<B: Block> BlockPool<B> {
         }
     }
 
+    pub(crate) fn is_superseded(&self, block: B) -> bool {
+        self.entry(block).holding == Holding::Superseded
+    }
+
     /// Raises the hits of a block in use to those of its contents on the other tier.
     pub(crate) fn raise_hits(&mut self, block: B, hits: u8) {
         let entry = self.entry_mut(block);

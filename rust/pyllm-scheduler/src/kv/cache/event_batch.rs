@@ -46,6 +46,9 @@ impl BatchFormat {
         config: &Config,
         seconds: f64,
     ) -> Vec<u8> {
+        let num_groups = config.kv_groups.len() as u32;
+        // An array has no group, so that a state would be taken for a block.
+        let events = events.filter(|event| !self.is_array || event.group().is_none_or(|group| group < num_groups));
         let runs = runs(events);
         let mut out = ByteBuf::new();
         array(&mut out, 3);
@@ -61,7 +64,7 @@ impl BatchFormat {
     fn write(self, out: &mut ByteBuf, run: &Run<'_>, config: &Config) {
         let groups = &config.kv_groups;
         // Consumers expect one group unless events name several.
-        let is_grouped = !self.is_array && groups.len() > 1;
+        let is_grouped = !self.is_array && (groups.len() > 1 || config.num_states > 0);
         match run {
             Run::Stored { parent, hashes, tokens, tier, group } => {
                 let window = groups.get(*group as usize).and_then(|group| group.window);
@@ -92,7 +95,8 @@ impl BatchFormat {
                     self.key(out, "group_idx");
                     integer(out, u64::from(*group));
                     self.key(out, "kv_cache_spec_kind");
-                    text(out, if window.is_some() { "sliding_window" } else { "full_attention" });
+                    let is_state = *group as usize == groups.len();
+                    text(out, if is_state { "mamba" } else { attention_kind(window) });
                     if let Some(window) = window {
                         self.key(out, "kv_cache_spec_sliding_window");
                         integer(out, u64::from(window));
@@ -179,6 +183,10 @@ fn runs<'a>(events: impl Iterator<Item = &'a KvEvent>) -> Vec<Run<'a>> {
         }
     }
     runs
+}
+
+fn attention_kind(window: Option<u32>) -> &'static str {
+    if window.is_some() { "sliding_window" } else { "full_attention" }
 }
 
 /// vLLM's names: routers prefer `GPU`, on any device.

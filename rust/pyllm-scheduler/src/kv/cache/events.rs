@@ -16,14 +16,15 @@ pub enum KvEvent {
     Stored {
         /// Hash of the block's tokens and all before them.
         hash: BlockHash,
-        /// Hash of the block before, which may be gone by now or, in a window, never have been stored; none for the
-        /// first block of a chain.
+        /// Hash of the block before, which may be gone by now or, in a window or of states, never have been stored; none
+        /// for the first block of a chain.
         parent: Option<BlockHash>,
         /// The block's tokens.
         tokens: Vec<i32>,
         /// The tier.
         tier: Tier,
-        /// The group of layers, as an index into `Config::kv_groups`.
+        /// The group of layers, as an index into `Config::kv_groups`; the group after the last is that of states, which
+        /// have the names of the blocks that end where they do.
         group: u32,
     },
     /// A block's contents have been removed.
@@ -39,7 +40,17 @@ pub enum KvEvent {
     Cleared,
 }
 
-/// The tier of a block.
+impl KvEvent {
+    /// The group of the contents; none if the event is about all of them.
+    pub(crate) fn group(&self) -> Option<u32> {
+        match self {
+            Self::Stored { group, .. } | Self::Removed { group, .. } => Some(*group),
+            Self::Cleared => None,
+        }
+    }
+}
+
+/// The tier of a block or a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// The KV cache.

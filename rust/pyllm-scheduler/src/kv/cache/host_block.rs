@@ -7,12 +7,12 @@ use crate::block_hash::BlockHash;
 use crate::ids::{HostBlockId, StepId};
 use crate::kv::cache::prefix::{Name, Saved};
 
-/// A host block and the name of its contents, as a plan gave it in `swap_names`.
+/// A host block or state and the name of its contents, as a plan gave it in `swap_names` or `state_swap_names`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostBlock {
-    /// The block.
+    /// The block, or the number of the state.
     pub block: HostBlockId,
-    /// The group of layers, by its index in `Config::kv_groups`.
+    /// The group of layers, by its index in `Config::kv_groups`; the group after the last is that of states.
     pub group: u32,
     /// The block's position in its chain.
     pub index: u32,

@@ -29,6 +29,10 @@ impl Pins {
         self.num_held
     }
 
+    pub(crate) fn contains(&self, name: u64) -> bool {
+        self.by_name.contains_key(&name)
+    }
+
     /// Whether a pin holds this block with these contents.
     pub(crate) fn holds(&self, block: BlockId, key: GroupHash) -> bool {
         self.wishes.get(&key).is_some_and(|wish| wish.block == Some(block))
@@ -38,7 +42,7 @@ impl Pins {
     ///
     /// Errors: `DuplicatePin`; `PinQuota`, also for too many pins.
     pub(crate) fn pin(&mut self, name: u64, mut keys: Vec<GroupHash>) -> Result<Vec<GroupHash>> {
-        if self.by_name.contains_key(&name) {
+        if self.contains(name) {
             return Err(Error::DuplicatePin { name });
         }
         let mut seen = BTreeSet::new();

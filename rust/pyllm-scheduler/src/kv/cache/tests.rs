@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use super::*;
 use crate::config::KvGroup;
 use crate::error::Error;
-use crate::kv::cache::events::KvEvent;
+use crate::kv::cache::events::{KvEvent, Tier};
 use crate::kv::cache::host_block::HostBlock;
 use crate::kv::cache::pending_swaps::Swap;
 
@@ -80,6 +80,8 @@ fn limits() -> impl Strategy<Value = CacheLimits> {
         block_size: BLOCK_SIZE as u32,
         num_blocks,
         num_host_blocks,
+        num_states: 0,
+        num_host_states: 0,
         max_pinned_blocks,
         max_saving_blocks: 0,
         enable_prefix_caching: true,
@@ -122,6 +124,8 @@ fn full_device(num_host_blocks: u32) -> (KvCache, Vec<BlockId>, Vec<BlockHash>) 
         block_size: BLOCK_SIZE as u32,
         num_blocks: 2,
         num_host_blocks,
+        num_states: 0,
+        num_host_states: 0,
         max_pinned_blocks: 1,
         max_saving_blocks: 0,
         enable_prefix_caching: true,
@@ -155,7 +159,7 @@ fn held(block: HostBlockId, Name { key, index, .. }: Name) -> HostBlock {
     HostBlock { block, group: key.group, index, hash: *key.hash.as_bytes() }
 }
 
-fn swaps(cache: &mut KvCache) -> Vec<Swap> {
+fn swaps(cache: &mut KvCache) -> Vec<Swap<BlockId, HostBlockId>> {
     cache.drain_swaps().map(|(swap, _)| swap).collect()
 }
 
@@ -196,7 +200,7 @@ fn what_the_host_held_before_the_loss_of_the_device_is_found_and_comes_back() {
     assert_eq!(cache.cannot_restore(&restored), None);
     cache.restore_host(restored.clone());
     assert!(cache.cannot_restore(&restored[1..]).is_some());
-    assert_eq!(cache.num_host_free(), 2);
+    assert_eq!(cache.blocks.host.num_free(), 2);
     assert_eq!(found(&cache, &hashes), hosts.iter().map(|&host| Found::Host(host)).collect::<Vec<_>>());
     let device = cache.swap_in(hosts[0], 0);
     assert_eq!(swaps(&mut cache), [Swap::In { host: hosts[0], device }]);
@@ -218,7 +222,7 @@ fn of_two_restored_blocks_with_equal_contents_the_first_stays() {
     let name = Name { key: hashes[0].of(0), index: 0, filled: StepId(0), saved: Saved::Nothing };
     cache.restore_host(vec![held(HostBlockId(1), name), held(HostBlockId(0), name)]);
     assert_eq!(found(&cache, &hashes), [Found::Host(HostBlockId(1))]);
-    assert_eq!((cache.num_host_free(), cache.num_host_cached()), (2, 1));
+    assert_eq!((cache.blocks.host.num_free(), cache.blocks.host.num_cached()), (2, 1));
     cache.audit().unwrap();
 }
 
@@ -226,7 +230,7 @@ fn of_two_restored_blocks_with_equal_contents_the_first_stays() {
 fn a_swap_takes_room_for_all_blocks_or_none_and_copies_each_once() {
     let (mut cache, mut blocks, hashes) = full_device(1);
     assert_eq!(cache.swap_out(&blocks), None);
-    assert!(!cache.has_swaps() && cache.num_host_free() == 1);
+    assert!(!cache.has_swaps() && cache.blocks.host.num_free() == 1);
     let (mut cache, _, _) = full_device(2);
     let mut hosts = cache.swap_out(&blocks).unwrap();
     assert_eq!(cache.drain_swaps().count(), 2);
@@ -244,8 +248,11 @@ fn a_swap_takes_room_for_all_blocks_or_none_and_copies_each_once() {
 #[test]
 fn a_pinned_block_is_not_free_until_it_is_unpinned() {
     let (mut cache, mut blocks, hashes) = full_device(0);
-    assert_eq!(cache.pin(5, keys(&hashes)), Err(Error::PinQuota { asked: 2, pinned: 0, num_pins: 0, quota: 1 }));
-    assert_eq!(cache.pin(5, keys(&hashes[..1])), Ok(()));
+    assert_eq!(
+        cache.pin(5, keys(&hashes), Vec::new()),
+        Err(Error::PinQuota { asked: 2, pinned: 0, num_pins: 0, quota: 1 })
+    );
+    assert_eq!(cache.pin(5, keys(&hashes[..1]), Vec::new()), Ok(()));
     let head = blocks[0];
     cache.free_chain(&mut blocks);
     assert_eq!((cache.num_free(), cache.num_pinned(), cache.pinned_references(head)), (1, 1, 1));
@@ -311,7 +318,7 @@ impl World {
             self.call(call);
             self.audit();
             assert!(
-                !kept || pinned.iter().all(|&hash| self.cache.device.get(hash.of(0)).is_some()),
+                !kept || pinned.iter().all(|&hash| self.cache.blocks.device.get(hash.of(0)).is_some()),
                 "a pin was evicted"
             );
         }
@@ -344,7 +351,10 @@ impl World {
             }
             Call::Forget => {
                 self.cache.forget();
-                assert_eq!((self.cache.num_cached(), self.cache.num_host_cached(), self.cache.num_pinned()), (0, 0, 0));
+                assert_eq!(
+                    (self.cache.num_cached(), self.cache.blocks.host.num_cached(), self.cache.num_pinned()),
+                    (0, 0, 0)
+                );
             }
             Call::Clear => self.clear(),
             Call::Listen => self.listen(),
@@ -426,7 +436,7 @@ impl World {
         let chain = chain(text, index + 1);
         let parent = if index == 0 { root() } else { chain[index - 1] };
         let tokens = tokens(text, index as i32);
-        self.saw("same names twice", u64::from(self.cache.device.get(chain[index].of(0)).is_some()));
+        self.saw("same names twice", u64::from(self.cache.blocks.device.get(chain[index].of(0)).is_some()));
         let content = Content { hash: chain[index], parent, index: index as u32, tokens: tokens.split_at(1) };
         self.cache.store(block, 0, content, self.planning);
     }
@@ -439,10 +449,10 @@ impl World {
 
     fn swap_out(&mut self, pick: usize) {
         let Some((chain, mut blocks)) = self.take_running(pick) else { return };
-        let num_free = self.cache.num_host_free();
+        let num_free = self.cache.blocks.host.num_free();
         let num_swaps = self.num_swaps();
         let Some(hosts) = self.cache.swap_out(&blocks) else {
-            assert_eq!(self.cache.num_host_free(), num_free);
+            assert_eq!(self.cache.blocks.host.num_free(), num_free);
             assert!(blocks.len() > num_free as usize);
             self.saw("swap-outs refused", 1);
             self.running.push((chain, blocks));
@@ -459,8 +469,9 @@ impl World {
 
     /// Swaps at the end of the plan in progress.
     fn num_swaps(&self) -> usize {
-        let hosts = (0..self.cache.num_host_blocks()).map(HostBlockId);
-        hosts.map(|host| self.cache.swaps.references(host) as usize).sum()
+        let hosts = (0..self.cache.blocks.host.num_blocks()).map(HostBlockId);
+        let blocks = &self.cache.blocks;
+        hosts.map(|host| (blocks.host.references(host) - blocks.references_host(host)) as usize).sum()
     }
 
     fn swap_in(&mut self, pick: usize) {
@@ -482,7 +493,7 @@ impl World {
     fn plan(&mut self) {
         let swaps: Vec<_> = self.cache.drain_swaps().map(|(swap, _)| swap).collect();
         assert!(!self.cache.has_swaps());
-        let place = |swap: &Swap| match *swap {
+        let place = |swap: &Swap<BlockId, HostBlockId>| match *swap {
             Swap::Out { host, .. } => (false, host),
             Swap::In { host, .. } => (true, host),
         };
@@ -519,10 +530,10 @@ impl World {
             let held: Vec<_> = hosts.iter().map(|host| self.host[host.0 as usize]).collect();
             assert!(held.into_iter().eq(chain.contents.iter().copied().map(Some)), "a copy is of something else");
         }
-        for (block, name) in self.cache.device.known() {
+        for (block, name) in self.cache.blocks.device.known() {
             assert_eq!(self.device[block.0 as usize], Some(name.key.hash), "block {block} holds something else");
         }
-        for (host, name) in self.cache.host.known() {
+        for (host, name) in self.cache.blocks.host.known() {
             assert_eq!(self.host[host.0 as usize], Some(name.key.hash), "host block {host} holds something else");
         }
     }
@@ -530,7 +541,7 @@ impl World {
     fn pin(&mut self, name: u64, text: i32, length: usize) {
         let hashes = chain(text, length);
         if self.pins.contains_key(&name) {
-            assert_eq!(self.cache.pin(name, keys(&hashes)), Err(Error::DuplicatePin { name }));
+            assert_eq!(self.cache.pin(name, keys(&hashes), Vec::new()), Err(Error::DuplicatePin { name }));
             return;
         }
         let mut all: Vec<_> = self.pins.values().flatten().chain(&hashes).map(|hash| *hash.as_bytes()).collect();
@@ -538,7 +549,7 @@ impl World {
         all.dedup();
         let quota = self.cache.limits.max_pinned_blocks as usize;
         let fits = all.len() <= quota && self.pins.len() < quota;
-        assert_eq!(self.cache.pin(name, keys(&hashes)).is_ok(), fits);
+        assert_eq!(self.cache.pin(name, keys(&hashes), Vec::new()).is_ok(), fits);
         if fits {
             self.pins.insert(name, hashes);
         } else {
@@ -548,7 +559,7 @@ impl World {
 
     fn pinned_and_there(&self) -> Vec<BlockHash> {
         let wanted = self.pins.values().flatten().copied();
-        wanted.filter(|&hash| self.cache.device.get(hash.of(0)).is_some()).collect()
+        wanted.filter(|&hash| self.cache.blocks.device.get(hash.of(0)).is_some()).collect()
     }
 
     fn clear(&mut self) {
@@ -560,8 +571,11 @@ impl World {
         self.swapped.clear();
         self.committed = self.planning;
         let limits = &self.cache.limits;
-        assert_eq!((self.cache.num_free(), self.cache.num_host_free()), (limits.num_blocks, limits.num_host_blocks));
-        assert!(!self.cache.has_swaps() && self.cache.num_cached() + self.cache.num_host_cached() == 0);
+        assert_eq!(
+            (self.cache.num_free(), self.cache.blocks.host.num_free()),
+            (limits.num_blocks, limits.num_host_blocks)
+        );
+        assert!(!self.cache.has_swaps() && self.cache.num_cached() + self.cache.blocks.host.num_cached() == 0);
     }
 
     fn listen(&mut self) {
@@ -601,7 +615,7 @@ impl World {
     }
 
     fn known(&self) -> BTreeSet<([u8; 32], Tier)> {
-        self.cache.known().map(|(key, tier)| (*key.hash.as_bytes(), tier)).collect()
+        self.cache.blocks.known().map(|(key, tier)| (*key.hash.as_bytes(), tier)).collect()
     }
 
     fn audit(&mut self) {
@@ -611,9 +625,9 @@ impl World {
             let pinned = self.cache.pinned_references(block);
             assert_eq!(self.cache.references(block), counted as u32 + pinned);
         }
-        for host in (0..self.cache.num_host_blocks()).map(HostBlockId) {
+        for host in (0..self.cache.blocks.host.num_blocks()).map(HostBlockId) {
             let counted = self.swapped.iter().flat_map(|(_, hosts)| hosts).filter(|&&used| used == host).count();
-            assert_eq!(self.cache.references_host(host), counted as u32);
+            assert_eq!(self.cache.blocks.references_host(host), counted as u32);
         }
         let wanted: BTreeSet<_> = self.pinned_and_there().into_iter().map(|hash| *hash.as_bytes()).collect();
         assert_eq!(self.cache.num_pinned() as usize, wanted.len());

@@ -15,6 +15,7 @@ pub(crate) struct TierCache<B> {
 pub(crate) struct Evicted {
     pub(crate) name: Name,
     pub(crate) hits: u8,
+    pub(crate) is_superseded: bool,
 }
 
 impl<B: Block> TierCache<B> {
@@ -72,7 +73,8 @@ impl<B: Block> TierCache<B> {
     /// A block to write to, with one reference, and its old contents. See `BlockPool::allocate`.
     pub(crate) fn allocate(&mut self, in_window: bool) -> Option<(B, Option<Evicted>)> {
         let block = self.pool.allocate(in_window)?;
-        let evicted = self.names.evict(block).map(|name| Evicted { name, hits: self.pool.hits(block) });
+        let (hits, is_superseded) = (self.pool.hits(block), self.pool.is_superseded(block));
+        let evicted = self.names.evict(block).map(|name| Evicted { name, hits, is_superseded });
         if evicted.is_some() {
             self.pool.forget(block);
         }
@@ -124,16 +126,20 @@ impl<B: Block> TierCache<B> {
         self.pool.free(block);
     }
 
-    /// Forgets a block's contents, if they are known.
-    pub(crate) fn forget_block(&mut self, block: B) {
-        if self.names.evict(block).is_some() {
+    /// Forgets a block's contents, and returns their name if they are known.
+    pub(crate) fn forget_block(&mut self, block: B) -> Option<Name> {
+        let name = self.names.evict(block);
+        if name.is_some() {
             self.pool.forget(block);
         }
+        name
     }
 
     /// Forgets the contents of all blocks; blocks in use stay in use.
     pub(crate) fn forget(&mut self) {
-        (0..self.num_blocks()).map(B::new).for_each(|block| self.forget_block(block));
+        for block in (0..self.num_blocks()).map(B::new) {
+            self.forget_block(block);
+        }
     }
 
     /// See `Scheduler::audit`.

@@ -151,8 +151,10 @@ proptest! {
             Just(vec![None]), Just(vec![None, Some(9)]), Just(vec![Some(13), None]), Just(vec![Some(6)]),
         ],
         max_told in 1..50_usize,
+        num_states in prop_oneof![Just(0_u32), Just(9)],
     ) {
-        let mut core = Core::new(small(num_host_blocks, &windows));
+        let num_host_states = num_host_blocks.min(num_states);
+        let mut core = Core::new(Config { num_states, num_host_states, ..small(num_host_blocks, &windows) });
         core.scheduler.limit_changes(100, max_told);
         let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
         placement.add_core(3).unwrap();

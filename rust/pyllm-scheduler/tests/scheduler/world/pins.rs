@@ -39,6 +39,11 @@ impl World {
                 assert!(num_all > quota as usize || num_pins >= quota);
                 self.saw("pins beyond the quota", 1);
             }
+            Err(Error::PinnedStates { num_pins, quota }) => {
+                assert!(self.config.num_states > 0 && num_pins == quota && quota <= self.config.num_states - 2);
+                assert_eq!(num_pins as usize, self.pins.len());
+                self.saw("pins beyond the states", 1);
+            }
             Err(other) => panic!("{other}"),
         }
     }
@@ -62,6 +67,12 @@ impl World {
             let held = wishes.iter().filter(|&&(name, group)| self.subscriber.is_on_device(name, group)).count();
             assert_eq!(stats.num_pinned_blocks, held as u64);
             self.saw("pinned blocks", held as u64);
+            let group = self.config.kv_groups.len() as u32;
+            let has_checkpoint =
+                |pin: &&Vec<(Name, u32)>| pin.iter().any(|&(name, _)| self.subscriber.is_on_device(name, group));
+            let held = self.pins.values().filter(has_checkpoint).count() as u64;
+            assert!(stats.num_pinned_states >= held, "each pin holds a checkpoint of its prefix");
+            self.saw("pinned states", stats.num_pinned_states);
         }
     }
 

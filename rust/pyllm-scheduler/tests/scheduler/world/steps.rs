@@ -225,9 +225,6 @@ impl World {
         let stats = self.scheduler.stats();
         let was_still = before.num_running + before.num_loading == 0 && before.num_waiting == 1;
         let [row] = rows else { return };
-        if self.config.num_states > 0 {
-            return; // events name no checkpoints
-        }
         let known = known(&self.requests, &row.request);
         let looked_up = stats.prefix_queries - before.prefix_queries;
         let is_new = looked_up as usize == known.request.prompt.len() && known.request.outputs.is_empty();
@@ -268,6 +265,12 @@ impl World {
         self.saw("swaps in", ins.len() as u64);
         let outlived = ins.iter().filter(|swap| self.device.has_outlived(swap.host)).count();
         self.saw("swaps in of what has outlived the device", outlived as u64);
+        let (ins, outs): (Vec<_>, Vec<_>) = sections.state_swaps().into_iter().partition(|swap| swap.from_host);
+        self.saw("state swaps out", outs.len() as u64);
+        self.saw("states swapped out without a name", outs.iter().filter(|swap| swap.name.is_none()).count() as u64);
+        self.saw("state swaps in", ins.len() as u64);
+        let outlived = ins.iter().filter(|swap| self.device.has_state_outlived(swap.host)).count();
+        self.saw("state swaps in of what has outlived the device", outlived as u64);
         let block_size = self.config.block_size as usize;
         let is_let_go = |row: &Row, group: &KvGroup| group.first_read(row.context.len() - row.num_tokens) >= block_size;
         let is_within = |row: &Row| self.config.kv_groups.iter().any(|group| is_let_go(row, group));
@@ -349,8 +352,9 @@ impl World {
         self.scheduler.restore_host_blocks(kept.clone()).expect("nothing is known of the host");
         let after = self.scheduler.stats();
         let distinct: BTreeSet<_> = kept.iter().map(|block| (block.hash, block.group)).collect();
-        assert_eq!(after.num_cached_host_blocks, distinct.len() as u64);
+        assert_eq!(after.num_cached_host_blocks + after.num_cached_host_states, distinct.len() as u64);
         assert_eq!(after.num_free_host_blocks, after.num_host_blocks);
+        assert_eq!(after.num_free_host_states, after.num_host_states);
         if !kept.is_empty() {
             self.subscriber.misses_some();
         }

@@ -44,7 +44,7 @@ impl Subscriber {
                     assert_eq!(tokens.len(), config.block_size as usize, "full blocks alone have names");
                     if let Some(parent) = parent {
                         assert_eq!(name, names::child(*parent.as_bytes(), tokens), "the name is of the tokens");
-                        let may_be_new = config.kv_groups[*group as usize].window.is_some();
+                        let may_be_new = config.kv_groups.get(*group as usize).is_none_or(|of| of.window.is_some());
                         let is_named = self.tokens.contains_key(parent.as_bytes());
                         assert!(is_named || may_be_new, "the block before has been named");
                     }
@@ -68,7 +68,7 @@ impl Subscriber {
     }
 
     /// Compares its state with a snapshot.
-    pub(super) fn compare(&self, snapshot: &Snapshot, stats: &Stats) {
+    pub(super) fn compare(&self, snapshot: &Snapshot, stats: &Stats, config: &Config) {
         assert_eq!((snapshot.incarnation, snapshot.next), (self.incarnation, self.next));
         let mut told = BTreeSet::new();
         for event in &snapshot.events {
@@ -78,11 +78,19 @@ impl Subscriber {
         }
         assert_eq!(told, self.known);
         if self.is_served {
-            let count = |tier| self.known.iter().filter(|(_, _, of)| *of == tier).count() as u64;
-            let counted = (count(Tier::Device), count(Tier::Host));
-            assert_eq!(counted.0, stats.num_cached_blocks);
-            assert!(counted.1 <= stats.num_cached_host_blocks);
-            assert!(!self.is_whole || counted.1 == stats.num_cached_host_blocks);
+            let is_state = |group| group as usize == config.kv_groups.len();
+            let count = |tier, states| {
+                self.known.iter().filter(|&&(_, group, of)| of == tier && is_state(group) == states).count() as u64
+            };
+            for (states, on_device, on_host) in [
+                (false, stats.num_cached_blocks, stats.num_cached_host_blocks),
+                (true, stats.num_cached_states, stats.num_cached_host_states),
+            ] {
+                let counted = (count(Tier::Device, states), count(Tier::Host, states));
+                assert_eq!(counted.0, on_device);
+                assert!(counted.1 <= on_host);
+                assert!(!self.is_whole || counted.1 == on_host);
+            }
         }
     }
 
@@ -100,10 +108,14 @@ impl Subscriber {
         };
         // All blocks that the next token reads are cached in every group.
         let is_start = |length: &usize| {
+            let is_checkpoint = |last: usize| is_known(chain[last], config.kv_groups.len() as u32);
+            let has_state = config.num_states == 0 || length.checked_sub(1).is_none_or(is_checkpoint);
             let mut groups = (0..).zip(&config.kv_groups);
-            groups.all(|(group, of)| {
-                (of.first_read(length * block_size) / block_size..*length).all(|index| is_known(chain[index], group))
-            })
+            has_state
+                && groups.all(|(group, of)| {
+                    (of.first_read(length * block_size) / block_size..*length)
+                        .all(|index| is_known(chain[index], group))
+                })
         };
         (self.is_served && self.is_whole).then(|| ((0..=most).rev().find(is_start).unwrap_or(0) * block_size) as u64)
     }
