@@ -98,6 +98,9 @@ FAMILIES = (
     "cohere2-moe",
     "mpt",
     "olmo-clipped",
+    "exaone",
+    "internlm2",
+    "minicpm",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
@@ -122,6 +125,7 @@ _OLDER_FIELDS = {
     "falcon-7b": {"num_kv_heads": 1},
     "bloom": {"seq_length": 256},
     "afmoe": {"score_func": "sigmoid", "route_norm": True},
+    "exaone": {"rms_norm_eps": 1e-6},
     "mpt": {"architectures": ["MPTForCausalLM"]},
 }
 VOCABULARY = 264
