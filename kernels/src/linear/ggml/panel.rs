@@ -10,7 +10,7 @@
 //! such a pair of steps 4 bits apart, so that a shift by 4 moves either to the place of an integer's fifth bit.
 
 use super::blocks::{self, Group};
-use super::grid_blocks;
+use super::grid;
 use crate::dtype::{from_float16, half_of_exponent, write};
 use crate::linear::format::{Encoding, GROUP, GgmlType, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
@@ -21,7 +21,7 @@ pub(super) const PAIRS: usize = GROUP / STEP_FEATURES / 2;
 
 pub(in crate::linear) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize {
     if format.has_grid() {
-        return PANEL * linear.in_features / format.block_features() * format.block_bytes();
+        return grid::panel_bytes(format, linear.in_features);
     }
     format.encoding().panel_bytes(linear.in_features / GROUP)
 }
@@ -31,7 +31,7 @@ pub(in crate::linear) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize
 /// All rows advance together, so that writes are close to each other.
 pub(in crate::linear) fn pack_panel(format: GgmlType, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
     if format.has_grid() {
-        return grid_blocks::pack_panel(format, rows, panel);
+        return grid::pack_panel(format, rows, panel);
     }
     let panel_bytes = format.encoding().panel_bytes(format.block_features() / GROUP);
     let mut odd = None;
@@ -75,7 +75,7 @@ fn pack_block(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -
         ($($name:ident)*) => {
             match format {
                 $(GgmlType::$name => pack_block_of(GgmlType::$name, block, column, panel),)*
-                _ => unreachable!("a format with a grid is kept in its blocks"),
+                _ => unreachable!("a format with a grid"),
             }
         };
     }
@@ -85,7 +85,7 @@ fn pack_block(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -
 /// Convert one column of a panel, which is a row of the matrix, to elements.
 pub(in crate::linear) fn unpack_column(linear: &Linear, format: GgmlType, panel: &[u8], column: usize, out: &mut [u8]) {
     if format.has_grid() {
-        return grid_blocks::unpack_column(linear, format, panel, column, out);
+        return grid::unpack_column(linear, format, panel, column, out);
     }
     let encoding = format.encoding();
     let groups_per_block = format.block_features() / GROUP;
