@@ -20,7 +20,7 @@ mod avx2;
 mod avx512;
 mod blocks;
 mod expand;
-mod grid;
+pub(super) mod grid;
 mod panel;
 mod portable;
 mod quantise;

@@ -6,7 +6,7 @@
 mod avx2;
 mod blocks;
 mod panel;
-mod tables;
+pub(in crate::linear) mod tables;
 
 use super::expand;
 use super::tile::{Expanded, Tile};
