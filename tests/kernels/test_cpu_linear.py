@@ -12,7 +12,15 @@ import pyllm_kernels
 import pytest
 import torch
 from pyllm_kernels import _cpu
-from pyllm_kernels.matrix_rows import GGUF_BLOCKS, GRID_FORMATS, SCALED_DTYPES, MatrixRows, Scales, empty_bytes, zero_rows
+from pyllm_kernels.matrix_rows import (
+    GGUF_BLOCKS,
+    GRID_FORMATS,
+    SCALED_DTYPES,
+    MatrixRows,
+    Scales,
+    empty_bytes,
+    zero_rows,
+)
 from pyllm_kernels.op import BackendError, Kernels
 from pyllm_kernels.ops.packed_linear import (
     NotFiniteError,

@@ -139,7 +139,7 @@ impl GgmlType {
         Self::Iq1M,
     ];
 
-    /// Of a format with a grid, the encoding of its expanded panels.
+    /// The encoding of a panel; of formats with a grid, of an expanded one.
     pub(crate) const fn encoding(self) -> Encoding {
         let (bits, offset, scales_per_group, has_min) = match self {
             Self::Q8_0 => (8, 128, 1, false),

@@ -28,10 +28,30 @@ mod tile;
 
 use super::format::{GROUP, GgmlType};
 use super::integer_rows::IntegerFormat;
+use super::{Content, Linear};
 use crate::isa::Isa;
-pub(super) use blocks::group_numbers;
-pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
 use tile::{InputFactors, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tile, Weights};
+
+pub(super) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize {
+    if format.has_grid() { grid::panel_bytes(format, linear.in_features) } else { panel::panel_bytes(linear, format) }
+}
+
+/// Pack rows of the matrix as the columns of a zeroed panel. Gives the first whose scales are not finite.
+pub(super) fn pack_panel(format: GgmlType, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
+    if format.has_grid() { grid::pack_panel(format, rows, panel) } else { panel::pack_panel(format, rows, panel) }
+}
+
+/// Convert one column of a panel, which is a row of the matrix, to elements.
+pub(super) fn unpack_column(linear: &Linear, format: GgmlType, panel: &[u8], column: usize, out: &mut [u8]) {
+    let unpack = if format.has_grid() { grid::unpack_column } else { panel::unpack_column };
+    unpack(linear, format, panel, column, out);
+}
+
+/// The numbers of a block's group by number.
+pub(super) fn group_numbers(format: GgmlType, block: &[u8], number: usize, out: &mut [f32; GROUP]) {
+    let numbers = if format.has_grid() { grid::group_numbers } else { blocks::group_numbers };
+    numbers(format, block, number, out);
+}
 
 impl IntegerFormat for GgmlType {
     const CHUNK: usize = GROUP;

@@ -5,12 +5,12 @@
 //! magnitudes among the few that a grid has, the first in the lowest bits: 2 bits each of 8 magnitudes in 4 hexadecimal
 //! digits, or 3 bits each of 4 magnitudes in 3 digits.
 
-/// Of 8 features an entry, the first in the lowest byte. IQ1 has 128 + 8 times the number.
+/// An entry has 8 features, the first in the lowest byte. IQ1 has 128 + 8 times the number.
 pub(in crate::linear) static IQ2_XXS: [u64; 256] = eights(IQ2_XXS_PLACES, [8, 25, 43]);
 pub(in crate::linear) static IQ2_XS: [u64; 512] = eights(IQ2_XS_PLACES, [8, 25, 43]);
 pub(in crate::linear) static IQ2_S: [u64; 1024] = eights(IQ2_S_PLACES, [8, 25, 43]);
 pub(in crate::linear) static IQ1: [u64; 2048] = eights(IQ1_PLACES, [120, 128, 136]);
-/// Of 4 features an entry.
+/// An entry has 4 features.
 pub(in crate::linear) static IQ3_XXS: [u32; 256] = fours(IQ3_XXS_PLACES, [4, 12, 20, 28, 36, 44, 52, 62]);
 pub(in crate::linear) static IQ3_S: [u32; 512] = fours(IQ3_S_PLACES, [1, 3, 5, 7, 9, 11, 13, 15]);
 
