@@ -54,10 +54,9 @@ TENSOR_TYPES = {
 FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
 WITH_KERNELS = frozenset(
     {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+    | {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
 )
 """Those that a CPU multiplies as they are (`GGUF_BLOCKS` of `pyllm_kernels`)."""
-REQUANTISED_TYPES = frozenset(
-    {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "NVFP4"}
-)
+REQUANTISED_TYPES = frozenset({"TQ1_0", "TQ2_0", "NVFP4"})
 """Those that the gguf package reads as floats, which become Q8_0."""
 BLOCK_SIZES = {kind.name: kind.block_elements for kind in TENSOR_TYPES.values()}

@@ -20,8 +20,10 @@ from pyllm.machine.memory import Memory, host_memory
 logger = logging.getLogger(__name__)
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
-# Bytes of 256 packed weights, for types that have fewer in the file (`Encoding` in kernels/src/linear/format.rs).
+# Bytes of 256 packed weights, for types that have fewer in the file (`Encoding` in kernels/src/linear/format.rs, and
+# `Layout` in kernels/src/linear/ggml/grid.rs).
 _PACKED_BYTES = {"Q2_K": 164, "Q3_K": 146, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138}
+_PACKED_BYTES |= {"IQ1_S": 54, "IQ1_M": 58, "IQ2_XXS": 70, "IQ2_XS": 78, "IQ3_XXS": 102}
 # A process that has imported torch, with its buffers; counted once per rank and once for all other processes.
 _PROCESS_BYTES = 256 << 20
 

@@ -12,7 +12,15 @@ import pyllm_kernels
 import pytest
 import torch
 from pyllm_kernels import _cpu
-from pyllm_kernels.matrix_rows import GGUF_BLOCKS, SCALED_DTYPES, MatrixRows, Scales, empty_bytes, zero_rows
+from pyllm_kernels.matrix_rows import (
+    GGUF_BLOCKS,
+    GRID_FORMATS,
+    SCALED_DTYPES,
+    MatrixRows,
+    Scales,
+    empty_bytes,
+    zero_rows,
+)
 from pyllm_kernels.op import BackendError, Kernels
 from pyllm_kernels.ops.packed_linear import (
     NotFiniteError,
@@ -34,6 +42,7 @@ QUANTISED = ["int8", *INT8_OF_BLOCKS, *GGUF_BLOCKS]
 # Where the float16 of a block are.
 HALVES = {"q8_0": [0], "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "iq4_nl": [0], "iq4_xs": [0]}
 HALVES |= {"q2_k": [80, 82], "q3_k": [108], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "mxfp4": []}
+HALVES |= {"iq2_xxs": [0], "iq2_xs": [0], "iq2_s": [0], "iq3_xxs": [0], "iq3_s": [0], "iq1_s": [0], "iq1_m": []}
 SHAPES = [(1, 1), (32, 64), (33, 7), (97, 48), (192, 577)]  # out_features, in_features
 
 
@@ -92,6 +101,10 @@ def blocks_of(out_features: int, in_features: int, block_format: str) -> MatrixR
         blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
     if block_format == "mxfp4":
         blocks[..., 0] = RNG.integers(115, 124, blocks.shape[:2])  # the scale is an exponent
+    if block_format == "iq1_m":  # Words have 4 bits of the scale each, above three scales of 3 bits.
+        bits = (RNG.random(blocks.shape[:2]) * 0.02).astype(np.float16).view(np.uint16)[..., None]
+        nibbles = (bits >> np.arange(0, 16, 4) & 15).astype(np.uint8)
+        blocks[..., 49::2] = blocks[..., 49::2] & 15 | nibbles << 4
     return MatrixRows.of(blocks.reshape(out_features, -1), block_format)
 
 
@@ -137,7 +150,8 @@ def test_numbers_are_those_of_the_gguf_package(weight_format: str) -> None:
 def test_packed_blocks_take_hardly_more_memory_than_in_the_file(weight_format: str) -> None:
     features, block_bytes = GGUF_BLOCKS[weight_format]
     packed = pack_rows([blocks_of(64, 512, weight_format)], weight_format, "bfloat16")
-    assert packed.data.nbytes <= 1.03 * (64 * (512 // features) * block_bytes)
+    most = 1.09 if weight_format in GRID_FORMATS else 1.03
+    assert packed.data.nbytes <= most * (64 * (512 // features) * block_bytes)
 
 
 @pytest.mark.parametrize("weight_format", GGUF_BLOCKS)
@@ -343,8 +357,8 @@ def test_rows_that_are_not_there_are_refused(packed: PackedLinear) -> None:
 
 
 def test_rows_of_another_kind_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no blocks of iq2_xs: use q8_0, q4_0, .*, iq4_xs, or floats"):
-        MatrixRows.of(zeros(2, 74, dtype="uint8"), "iq2_xs")
+    with pytest.raises(ValueError, match=r"no blocks of tq2_0: use q8_0, q4_0, .*, iq1_m, or floats"):
+        MatrixRows.of(zeros(2, 66, dtype="uint8"), "tq2_0")
     with pytest.raises(ValueError, match=r"blocks are uint8 \[2, 35\]: q8_0 has uint8, 34 of them a block"):
         MatrixRows.of(zeros(2, 35, dtype="uint8"), "q8_0")
     with pytest.raises(ValueError, match=r"rows are \[3\]: give a matrix"):

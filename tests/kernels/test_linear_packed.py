@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pyllm_kernels.cards import Card
-from pyllm_kernels.matrix_rows import MatrixRows
+from pyllm_kernels.matrix_rows import GRID_FORMATS, MatrixRows
 from pyllm_kernels.ops.packed_linear import (
     NotFiniteError,
     PackedLinear,
@@ -78,6 +78,18 @@ def test_8_bits_lose_nothing(kind: str, dtype: torch.dtype) -> None:
     assert torch.equal(kernels[packed_rows](found, torch.arange(9, dtype=torch.int32)), floats)
     if dtype is not torch.bfloat16:  # whose `tl.dot` the interpreter gets wrong
         assert torch.equal(kernels[packed_linear](torch.eye(FEATURES, dtype=dtype), found), floats.T)
+
+
+@pytest.mark.parametrize("kind", sorted(GRID_FORMATS - {"iq1_m"}))  # whose scale is not at the start
+def test_formats_with_a_grid_become_8_bits(kind: str) -> None:
+    rows = random_blocks(kind, 9, 512)
+    assert select("triton", "cpu")[kept_format](rows) == "q8_0"
+    found = packed("triton", [rows], torch.float32)
+    numbers = as_tensor(rows.numbers())
+    near = select("triton", "cpu")[packed_rows](found, torch.arange(9, dtype=torch.int32))
+    largest = numbers.view(9, -1, 32).abs().amax(-1, keepdim=True)
+    # Half a step, and what float16 rounds off the scale.
+    assert ((near - numbers).view(9, -1, 32).abs() <= largest * (0.5 / 127 + 2**-10)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

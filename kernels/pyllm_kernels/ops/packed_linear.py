@@ -190,8 +190,8 @@ def kept_format(rows: MatrixRows) -> str:
     """The format in which `pack_rows` can keep quantised rows without loss, or an empty text.
 
     On a CPU it is one of `GGUF_BLOCKS`, or "int8" with a scale a row. In Triton it is "q4_0", "q4_1", "q8_0" (also for
-    rows of "q5_0" and "iq4_nl"), "int8" with a scale a row, or "float8_e4m3fn" with a scale for each row, or for a
-    multiple of 64 features.
+    rows of "q5_0" and "iq4_nl", and with a loss for `GRID_FORMATS`), "int8" with a scale a row, or "float8_e4m3fn" with
+    a scale for each row, or for a multiple of 64 features.
     """
     return _kept_format(rows)
 

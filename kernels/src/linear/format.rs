@@ -139,7 +139,7 @@ impl GgmlType {
         Self::Iq1M,
     ];
 
-    /// Of a format with a grid, the encoding of its expanded panels.
+    /// The encoding of a panel; of formats with a grid, of an expanded one.
     pub(crate) const fn encoding(self) -> Encoding {
         let (bits, offset, scales_per_group, has_min) = match self {
             Self::Q8_0 => (8, 128, 1, false),
@@ -166,8 +166,7 @@ impl GgmlType {
         Encoding { bits, codebook, offset, scale_type, scales_per_group, has_min }
     }
 
-    /// Whether integers are looked up several at a time. Such formats are kept in their blocks: see
-    /// `ggml/grid_blocks.rs`.
+    /// Whether integers are looked up several at a time: see `ggml/grid.rs`.
     pub(crate) const fn has_grid(self) -> bool {
         matches!(self, Self::Iq2Xxs | Self::Iq2Xs | Self::Iq2S | Self::Iq3Xxs | Self::Iq3S | Self::Iq1S | Self::Iq1M)
     }

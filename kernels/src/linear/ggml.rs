@@ -10,7 +10,7 @@
 //! GGUF has many formats, but they share few inner loops: all are groups of 32 integers of 4, 5, 6 or 8 bits, with
 //! factors in one of three forms (see `Encoding`). AVX2, and AVX-512 for up to `MAX_PACKED_ROWS` rows, unpack a panel in
 //! registers. AMX, AVX-512 for more rows, and plain Rust first expand it to bytes and float32. IQ1 to IQ3, which look up
-//! 4 or 8 integers at a time, stay in their blocks, which all levels expand (see `grid_blocks`).
+//! 4 or 8 integers at a time, are always expanded (see `grid`).
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -20,8 +20,7 @@ mod avx2;
 mod avx512;
 mod blocks;
 mod expand;
-mod grid_blocks;
-mod grids;
+pub(super) mod grid;
 mod panel;
 mod portable;
 mod quantise;
@@ -29,12 +28,30 @@ mod tile;
 
 use super::format::{GROUP, GgmlType};
 use super::integer_rows::IntegerFormat;
+use super::{Content, Linear};
 use crate::isa::Isa;
-pub(super) use blocks::group_numbers;
-pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
-use tile::{
-    Expanded, InputFactors, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tile, Weights,
-};
+use tile::{InputFactors, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tile, Weights};
+
+pub(super) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize {
+    if format.has_grid() { grid::panel_bytes(format, linear.in_features) } else { panel::panel_bytes(linear, format) }
+}
+
+/// Pack rows of the matrix as the columns of a zeroed panel. Gives the first whose scales are not finite.
+pub(super) fn pack_panel(format: GgmlType, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
+    if format.has_grid() { grid::pack_panel(format, rows, panel) } else { panel::pack_panel(format, rows, panel) }
+}
+
+/// Convert one column of a panel, which is a row of the matrix, to elements.
+pub(super) fn unpack_column(linear: &Linear, format: GgmlType, panel: &[u8], column: usize, out: &mut [u8]) {
+    let unpack = if format.has_grid() { grid::unpack_column } else { panel::unpack_column };
+    unpack(linear, format, panel, column, out);
+}
+
+/// The numbers of a block's group by number.
+pub(super) fn group_numbers(format: GgmlType, block: &[u8], number: usize, out: &mut [f32; GROUP]) {
+    let numbers = if format.has_grid() { grid::group_numbers } else { blocks::group_numbers };
+    numbers(format, block, number, out);
+}
 
 impl IntegerFormat for GgmlType {
     const CHUNK: usize = GROUP;
@@ -77,8 +94,8 @@ impl IntegerFormat for GgmlType {
                 Self::Q5K => multiply::<Q5K>(isa, tile),
                 Self::Q6K => multiply::<Q6K>(isa, tile),
                 Self::Iq4Xs => multiply::<Iq4Xs>(isa, tile),
-                Self::Iq2Xxs | Self::Iq3Xxs | Self::Iq3S | Self::Iq1S => multiply_grid::<1>(self, isa, tile),
-                Self::Iq2Xs | Self::Iq2S | Self::Iq1M => multiply_grid::<2>(self, isa, tile),
+                Self::Iq2Xxs | Self::Iq3Xxs | Self::Iq3S | Self::Iq1S => grid::multiply::<1>(self, isa, tile),
+                Self::Iq2Xs | Self::Iq2S | Self::Iq1M => grid::multiply::<2>(self, isa, tile),
             }
         }
     }
@@ -109,27 +126,5 @@ unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
             Isa::Avx2 => avx2::multiply::<W>(tile),
             _ => expand::expanded::<W>(tile, isa, |tile| portable::multiply::<W::Expanded>(tile)),
         }
-    }
-}
-
-/// The same of a format with a grid, whose panels are expanded for any number of rows.
-///
-/// # Safety
-///
-/// See `IntegerFormat::multiply`; the format's groups have so many scales.
-unsafe fn multiply_grid<const SCALES: usize>(format: GgmlType, isa: Isa, tile: &Tile) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        expand::expanded_grid(format, tile, |tile| match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx if tile.rows >= amx::MIN_ROWS => amx::multiply::<Expanded<SCALES, false>>(tile),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => avx512::multiply::<Expanded<SCALES, false>>(tile),
-            #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => avx2::multiply_vnni::<Expanded<SCALES, false>>(tile),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::multiply::<Expanded<SCALES, false>>(tile),
-            _ => portable::multiply::<Expanded<SCALES, false>>(tile),
-        });
     }
 }

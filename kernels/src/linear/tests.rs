@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::format::GROUP;
+use super::ggml::grid::tables;
 use super::*;
 use crate::dtype::{elements, from_float16, numbers};
 use crate::isa::Isa;
@@ -211,7 +212,85 @@ fn groups_of_block(format: GgmlType, block: &[u8]) -> Vec<Group> {
                 (half(208) * f32::from(block[192 + group] as i8), 0.0, integers.collect())
             })
             .collect(),
+        _ => groups_of_a_grid(format, block),
     }
+}
+
+/// The same of a block of a format with a grid: 8 features after the other, then joined to groups.
+fn groups_of_a_grid(format: GgmlType, block: &[u8]) -> Vec<Group> {
+    let word = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
+    let long = |at: usize| u32::from(word(at)) | u32::from(word(at + 2)) << 16;
+    let byte = |at: usize| usize::from(block[at]);
+    let nibble = |at: usize, index: usize| u16::from(block[at + index / 2] >> (index % 2 * 4) & 0xf);
+    // The eighth sign makes the number of signs even.
+    let with_parity = |seven: u32| seven & 127 | ((seven & 127).count_ones() & 1) << 7;
+    let signed = |entry: &[u8], signs: u32| -> Vec<i32> {
+        let sign = |at: usize| if signs >> at & 1 == 1 { -1 } else { 1 };
+        entry.iter().enumerate().map(|(at, &magnitude)| sign(at) * i32::from(magnitude)).collect()
+    };
+    let two = |first: u32, second: u32| [first.to_le_bytes(), second.to_le_bytes()].concat();
+    let raised = |entry: u64, is_lowered: bool| -> Vec<i32> {
+        let entry = entry.to_le_bytes();
+        entry.iter().map(|&number| i32::from(number) - 128 + if is_lowered { -1 } else { 1 }).collect()
+    };
+    // The scale of 8 features, without the block's, and their integers.
+    let eight = |at: usize| -> (u16, Vec<i32>) {
+        let (group, within) = (at / 4, at % 4);
+        match format {
+            GgmlType::Iq2Xxs => {
+                let bits = long(6 + 8 * group);
+                let entry = tables::IQ2_XXS[byte(2 + 8 * group + within)];
+                ((bits >> 28) as u16, signed(&entry.to_le_bytes(), with_parity(bits >> (7 * within))))
+            }
+            GgmlType::Iq2Xs => {
+                let word = word(2 + 2 * at);
+                let entry = tables::IQ2_XS[usize::from(word % 512)];
+                (nibble(66, at / 2), signed(&entry.to_le_bytes(), with_parity(u32::from(word / 512))))
+            }
+            GgmlType::Iq2S => {
+                let entry = tables::IQ2_S[byte(2 + at) + (byte(66 + group) >> (2 * within) & 3) * 256];
+                (nibble(74, at / 2), signed(&entry.to_le_bytes(), u32::from(block[34 + at])))
+            }
+            GgmlType::Iq3Xxs => {
+                let bits = long(66 + 4 * group);
+                let entry = two(tables::IQ3_XXS[byte(2 + 2 * at)], tables::IQ3_XXS[byte(3 + 2 * at)]);
+                ((bits >> 28) as u16, signed(&entry, with_parity(bits >> (7 * within))))
+            }
+            GgmlType::Iq3S => {
+                let high = |index: usize| (byte(66 + group) >> index & 1) * 256;
+                let entry = two(
+                    tables::IQ3_S[byte(2 + 2 * at) + high(2 * within)],
+                    tables::IQ3_S[byte(3 + 2 * at) + high(2 * within + 1)],
+                );
+                (nibble(106, group), signed(&entry, u32::from(block[74 + at])))
+            }
+            GgmlType::Iq1S => {
+                let high = word(34 + 2 * group);
+                let entry = tables::IQ1[byte(2 + at) + usize::from(high >> (3 * within) & 7) * 256];
+                (high >> 12 & 7, raised(entry, high >> 15 == 1))
+            }
+            GgmlType::Iq1M => {
+                let high = nibble(32, at);
+                let entry = tables::IQ1[byte(at) + usize::from(high & 7) * 256];
+                (word(48 + at / 8 * 2) >> (3 * (at / 2 % 4)) & 7, raised(entry, high >> 3 == 1))
+            }
+            _ => unreachable!("a format without a grid"),
+        }
+    };
+    let (scale, unit) = match format {
+        GgmlType::Iq1M => ((0..4).map(|at| (word(48 + 2 * at) >> 12) << (4 * at)).sum(), 0.125),
+        GgmlType::Iq3S => (word(0), 1.0),
+        GgmlType::Iq3Xxs => (word(0), 0.25),
+        _ => (word(0), 0.125),
+    };
+    let eights_of_a_scale = 4 / format.encoding().scales_per_group;
+    (0..32)
+        .step_by(eights_of_a_scale)
+        .map(|first| {
+            let integers = (first..first + eights_of_a_scale).flat_map(|at| eight(at).1).collect();
+            (from_float16(scale) * unit * f32::from(2 * eight(first).0 + 1), 0.0, integers)
+        })
+        .collect()
 }
 
 fn quantised_group(numbers: &[f32]) -> (f32, Vec<i32>) {
@@ -307,6 +386,8 @@ fn halves(format: GgmlType) -> &'static [usize] {
         GgmlType::Q2K => &[80, 82],
         GgmlType::Q3K => &[108],
         GgmlType::Q6K => &[208],
+        GgmlType::Iq1M => &[54], // its highest 4 bits
+        _ => &[0],               // formats with a grid
     }
 }
 
@@ -620,14 +701,17 @@ fn rows_come_from_anywhere_and_what_is_not_finite_is_named() {
         assert_eq!(odd, Ok(None));
         let zeros = look_up(&format, &reversed, &[1]).expect("it is there");
         assert_eq!(numbers(DType::Bfloat16, &zeros), [0.0; 256], "{format:?}");
-        let places: &[usize] = match source {
-            Source::Ggml(blocks) => halves(blocks),
-            _ => &[40],
+        let places: Vec<Vec<usize>> = match source {
+            Source::Ggml(GgmlType::Iq1M) => vec![vec![52, 54]], // 4 bits of an exponent in each
+            Source::Ggml(blocks) => halves(blocks).iter().map(|&at| vec![at]).collect(),
+            _ => vec![vec![40]],
         };
         for at in places {
             let mut damaged = weight.clone();
-            damaged[row_bytes + at..][..2].copy_from_slice(&[0xff, 0x7f]);
-            assert_eq!(packed_from(&format, source, &damaged).1, Some(1), "{format:?} at {at}");
+            for at in &at {
+                damaged[row_bytes + at..][..2].copy_from_slice(&[0xff, 0x7f]);
+            }
+            assert_eq!(packed_from(&format, source, &damaged).1, Some(1), "{format:?} at {at:?}");
         }
     }
 }

@@ -12,11 +12,11 @@ from pyllm_kernels.gpu.linears.linear_fp8 import linear_fp8
 from pyllm_kernels.gpu.linears.linear_w4a16 import linear_w4a16
 from pyllm_kernels.gpu.linears.linear_w8a8 import linear_w8a8
 from pyllm_kernels.gpu.linears.linear_w8a16 import linear_w8a16
-from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, empty_bytes
+from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, GRID_FORMATS, MatrixRows, check_alike, empty_bytes
 from pyllm_kernels.ops import packed_linear as ops
 from pyllm_kernels.ops.packed_linear import NotFiniteError, PackedLinear
 from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT
-from pyllm_kernels.tensors import Array, numpy_dtype
+from pyllm_kernels.tensors import Array, numpy_dtype, widened
 from pyllm_kernels.torch_bridge import on_host
 
 _FLOAT8 = "float8_e4m3fn"
@@ -32,7 +32,7 @@ _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 def kept_format(rows: MatrixRows) -> str:
     if rows.format in _FOUR_BITS or rows.is_int8:
         return rows.format
-    if rows.format in _MADE_8_BITS:
+    if rows.format in _MADE_8_BITS or rows.format in GRID_FORMATS:
         return _EIGHT_BITS
     if rows.format == _FLOAT8 and rows.scales is not None:
         features = rows.scales.features
@@ -129,7 +129,12 @@ def _in_4_bits(part: MatrixRows) -> tuple[Array, Array, Array]:
 
 
 def _in_8_bits(part: MatrixRows) -> tuple[Array, Array]:
-    """Integers int8 [rows, features] and scales float16 [rows, groups]."""
+    """Integers int8 [rows, features] and scales float16 [rows, groups]; formats with a grid are requantised."""
+    if part.format in GRID_FORMATS:
+        groups = part.numbers().reshape(len(part), -1, _GROUP)
+        scales = (np.abs(groups).max(-1) / 127).astype(np.float16)
+        steps = np.divide(groups, widened(scales)[..., None], out=np.zeros_like(groups), where=scales[..., None] != 0)
+        return np.clip(np.rint(steps), -127, 127).astype(np.int8).reshape(len(part), -1), scales
     blocks = _blocks(part)
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
     if part.format == "q8_0":

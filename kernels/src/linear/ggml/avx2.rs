@@ -217,8 +217,8 @@ unsafe fn add_products<W: Weights, D: Dots, const ROWS: usize, const VECTORS: us
                             begin_all::<D, ROWS, VECTORS>(&mut sums, products);
                         }
                         let steps = match (W::ENCODING.bits, W::HALVES) {
-                            (8, _) => [2 * $index, 2 * $index + 1],
                             (_, true) => [0, 1].map(|step| half * PAIRS + 2 * $index + step),
+                            (8, false) => [2 * $index, 2 * $index + 1],
                             (_, false) => [$index, $index + PAIRS], // whose integers share bytes
                         };
                         add_pair::<W, D, ROWS, VECTORS>(group, steps, x, &mut sums);

@@ -4,11 +4,10 @@
 
 use std::cell::RefCell;
 
-use super::grid_blocks;
 use super::panel::{PAIRS, factor};
 use super::tile::{Tile, Weights};
 use crate::isa::Isa;
-use crate::linear::format::{GgmlType, SUPER_GROUPS};
+use crate::linear::format::SUPER_GROUPS;
 use crate::linear::output::{PANEL, STEP_BYTES};
 use crate::memory::scratch::Scratch;
 
@@ -31,23 +30,11 @@ pub(super) unsafe fn expanded<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnc
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe { super::avx512::expand::<W>(panel, out) },
         _ => expand::<W>(panel, out),
     };
-    with_scratch(tile, tile.num_chunks * W::Expanded::GROUP_BYTES, expand, run);
+    in_scratch(tile, tile.num_chunks * W::Expanded::GROUP_BYTES, expand, run);
 }
 
-/// The same of a panel of this format, which has a grid.
-///
-/// # Safety
-///
-/// See `expanded`.
-pub(super) unsafe fn expanded_grid(format: GgmlType, tile: &Tile, run: impl FnOnce(&Tile)) {
-    let bytes = PANEL * tile.num_chunks / SUPER_GROUPS * format.block_bytes();
-    // SAFETY: as the caller promises.
-    let panel = unsafe { std::slice::from_raw_parts(tile.panel, bytes) };
-    let expand = |out: &mut [u8]| grid_blocks::expand(format, panel, out);
-    with_scratch(tile, format.encoding().panel_bytes(tile.num_chunks), expand, run);
-}
-
-fn with_scratch(tile: &Tile, bytes: usize, expand: impl FnOnce(&mut [u8]), run: impl FnOnce(&Tile)) {
+/// Call `run` with the tile on a panel that `expand` fills.
+pub(super) fn in_scratch(tile: &Tile, bytes: usize, expand: impl FnOnce(&mut [u8]), run: impl FnOnce(&Tile)) {
     EXPANDED.with_borrow_mut(|scratch| {
         let out = scratch.bytes(bytes);
         expand(out);

@@ -10,7 +10,6 @@
 //! such a pair of steps 4 bits apart, so that a shift by 4 moves either to the place of an integer's fifth bit.
 
 use super::blocks::{self, Group};
-use super::grid_blocks;
 use crate::dtype::{from_float16, half_of_exponent, write};
 use crate::linear::format::{Encoding, GROUP, GgmlType, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
@@ -19,21 +18,16 @@ use crate::linear::{Content, Linear, lowest};
 /// Pairs of steps in a group.
 pub(super) const PAIRS: usize = GROUP / STEP_FEATURES / 2;
 
-pub(in crate::linear) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize {
-    if format.has_grid() {
-        return PANEL * linear.in_features / format.block_features() * format.block_bytes();
-    }
+pub(super) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize {
     format.encoding().panel_bytes(linear.in_features / GROUP)
 }
 
 /// Pack rows of the matrix as the columns of a zeroed panel. Gives the first whose scales are not finite.
 ///
 /// All rows advance together, so that writes are close to each other.
-pub(in crate::linear) fn pack_panel(format: GgmlType, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
-    if format.has_grid() {
-        return grid_blocks::pack_panel(format, rows, panel);
-    }
-    let panel_bytes = format.encoding().panel_bytes(format.block_features() / GROUP);
+pub(super) fn pack_panel(format: GgmlType, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
+    let encoding = format.encoding();
+    let panel_bytes = encoding.panel_bytes(format.block_features() / GROUP);
     let mut odd = None;
     for (index, panel) in panel.chunks_exact_mut(panel_bytes).enumerate() {
         for (column, row) in rows.iter().enumerate() {
@@ -75,7 +69,7 @@ fn pack_block(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -
         ($($name:ident)*) => {
             match format {
                 $(GgmlType::$name => pack_block_of(GgmlType::$name, block, column, panel),)*
-                _ => unreachable!("a format with a grid is kept in its blocks"),
+                _ => unreachable!("a format with a grid"),
             }
         };
     }
@@ -83,10 +77,7 @@ fn pack_block(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -
 }
 
 /// Convert one column of a panel, which is a row of the matrix, to elements.
-pub(in crate::linear) fn unpack_column(linear: &Linear, format: GgmlType, panel: &[u8], column: usize, out: &mut [u8]) {
-    if format.has_grid() {
-        return grid_blocks::unpack_column(linear, format, panel, column, out);
-    }
+pub(super) fn unpack_column(linear: &Linear, format: GgmlType, panel: &[u8], column: usize, out: &mut [u8]) {
     let encoding = format.encoding();
     let groups_per_block = format.block_features() / GROUP;
     let block_bytes = encoding.panel_bytes(groups_per_block);

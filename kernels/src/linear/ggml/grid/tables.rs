@@ -5,19 +5,17 @@
 //! magnitudes among the few that a grid has, the first in the lowest bits: 2 bits each of 8 magnitudes in 4 hexadecimal
 //! digits, or 3 bits each of 4 magnitudes in 3 digits.
 
-/// Of 8 features an entry, the first in the lowest byte. IQ1 has 128 + 8 times the number.
-pub(super) static IQ2_XXS: [u64; 256] = eights(IQ2_XXS_PLACES, [8, 25, 43]);
-pub(super) static IQ2_XS: [u64; 512] = eights(IQ2_XS_PLACES, [8, 25, 43]);
-pub(super) static IQ2_S: [u64; 1024] = eights(IQ2_S_PLACES, [8, 25, 43]);
-pub(super) static IQ1: [u64; 2048] = eights(IQ1_PLACES, [120, 128, 136]);
-/// Of 4 features an entry.
-pub(super) static IQ3_XXS: [u32; 256] = fours(IQ3_XXS_PLACES, [4, 12, 20, 28, 36, 44, 52, 62]);
-pub(super) static IQ3_S: [u32; 512] = fours(IQ3_S_PLACES, [1, 3, 5, 7, 9, 11, 13, 15]);
+/// An entry has 8 features, the first in the lowest byte. IQ1 has 128 + 8 times the number.
+pub(in crate::linear) static IQ2_XXS: [u64; 256] = eights(IQ2_XXS_PLACES, [8, 25, 43]);
+pub(in crate::linear) static IQ2_XS: [u64; 512] = eights(IQ2_XS_PLACES, [8, 25, 43]);
+pub(in crate::linear) static IQ2_S: [u64; 1024] = eights(IQ2_S_PLACES, [8, 25, 43]);
+pub(in crate::linear) static IQ1: [u64; 2048] = eights(IQ1_PLACES, [120, 128, 136]);
+/// An entry has 4 features.
+pub(in crate::linear) static IQ3_XXS: [u32; 256] = fours(IQ3_XXS_PLACES, [4, 12, 20, 28, 36, 44, 52, 62]);
+pub(in crate::linear) static IQ3_S: [u32; 512] = fours(IQ3_S_PLACES, [1, 3, 5, 7, 9, 11, 13, 15]);
 
-/// For each sign bit of 8 features, 0x7f in the feature's byte.
+/// For each byte of signs of 8 features, 0x7f in the byte of each feature with a sign.
 pub(super) static SIGNS: [u64; 256] = signs();
-/// The same for 7 bits: the eighth makes their number even.
-pub(super) static EVEN_SIGNS: [u64; 128] = even_signs();
 
 const fn eights<const ENTRIES: usize>(places: &[u8], magnitudes: [u8; 3]) -> [u64; ENTRIES] {
     assert!(places.len() == 4 * ENTRIES);
@@ -58,15 +56,6 @@ const fn signs() -> [u64; 256] {
         at += 1;
     }
     signs
-}
-
-const fn even_signs() -> [u64; 128] {
-    let (all, mut even, mut bits) = (signs(), [0; 128], 0);
-    while bits < 128 {
-        even[bits] = all[bits + 128 * (bits.count_ones() as usize % 2)];
-        bits += 1;
-    }
-    even
 }
 
 const IQ2_XXS_PLACES: &[u8; 1024] = b"\
