@@ -23,7 +23,7 @@ from pyllm.core.executors.host_inventory import whole_blocks
 from pyllm.core.fingerprints import fingerprints
 from pyllm.core.policy_plugins import load_policy
 from pyllm.errors import ConfigError, EngineDeadError, WorkerDeadError
-from pyllm.families.kv_layout import KVGroup, kv_groups
+from pyllm.families.kv_layout import KVGroup, kv_groups, num_bare_blocks
 from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, find_connector, make_scheduler_connector
 from pyllm.supervision.flight_recorder import FlightRecorder
 from pyllm.wire.messages import PROTOCOL_VERSION, ModelInfo, Ready
@@ -145,6 +145,9 @@ async def _allocate(config: CoreConfig, executor: Executor) -> _CacheSizes:
         if states[0] < 2:
             raise ConfigError("the KV cache has no room for two states of a sequence: raise kv_cache_memory_bytes")
     fitting = [number for number in await executor.collective("num_blocks", *states) if number is not None]
+    context = config.engine.model.max_model_len or config.checkpoint.spec.max_position_embeddings
+    if not fitting:  # No layer has attention.
+        fitting = [num_bare_blocks(context, cache.block_size, sum(states))]
     num_blocks = cache.num_gpu_blocks_override or min(fitting)
     if num_blocks < 1:
         raise ConfigError(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pyllm.families.spec import AttentionSpec, ModelSpec
 
 MAX_GROUPS = 16  # the scheduler's limit
+# Tokens that blocks without bytes hold, beyond which they would take too much of the scheduler's memory.
+_MOST_BARE_TOKENS = 1 << 24
 # The share of KV cache that may be lost to padding for fewer groups: a step costs some time for each group.
 _MAX_PADDING = 0.1
 
@@ -39,7 +41,8 @@ def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True, ranks: i
 
     Groups are as large as possible without losing more than a tenth of a sequence of `max_model_len` tokens to padding.
     Without `hybrid`, or if no window is shorter than `max_model_len`, every group has full attention, and layers of
-    equal heads are one group. Layers that read the keys and values of others are in none.
+    equal heads are one group. Layers that read the keys and values of others are in none. Without a layer with
+    attention there is a group without layers: its blocks have no bytes, and name the checkpoints of states alone.
     """
     layers: dict[_Kind, list[int]] = {}
     for index, layer in enumerate(spec.layers):
@@ -48,6 +51,8 @@ def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True, ranks: i
         window = layer.attention.window
         reach = window if hybrid and window is not None and window < max_model_len else None
         layers.setdefault((reach, heads_of_rank(layer.attention, ranks)), []).append(index)
+    if not layers:
+        return (KVGroup(None, (), plane_heads(spec, ranks)),)
     kinds = sorted(layers, key=lambda kind: (-1 if kind[0] is None else kind[0], kind[1]))
     width = math.prod(plane_heads(spec, ranks))
     of_plane = {kind: width // math.prod(kind[1]) for kind in kinds}
@@ -65,10 +70,19 @@ def heads_of_rank(attention: AttentionSpec, ranks: int) -> tuple[int, int]:
 
 
 def plane_heads(spec: ModelSpec, ranks: int) -> tuple[int, int]:
-    """The KV heads that a token has room for in a plane, and their size: every layer's features divide theirs."""
+    """The KV heads that a token has room for in a plane, and their size: every layer's features divide theirs.
+
+    Both are 0 without a layer with attention.
+    """
     heads = {heads_of_rank(attention, ranks) for attention in spec.attentions}
-    _, size = max(heads, key=math.prod)
-    return math.lcm(size, *map(math.prod, heads)) // size, size
+    _, size = max(heads, key=math.prod, default=(0, 0))
+    return (math.lcm(size, *map(math.prod, heads)) // size, size) if size else (0, 0)
+
+
+def num_bare_blocks(max_model_len: int, block_size: int, num_states: int) -> int:
+    """The number of blocks without bytes: enough for the whole context of each state, as far as that is reasonable."""
+    of_context = -(-max_model_len // block_size)
+    return max(of_context, min(num_states * of_context, _MOST_BARE_TOKENS // block_size))
 
 
 def planes_of_block(groups: Sequence[KVGroup]) -> int:

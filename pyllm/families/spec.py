@@ -181,6 +181,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, self.kv_heads // ranks)
 
 
+_NO_ATTENTION = AttentionSpec(heads=0, kv_heads=0, head_size=0, scale=1.0)
+
+
 class ExpertGroups(msgspec.Struct, frozen=True, kw_only=True):
     """Groups of equal size, `count` in number: a token takes experts of the `active` best groups alone.
 
@@ -406,8 +409,61 @@ class StateSpaceSpec(msgspec.Struct, frozen=True, kw_only=True, tag="state_space
         return self.heads // ranks, self.head_size, self.state_size
 
 
-RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec
-"""A layer that keeps a state of all tokens before: a convolution's last inputs, and maybe a matrix for each head."""
+class SelectiveScanSpec(msgspec.Struct, frozen=True, kw_only=True, tag="selective_scan"):
+    """Mamba's selective scan (arXiv 2312.00752) after a causal convolution over `width` tokens.
+
+    Each of `size` features has a vector of `state_size` numbers as its state; all have the same input and readout. The
+    step of each follows from `step_rank` numbers.
+
+    - `bias`, `has_convolution_bias`: of the projections into the layer and out of it, and of the convolution.
+    - `norm`: of those numbers, of the input and of the readout, over each alone (Jamba, arXiv 2403.19887).
+    """
+
+    size: int
+    state_size: int
+    step_rank: int
+    width: int
+    bias: bool = False
+    has_convolution_bias: bool = True
+    norm: NormSpec | None = None
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return (self.size,)
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """See `ShortConvolutionSpec`."""
+        return {"value": self.size, "gate": self.size}
+
+    @property
+    def output_size(self) -> int:
+        """See `ShortConvolutionSpec`."""
+        return self.size
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return (self.size,)
+
+    @property
+    def norms(self) -> dict[str, tuple[NormSpec, int]]:
+        """The norms within the layer, and their features."""
+        sizes = {"rate_norm": self.step_rank, "input_norm": self.state_size, "readout_norm": self.state_size}
+        return {} if self.norm is None else {name: (self.norm, size) for name, size in sizes.items()}
+
+    def convolved_features(self, ranks: int) -> int:
+        """See `ShortConvolutionSpec`."""
+        return self.size // ranks
+
+    def memory(self, ranks: int) -> Shape:
+        """See `ShortConvolutionSpec`."""
+        return self.size // ranks, self.state_size
+
+
+RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec | SelectiveScanSpec
+"""A layer that keeps a state of all tokens before: a convolution's last inputs, and maybe numbers for each head."""
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -572,8 +628,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionSpec:
-        """The attention of the first layer that has some: every such layer has as many query heads."""
-        return next(self.attentions)
+        """The attention of the first layer that has some: every such layer has as many query heads.
+
+        Without such a layer, attention with no heads of no size.
+        """
+        return next(self.attentions, _NO_ATTENTION)
 
     @property
     def attentions(self) -> Iterator[AttentionSpec]:
@@ -635,7 +694,9 @@ def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) 
         raise ConfigError(f"tensor_parallel_size {ranks} is not possible: {spec.transformers.tensor_parallel_refusal}")
     if not (uneven := _unevenly_cut(spec, ranks, by_expert)):
         return
-    common = math.gcd(*(attention.heads for attention in spec.attentions))
+    recurrences = (layer.recurrence for layer in spec.layers if layer.recurrence is not None)
+    parts = chain.from_iterable(recurrence.parts for recurrence in recurrences)
+    common = math.gcd(*(attention.heads for attention in spec.attentions), *parts)
     divisors = [size for size in range(1, common + 1) if common % size == 0]
     sizes = [str(size) for size in divisors if not _unevenly_cut(spec, size, by_expert)]
     raise ConfigError(

@@ -11,6 +11,7 @@ from pyllm.families.spec import ModelSpec, RecurrenceSpec, Shape
 _FLOAT_BYTES = 4
 _STATES_A_SEQUENCE = 8  # its own, and checkpoints; more are of little use
 _LEAST_INTERVAL = 256  # tokens
+_INTERVAL_ALONE = 2048  # tokens
 
 
 def state_shapes(recurrence: RecurrenceSpec, ranks: int) -> tuple[Shape, ...]:
@@ -30,12 +31,13 @@ def state_bytes(spec: ModelSpec, ranks: int, layers: Iterable[int]) -> int:
     return _FLOAT_BYTES * sum(prod(shape) for of_layer in shapes for shape in of_layer)
 
 
-def fitting_states(room: int, bytes_of_one: int, max_num_seqs: int) -> int:
-    """The number of states for which a cache of `room` bytes for states and blocks has place.
+def fitting_states(room: int, bytes_of_one: int, max_num_seqs: int, *, has_blocks: bool = True) -> int:
+    """The number of states for which a cache of `room` bytes has place.
 
-    They take up to half of it: each running sequence has one to write, and the others are checkpoints.
+    Beside blocks they take up to half of it: each running sequence has one to write, and the others are checkpoints.
     """
-    return min(room // 2 // bytes_of_one, _STATES_A_SEQUENCE * max_num_seqs)
+    room = room // 2 if has_blocks else room
+    return min(room // bytes_of_one, _STATES_A_SEQUENCE * max_num_seqs)
 
 
 def host_states(spec: ModelSpec, ranks: int, size: int) -> int:
@@ -45,6 +47,11 @@ def host_states(spec: ModelSpec, ranks: int, size: int) -> int:
 
 
 def checkpoint_tokens(spec: ModelSpec, kv_element_bytes: int) -> int:
-    """Tokens of a prompt between two checkpoints, so that these take no more memory than its keys and values."""
+    """Tokens of a prompt between two checkpoints, so that these take no more memory than its keys and values.
+
+    A fixed number where there are none.
+    """
     kv_bytes = kv_element_bytes * sum(attention.cached_vectors * attention.kv_size for attention in spec.attentions)
-    return max(_LEAST_INTERVAL, state_bytes(spec, 1, range(len(spec.layers))) // max(1, kv_bytes))
+    if not kv_bytes:
+        return _INTERVAL_ALONE
+    return max(_LEAST_INTERVAL, state_bytes(spec, 1, range(len(spec.layers))) // kv_bytes)

@@ -21,6 +21,7 @@ from pyllm.families.spec import (
     ModelSpec,
     NormSpec,
     RecurrenceSpec,
+    SelectiveScanSpec,
     Shape,
     StateSpaceSpec,
     StreamsSpec,
@@ -435,6 +436,18 @@ def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
                 shapes[f"recurrence.{name}.weight"] = (recurrence.heads,)
             if recurrence.norm_groups:
                 shapes["recurrence.norm.weight"] = (recurrence.output_size,)
+        case SelectiveScanSpec():
+            size, state_size, rank = recurrence.size, recurrence.state_size, recurrence.step_rank
+            matrices = {
+                "recurrence.rate": (rank, size),
+                "recurrence.selection": (2 * state_size, size),
+                "recurrence.step": (size, rank),
+            }
+            shapes |= _matrices(matrices, {"recurrence.step"})
+            shapes["recurrence.decay_scale.weight"] = (size, state_size)
+            shapes["recurrence.skip.weight"] = (size,)
+            for name, (norm, features) in recurrence.norms.items():
+                shapes |= _of_norm(f"recurrence.{name}", norm, features)
     return shapes
 
 

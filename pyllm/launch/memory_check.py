@@ -92,7 +92,7 @@ def activation_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     On a CPU these are part of `_PROCESS_BYTES`. A worker on a GPU measures them when it starts.
     """
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
-    heads = max(attention.query_size + attention.kv_size for attention in spec.attentions)
+    heads = max((attention.query_size + attention.kv_size for attention in spec.attentions), default=0)
     # Input, residual and normed input; query, key, value and the output of attention; gate, up and their product; both
     # parts of what each layer has of a token.
     streams = 3 if spec.streams is None else 3 * spec.streams.count

@@ -222,7 +222,7 @@ class DecoderLayer:
         if self.attention is not None:
             yield from self.attention.packed()
         if self.recurrence is not None:
-            yield from self.recurrence.projections.packed()
+            yield from self.recurrence.packed()
         for part in (self.feed_forward, self.experts, self.per_layer, self.streams):
             if part is not None:
                 yield from part.packed()

@@ -273,8 +273,9 @@ class ModelRunner:
     @_computing
     def num_states(self) -> int | None:
         """The number of states that fit on this rank beside KV blocks; None if no layer of this stage keeps one."""
-        size = self._memory.state_bytes
-        return fitting_states(self._room(), size, self._engine.scheduler.max_num_seqs) if size else None
+        size, most = self._memory.state_bytes, self._engine.scheduler.max_num_seqs
+        has_blocks = self._memory.shape.block_bytes > 0
+        return fitting_states(self._room(), size, most, has_blocks=has_blocks) if size else None
 
     @_computing
     def num_blocks(self, num_states: int = 0) -> int | None:

@@ -13,6 +13,7 @@ from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import engine_config
 from pyllm.launch.memory_check import kv_bytes
 from pyllm.launch.resolve import resolve_settings
+from tests.families.tiny_families import write_tiny_family
 from tests.tiny_model import write_tiny_model
 
 GIB = 1 << 30
@@ -31,6 +32,17 @@ def test_the_embedded_model_on_a_cpu() -> None:
     assert [fit.most_sequences for fit in needs.fits] == [
         min(128, needs.room_bytes // (fit.context * needs.kv_bytes_per_token)) for fit in needs.fits
     ]
+
+
+def test_a_model_without_attention_needs_states_alone(tmp_path: Path) -> None:
+    model = write_tiny_family(tmp_path, "mamba")
+    engine, checkpoint = resolve_settings(
+        engine_config({"model": model, "device": "cpu", "dtype": "float32", "kv_cache_memory_bytes": "64KiB"})
+    )
+    needs = needs_of_model(engine, checkpoint, [4 * GIB])
+    # Two states of three layers, each the last 3 inputs of 64 features and 12 numbers a feature.
+    assert needs.context_bytes == 2 * 3 * 4 * 64 * (3 + 12)
+    assert (needs.longest_context, needs.fits[-1].sequences) == (256, (64 << 10) // needs.context_bytes)
 
 
 def test_a_model_that_does_not_fit_has_no_room(tmp_path: Path) -> None:

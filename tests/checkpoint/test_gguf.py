@@ -100,7 +100,7 @@ def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, quantisation: str, dt
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"general.architecture": "mamba"}, "'mamba' is not supported; supported: "),
+        ({"general.architecture": "rwkv7"}, "'rwkv7' is not supported; supported: "),
         ({"llama.expert_count": 8}, "no field num_experts_per_tok"),
         ({"general.architecture": "gemma2", "gemma2.expert_count": 8}, "gemma2.expert_count = 8 is not supported"),
         ({"llama.rope.scaling.type": "twisted"}, "rope.scaling.type 'twisted' is not supported, only none, linear"),

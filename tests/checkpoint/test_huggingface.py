@@ -302,7 +302,7 @@ def test_a_chat_template_that_a_processor_has_saved_is_the_last_choice(tmp_path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported: "),
+        ({"architectures": ["RwkvForCausalLM"]}, "'RwkvForCausalLM' is not supported; supported: "),
         ({"architectures": None, "model_type": "x"}, "names no architecture, and none of its model_type 'x' is known"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "has no field low_freq_factor"),
         ({"rope_scaling": {"type": "twisted", "factor": 2.0}}, "rope_type 'twisted' is not supported, only default"),

@@ -88,17 +88,17 @@ def test_a_server_says_who_computes_and_goes_on_without_a_worker(tiny: str) -> N
     assert "computes this model: eagerly and without drafts" in server.log
 
 
-def test_a_model_without_attention_ends_the_start(tmp_path: Path, tiny: str) -> None:
-    folder = tmp_path / "mamba"
+def test_a_model_with_states_ends_the_start(tmp_path: Path, tiny: str) -> None:
+    folder = tmp_path / "recurrent"
     folder.mkdir()
     for file in Path(tiny).iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
+    config |= {"architectures": ["RecurrentGemmaForCausalLM"], "model_type": "recurrent_gemma"}
     (folder / "config.json").write_text(json.dumps(config))
     server = Server("--model", str(folder))
     assert server.wait() != 0
-    assert "MambaForCausalLM has layers of the kind linear_attention, which keep a state" in server.log
+    assert "RecurrentGemmaForCausalLM has layers of the kind linear_attention, recurrent, which keep" in server.log
 
 
 def get(address: str, body: object = None) -> Any:

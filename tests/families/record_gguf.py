@@ -105,6 +105,10 @@ FAMILIES = (
     "exaone",
     "internlm2",
     "minicpm",
+    "jamba",
+    "mamba",
+    "falcon-mamba",
+    "mamba2",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {

@@ -25,8 +25,12 @@ from tests.tiny_gguf import write_gpt_oss_gguf
 NEW_TOKENS = 24
 # Nearer than this the order of float32 additions may decide, which no two implementations share.
 MARGIN = 0.002
-# With its cache, transformers' Bamba generates other tokens than without: each token is found from the whole sequence.
-WITHOUT_CACHE = {"bamba", "bamba-bias"}
+# With its cache, transformers' Bamba generates other tokens than without, and models without attention have no cache of
+# that name: each token is found from the whole sequence.
+WITHOUT_CACHE = {
+    *("bamba", "bamba-bias", "mamba", "mamba-bias", "mamba2", "mamba2-bias"),
+    *("falcon-mamba", "falcon-mamba-bias"),
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 Tokens = list[int]
 
@@ -74,7 +78,8 @@ def check(
     groups = kv_groups(spec, 128, ranks=ranks)
     split = split_into_stages(checkpoint.tensors, len(spec.layers), stages, tied, spec.tied_layers)
     of_stage = max(planes_of_block(stage.groups(groups)) for stage in split)
-    layers = len(spec.layers) * of_stage // planes_of_block(groups)
+    of_block, num_planes = max(1, planes_of_block(groups)), max(1, sum(group.num_planes for group in groups))
+    layers = len(spec.layers) * of_stage // of_block
     block_bytes = spec.attention.cached_vectors * math.prod(plane_heads(spec, ranks)) * layers * 4 * 16
     with LLM(
         folder,
@@ -82,7 +87,7 @@ def check(
         max_model_len=128,
         max_num_batched_tokens=32,
         kv_cache_memory_bytes=8 * block_bytes + 40 * state_bytes(spec, ranks, range(len(spec.layers))),
-        num_gpu_blocks_override=8 * sum(group.num_planes for group in groups) // planes_of_block(groups),
+        num_gpu_blocks_override=8 * num_planes // of_block,
         expected_growth=0.0,
         tensor_parallel_size=ranks,
         pipeline_parallel_size=stages,
@@ -101,7 +106,7 @@ def check(
 
 # The last ones have query, key and value in one tensor, learned positions, biases and two norms of parallel layers.
 TWO_RANKS = [
-    *("lfm2", full("qwen3-next"), full("granite-4-mamba")),
+    *("lfm2", full("qwen3-next"), full("granite-4-mamba"), "jamba", "mamba2", full("falcon-mamba")),
     *(
         "gemma3n",
         full("gemma3n-three-streams"),
@@ -125,7 +130,7 @@ def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
 
-@pytest.mark.parametrize("family", [full("lfm2"), "qwen3-next", full("nemotron-h")])
+@pytest.mark.parametrize("family", [full("lfm2"), "qwen3-next", full("nemotron-h"), full("jamba"), "mamba"])
 def test_states_in_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
@@ -155,7 +160,7 @@ def test_merged_experts_of_a_gguf_file(tmp_path: Path, ranks: int) -> None:
     check(write_gpt_oss_gguf(source, tmp_path / "tiny.gguf"), "gpt-oss", ranks)
 
 
-@pytest.mark.parametrize("family", ["gemma2", full("gemma4"), "qwen3.5"])
+@pytest.mark.parametrize("family", ["gemma2", full("gemma4"), "qwen3.5", "mamba2"])
 async def test_a_killed_worker(tmp_path: Path, family: str) -> None:
     prompt, expected = prompts_and_answers(family)[0]
     folder = write_tiny_family(tmp_path, family)
@@ -203,6 +208,19 @@ async def test_states_on_the_host_outlive_a_worker(tmp_path: Path, stages: int) 
         stats = await engine.stats()
     assert stats["host_prefix_hits"] > 0
     assert stats["num_recoveries"] > 0
+
+
+@pytest.mark.parametrize("family", ["mamba", full("mamba2")])
+def test_drafts_change_nothing_in_states(tmp_path: Path, family: str) -> None:
+    folder, prompts = write_tiny_family(tmp_path, family), [[first, 7] * 30 for first in range(1, 100, 13)]
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    found, stats = [], {}
+    for num_drafts in (0, 3):
+        with LLM(folder, dtype="float32", kv_cache_memory_bytes="8MiB", num_speculative_tokens=num_drafts) as llm:
+            found.append([llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts])
+            stats = llm.stats()
+    assert found[0] == found[1]
+    assert 0 < stats["num_accepted_drafts"] < stats["num_drafts"]
 
 
 @pytest.mark.oracle

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.families.kv_layout import MAX_GROUPS, kv_groups, kv_tokens_per_plane, plane_heads, planes_of_block
+from pyllm.families.kv_layout import (
+    MAX_GROUPS,
+    KVGroup,
+    kv_groups,
+    kv_tokens_per_plane,
+    num_bare_blocks,
+    plane_heads,
+    planes_of_block,
+)
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
 
 WINDOWS = st.lists(st.sampled_from([None, None, 16, 512, 4096]), min_size=1, max_size=64)
@@ -60,6 +68,22 @@ def test_every_layer_is_in_one_group_of_its_window(windows: list[int | None], ma
 def test_without_hybrid_groups_all_layers_keep_everything(windows: list[int | None]) -> None:
     (group,) = kv_groups(spec(windows), 8192, hybrid=False)
     assert (group.window, len(group.layers)) == (None, len(windows))
+
+
+def test_a_model_without_attention_has_a_group_without_layers() -> None:
+    model = spec([None])
+    model = msgspec.structs.replace(model, layers=(msgspec.structs.replace(model.layers[0], attention=None),))
+    groups = kv_groups(model, 8192)
+    assert groups == (KVGroup(None, (), (0, 0)),)
+    assert (planes_of_block(groups), kv_tokens_per_plane(groups, 8192)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "num_states", "num_blocks"),
+    [(100, 6, 6 * 7), (1 << 20, 2, 2 << 16), (1 << 20, 1000, 1 << 20), (1 << 25, 2, 1 << 21)],
+)
+def test_blocks_without_bytes_are_as_many_as_states_need(max_model_len: int, num_states: int, num_blocks: int) -> None:
+    assert num_bare_blocks(max_model_len, 16, num_states) == num_blocks
 
 
 def _reach(window: int | None, max_model_len: int) -> int | None:

@@ -26,10 +26,10 @@ def test_every_architecture_is_of_one_family() -> None:
 
 
 def test_unknown_architectures_are_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"'MambaForCausalLM' is not supported; supported: .*Qwen3"):
-        find_family("MambaForCausalLM", [])
-    with pytest.raises(ConfigError, match=r"'mamba' is not supported; supported: .*qwen3"):
-        find_gguf_family("mamba", [])
+    with pytest.raises(ConfigError, match=r"'RwkvForCausalLM' is not supported; supported: .*Qwen3"):
+        find_family("RwkvForCausalLM", [])
+    with pytest.raises(ConfigError, match=r"'rwkv7' is not supported; supported: .*qwen3"):
+        find_gguf_family("rwkv7", [])
 
 
 def test_another_package_adds_a_family_and_replaces_none() -> None:

@@ -6,7 +6,7 @@ import pytest
 from pyllm.errors import ConfigError
 from pyllm.families import llama
 from pyllm.families.config import Config
-from pyllm.families.spec import ModelSpec, RoutingSpec, check_tensor_parallel
+from pyllm.families.spec import LayerSpec, ModelSpec, RoutingSpec, SelectiveScanSpec, check_tensor_parallel
 
 
 def spec(heads: int, kv_heads: int, size: int) -> ModelSpec:
@@ -52,3 +52,11 @@ def test_experts_are_cut_into_parts_or_given_out_whole() -> None:
 def test_others_are_refused_with_those_that_work(sizes: tuple[int, int, int], ranks: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_tensor_parallel(spec(*sizes), ranks)
+
+
+def test_a_model_without_attention_is_cut_by_the_features_of_its_states() -> None:
+    recurrence = SelectiveScanSpec(size=12, state_size=4, step_rank=1, width=4)
+    model = msgspec.structs.replace(spec(8, 4, 64), layers=(LayerSpec(recurrence=recurrence),))
+    check_tensor_parallel(model, 3)
+    with pytest.raises(ConfigError, match=r"5 does not divide 12 parts of a recurrence; .*: 1, 2, 3, 4, 6, 12$"):
+        check_tensor_parallel(model, 5)

@@ -196,6 +196,26 @@ _NEMOTRON_H = _HEAD | {
     "layer_norm_epsilon": 0.01,
     "time_step_min": 1e-9,  # transformers alone bounds steps by it, and in prompts alone
 }
+_JAMBA = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 6,
+    "expert_layer_offset": 0,
+    "intermediate_size": 64,
+    "mamba_d_state": 12,
+    "rms_norm_eps": 0.01,
+}
+_SCAN = {"num_hidden_layers": 3, "intermediate_size": 64, "state_size": 12, "layer_norm_epsilon": 0.01}
+_SPACE = {
+    "num_hidden_layers": 3,
+    "intermediate_size": 64,
+    "num_heads": 4,
+    "head_dim": 16,
+    "n_groups": 2,
+    "state_size": 16,
+    "layer_norm_epsilon": 0.01,
+}
 _LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -482,6 +502,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bamba": ("Bamba", _BAMBA | {"attn_layer_indices": [1], "time_step_limit": (0.2, 0.9)}),
     "bamba-bias": ("Bamba", _BAMBA | _BIASES | {"attn_layer_indices": [0], "mamba_proj_bias": True}),
+    "jamba": ("Jamba", _JAMBA),
+    "jamba-bias": (
+        "Jamba",
+        _JAMBA | {"mamba_proj_bias": True, "mamba_conv_bias": False, "num_experts": 1, "mamba_dt_rank": 5},
+    ),
+    "mamba": ("Mamba", _SCAN | {"tie_word_embeddings": True}),
+    "mamba-bias": (
+        "Mamba",
+        _SCAN | {"use_bias": True, "use_conv_bias": False, "time_step_rank": 5, "intermediate_size": 48},
+    ),
+    "falcon-mamba": ("FalconMamba", _SCAN | {"mixer_rms_eps": 0.01}),  # llama.cpp has one epsilon for all norms
+    "falcon-mamba-bias": ("FalconMamba", _SCAN | {"mixer_rms_eps": 0.1, "use_bias": True}),
+    "mamba2": ("Mamba2", _SPACE),
+    "mamba2-bias": (
+        "Mamba2",
+        _SPACE
+        | {"use_bias": True, "use_conv_bias": False, "n_groups": 1, "tie_word_embeddings": True}
+        | {"time_step_limit": (0.2, 0.9)},
+    ),
     "deepseek-v2": ("DeepseekV2", _DEEPSEEK | _LATENT | {"rope_parameters": _DEEPSEEK_YARN}),
     "deepseek-v2-groups": (
         "DeepseekV2",

@@ -120,9 +120,8 @@ class Recovery:
         stats = self._scheduler.stats()
         num_blocks, num_host_blocks = stats["num_blocks"], stats["num_host_blocks"]
         states = (stats["num_states"], stats["num_host_states"]) if stats["num_states"] else ()
-        room = min(
-            number for number in await self._executor.collective("num_blocks", *states[:1]) if number is not None
-        )
-        if room < num_blocks:
-            logger.warning("a new worker has room for %d KV blocks and must allocate %d", room, num_blocks)
+        found = await self._executor.collective("num_blocks", *states[:1])
+        fitting = [number for number in found if number is not None]
+        if fitting and min(fitting) < num_blocks:
+            logger.warning("a new worker has room for %d KV blocks and must allocate %d", min(fitting), num_blocks)
         await self._executor.collective("allocate", num_blocks, num_host_blocks, *states)

@@ -8,12 +8,19 @@ from pyllm_kernels.ops.causal_convolution import causal_convolution, gated_convo
 from pyllm_kernels.ops.elementwise import silu_gate
 from pyllm_kernels.ops.gated_delta_rule import gated_delta_rule
 from pyllm_kernels.ops.gated_norm import gated_norm
-from pyllm_kernels.ops.state_space import state_space
+from pyllm_kernels.ops.state_space import selective_scan, state_space
 from pyllm_kernels.tensors import Tensor, copied, split
 
-from pyllm.families.spec import GatedDeltaSpec, RecurrenceSpec, ShortConvolutionSpec, StateSpaceSpec
+from pyllm.families.spec import (
+    GatedDeltaSpec,
+    RecurrenceSpec,
+    SelectiveScanSpec,
+    ShortConvolutionSpec,
+    StateSpaceSpec,
+)
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
+from pyllm.workers.layers.norm import Norm
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
 
@@ -70,6 +77,9 @@ class ShortConvolution:
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.projections.load(reader, prefix)
 
+    def packed(self) -> tuple[PackedLinear, ...]:
+        return self.projections.packed()
+
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         rows, (state,) = context.states_of(self._layer)
         convolution = self.projections
@@ -98,6 +108,9 @@ class GatedDelta:
         for name, out in (("decay_scale", self.decay_scale), ("decay_bias", self.decay_bias)):
             reader.read(f"{prefix}{name}.weight", (self._spec.value_heads,), out, self._heads)
         reader.read(f"{prefix}norm.weight", (self._spec.value_size,), self.norm)
+
+    def packed(self) -> tuple[PackedLinear, ...]:
+        return self.projections.packed()
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         rows, (tail, memory) = context.states_of(self._layer)
@@ -134,6 +147,9 @@ class StateSpace:
             own = slice(None) if self._is_norm_cut else self._features
             reader.read(f"{prefix}norm.weight", (self._spec.output_size,), self.norm, own)
 
+    def packed(self) -> tuple[PackedLinear, ...]:
+        return self.projections.packed()
+
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         rows, (tail, memory) = context.states_of(self._layer)
         kernels, layer, spec = self._kernels, self.projections, self._spec
@@ -166,7 +182,53 @@ class StateSpace:
         return copied(normalise(values, gate, self.norm, epsilon, group_size, spec.gate_first)[:, self._features])
 
 
-Recurrence = ShortConvolution | GatedDelta | StateSpace
+class SelectiveScan:
+    """Mamba's layer (arXiv 2312.00752), also with Jamba's norms (arXiv 2403.19887)."""
+
+    def __init__(self, spec: SelectiveScanSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
+        self._layer, self._kernels, self._spec = layer, placement.kernels, spec
+        self._features = placement.share(spec.size)
+        self.projections = Projections(spec, hidden_size, placement)
+        self._sizes = self.projections.inputs.sizes
+        self.rate = RowParallelLinear(spec.size, spec.step_rank, placement)
+        self.selection = RowParallelLinear(spec.size, 2 * spec.state_size, placement)
+        self.step = ColumnParallelLinear(spec.step_rank, (spec.size,), placement)
+        self.norms = {name: Norm(norm, size, placement) for name, (norm, size) in spec.norms.items()}
+        empty, size = placement.device.empty, self._sizes[0]
+        self.decay_scale = empty((size, spec.state_size), "float32")
+        self.step_bias, self.skip = empty((size,), "float32"), empty((size,), "float32")
+
+    def load(self, reader: WeightReader, prefix: str) -> None:
+        self.projections.load(reader, prefix)
+        self.rate.load(reader, f"{prefix}rate")
+        self.selection.load(reader, f"{prefix}selection")
+        self.step.load(reader, f"{prefix}step")
+        for name, norm in self.norms.items():
+            norm.load(reader, f"{prefix}{name}")
+        size, rows = self._spec.size, self._features
+        reader.read(f"{prefix}decay_scale.weight", (size, self._spec.state_size), self.decay_scale, rows)
+        reader.read(f"{prefix}step.bias", (size,), self.step_bias, rows)
+        reader.read(f"{prefix}skip.weight", (size,), self.skip, rows)
+
+    def packed(self) -> tuple[PackedLinear, ...]:
+        return (*self.projections.packed(), self.rate.packed, self.selection.packed, *self.step.packed)
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
+        rows, (tail, memory) = context.states_of(self._layer)
+        kernels, layer = self._kernels, self.projections
+        value, gate = split(layer.inputs(x), self._sizes)
+        value = kernels[causal_convolution](value, layer.weight, layer.bias, rows, tail)
+        rate, (read, written) = self.rate(value), split(self.selection(value), [self._spec.state_size] * 2)
+        if self.norms:
+            parts = zip(self.norms.values(), (rate, read, written), strict=True)
+            rate, read, written = (norm(part) for norm, part in parts)
+        values = kernels[selective_scan](
+            value, self.step(rate), read, written, self.step_bias, self.decay_scale, self.skip, rows, memory
+        )
+        return layer.output(kernels[silu_gate](values, gate))
+
+
+Recurrence = ShortConvolution | GatedDelta | StateSpace | SelectiveScan
 
 
 def recurrence_of(spec: RecurrenceSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> Recurrence:
@@ -178,3 +240,5 @@ def recurrence_of(spec: RecurrenceSpec, hidden_size: int, layer: int, placement:
             return GatedDelta(spec, hidden_size, layer, placement)
         case StateSpaceSpec():
             return StateSpace(spec, hidden_size, layer, placement)
+        case SelectiveScanSpec():
+            return SelectiveScan(spec, hidden_size, layer, placement)
