@@ -24,7 +24,14 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec, PerLayerInputSpec, RopeSpec, StreamsSpec
-from pyllm.families.tensors import LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensors import (
+    GGUF_NAMES,
+    GGUF_PARTS,
+    GGUF_PER_LAYER_PARTS,
+    LLAMA_PARTS,
+    PER_LAYER_PARTS,
+    TEXT_MODEL_NAMES,
+)
 
 # Defaults of Gemma3nTextConfig in transformers: files of models with images leave out fields that have these values.
 _DEFAULTS = {
@@ -128,17 +135,44 @@ def _cutoffs(config: Config, count: int) -> list[float | None]:
     return [NormalDist().inv_cdf(share) if share else None for share in shares]
 
 
-_PARTS = LLAMA_PARTS | {
-    "attention_output_norm": "post_attention_layernorm",
-    "feed_forward_norm": "pre_feedforward_layernorm",
-    "feed_forward_output_norm": "post_feedforward_layernorm",
-}
+_PARTS = (
+    LLAMA_PARTS
+    | PER_LAYER_PARTS
+    | {
+        "streams.predict": "altup.prediction_coefs",
+        "streams.correct": "altup.correction_coefs",
+        "streams.router": "altup.modality_router",
+        "streams.router_norm": "altup.router_norm",
+        "streams.scale": "altup.correct_output_scale",
+        "augmented.left": "laurel.linear_left",
+        "augmented.right": "laurel.linear_right",
+        "augmented.norm": "laurel.post_laurel_norm",
+        "attention_output_norm": "post_attention_layernorm",
+        "feed_forward_norm": "pre_feedforward_layernorm",
+        "feed_forward_output_norm": "post_feedforward_layernorm",
+    }
+)
+_GGUF_PARTS = (
+    GGUF_PARTS
+    | GGUF_PER_LAYER_PARTS
+    | {
+        "streams.predict": "altup_predict_coef",
+        "streams.correct": "altup_correct_coef",
+        "streams.router": "altup_router",
+        "streams.router_norm": "altup_router_norm",
+        "streams.scale": "altup_correct_scale",
+        "augmented.left": "laurel_l",
+        "augmented.right": "laurel_r",
+        "augmented.norm": "laurel_post_norm",
+    }
+)
 FAMILY = Family(
     architectures=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
     read=read_gemma3n,
     tensors=replace(TEXT_MODEL_NAMES, parts=_PARTS, bare=TEXT_MODEL_NAMES.bare | {_PARTS["streams.scale"]}),
     gguf=GgufNames(
         architectures=("gemma3n",),
+        tensors=replace(GGUF_NAMES, parts=_GGUF_PARTS),
         fields={
             "activation_sparsity_scale": "gate_cutoffs",
             "altup.active_idx": "altup_active_idx",

@@ -8,6 +8,7 @@ are skipped.
 
 from dataclasses import replace
 
+from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.family import (
     Family,
@@ -24,7 +25,14 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, PerLayerInputSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensors import (
+    GGUF_NAMES,
+    GGUF_PARTS,
+    GGUF_PER_LAYER_PARTS,
+    LLAMA_PARTS,
+    PER_LAYER_PARTS,
+    TEXT_MODEL_NAMES,
+)
 
 # Defaults of Gemma4TextConfig in transformers: files of models with images leave out fields that have these values.
 _DEFAULTS = {
@@ -155,6 +163,8 @@ def _with_heads_of_layer(config: Config, index: int, *, is_full: bool) -> Config
 def _complete(config: Config) -> Config:
     """Add the sections of config.json, whose numbers llama.cpp has for all layers."""
     count = num_layers(config)
+    if "rope_scaling" not in config:
+        raise ConfigError(f"{config.place} has no tensor rope_freqs.weight, which this architecture needs")
     types, own = config.items("layer_types", count), count - config.integer("num_kv_shared_layers", 0, least=0)
     sizes, kv_heads = (_of_layers(config, name) for name in ("feed_forward_sizes", "key_value_heads"))
     heads = {
@@ -185,33 +195,43 @@ def _of_layers(config: Config, name: str) -> list[int]:
     return config.integers(name) if isinstance(value, list) else [config.integer(name)] * num_layers(config)
 
 
-_PARTS = LLAMA_PARTS | {
-    "attention_output_norm": "post_attention_layernorm",
-    "feed_forward_norm": "pre_feedforward_layernorm",
-    "feed_forward_output_norm": "post_feedforward_layernorm",
-    "dense_norm": "post_feedforward_layernorm_1",
-    "experts_norm": "pre_feedforward_layernorm_2",
-    "experts_output_norm": "post_feedforward_layernorm_2",
-    "router_norm": "router.scale",
-    "feed_forward.router": "router.proj",
-    "feed_forward.expert_factors": "router.per_expert_scale",
-    "feed_forward.experts.gate": "experts.{}.gate_proj",
-    "feed_forward.experts.up": "experts.{}.up_proj",
-    "feed_forward.experts.down": "experts.{}.down_proj",
-}
+_PARTS = (
+    LLAMA_PARTS
+    | PER_LAYER_PARTS
+    | {
+        "scale": "layer_scalar",
+        "attention_output_norm": "post_attention_layernorm",
+        "feed_forward_norm": "pre_feedforward_layernorm",
+        "feed_forward_output_norm": "post_feedforward_layernorm",
+        "dense_norm": "post_feedforward_layernorm_1",
+        "experts_norm": "pre_feedforward_layernorm_2",
+        "experts_output_norm": "post_feedforward_layernorm_2",
+        "router_norm": "router.scale",
+        "feed_forward.router": "router.proj",
+        "feed_forward.expert_factors": "router.per_expert_scale",
+        "feed_forward.experts.gate": "experts.{}.gate_proj",
+        "feed_forward.experts.up": "experts.{}.up_proj",
+        "feed_forward.experts.down": "experts.{}.down_proj",
+    }
+)
 _NAMES = replace(
     TEXT_MODEL_NAMES,
     parts=_PARTS,
     bare=TEXT_MODEL_NAMES.bare | {_PARTS["scale"], _PARTS["router_norm"], _PARTS["feed_forward.expert_factors"]},
 )
 
-_GGUF_PARTS = GGUF_PARTS | {
-    "dense_norm": "post_ffw_norm_1",
-    "experts_norm": "pre_ffw_norm_2",
-    "experts_output_norm": "post_ffw_norm_2",
-    "router_norm": "ffn_gate_inp.scale",
-    "feed_forward.expert_factors": "ffn_down_exps.scale",
-}
+_GGUF_PARTS = (
+    GGUF_PARTS
+    | GGUF_PER_LAYER_PARTS
+    | {
+        "scale": "layer_output_scale",
+        "dense_norm": "post_ffw_norm_1",
+        "experts_norm": "pre_ffw_norm_2",
+        "experts_output_norm": "post_ffw_norm_2",
+        "router_norm": "ffn_gate_inp.scale",
+        "feed_forward.expert_factors": "ffn_down_exps.scale",
+    }
+)
 _GGUF_NAMES = replace(
     GGUF_NAMES,
     parts=_GGUF_PARTS,

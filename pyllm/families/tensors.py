@@ -4,7 +4,7 @@ Knows no format: readers list the tensors of a file (`FileTensor`), and loaders 
 """
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -160,20 +160,15 @@ LLAMA_PARTS = {
     "feed_forward.shared.gate": "mlp.shared_experts.gate_proj",
     "feed_forward.shared.up": "mlp.shared_experts.up_proj",
     "feed_forward.shared.down": "mlp.shared_experts.down_proj",
+}
+"""Of a layer, in transformers' names for Llama, which most families share."""
+
+PER_LAYER_PARTS = {
     "per_layer.gate": "per_layer_input_gate",
     "per_layer.projection": "per_layer_projection",
     "per_layer.norm": "post_per_layer_input_norm",
-    "scale": "layer_scalar",
-    "streams.predict": "altup.prediction_coefs",
-    "streams.correct": "altup.correction_coefs",
-    "streams.router": "altup.modality_router",
-    "streams.router_norm": "altup.router_norm",
-    "streams.scale": "altup.correct_output_scale",
-    "augmented.left": "laurel.linear_left",
-    "augmented.right": "laurel.linear_right",
-    "augmented.norm": "laurel.post_laurel_norm",
 }
-"""Of a layer, in transformers' names for Llama, which most families share."""
+"""Of per-layer inputs, in transformers' names."""
 
 POST_NORM_PARTS = LLAMA_PARTS | {
     "attention_output_norm": "post_attention_layernorm",
@@ -204,20 +199,15 @@ GGUF_PARTS = {
     "feed_forward.shared.down": "ffn_down_shexp",
     "feed_forward.shared_gate": "ffn_gate_inp_shexp",
     "feed_forward_output_norm": "post_ffw_norm",
+}
+"""Of a layer, in llama.cpp's names."""
+
+GGUF_PER_LAYER_PARTS = {
     "per_layer.gate": "inp_gate",
     "per_layer.projection": "proj",
     "per_layer.norm": "post_norm",
-    "scale": "layer_output_scale",
-    "streams.predict": "altup_predict_coef",
-    "streams.correct": "altup_correct_coef",
-    "streams.router": "altup_router",
-    "streams.router_norm": "altup_router_norm",
-    "streams.scale": "altup_correct_scale",
-    "augmented.left": "laurel_l",
-    "augmented.right": "laurel_r",
-    "augmented.norm": "laurel_post_norm",
 }
-"""Of a layer, in llama.cpp's names."""
+"""Of per-layer inputs, in llama.cpp's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -592,7 +582,8 @@ def map_tensors(
                 f"tensor {entry.source.name!r} has type {entry.source.type}, and its architecture needs {_LISTED}; a "
                 "matrix of others needs a quantization_config in config.json that is for it"
             )
-    return tuple(entries), _left_over(spec, names, tensors, entries, head)
+    used = {entry.source.name for entry in entries} | ({f"{head}.weight"} if spec.tie_word_embeddings else set())
+    return tuple(entries), _left_over(spec, names, tensors, used, _keys_and_values_of_others(spec, names, root))
 
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # and their bytes
@@ -804,29 +795,35 @@ def _with_quantised(
 
 
 def _left_over(
-    spec: ModelSpec,
-    names: TensorNames,
-    tensors: Mapping[str, FileTensor],
-    entries: Iterable[TensorEntry],
-    head: str,
+    spec: ModelSpec, names: TensorNames, tensors: Mapping[str, FileTensor], used: set[str], unread: Container[str]
 ) -> tuple[str, ...]:
-    """The tensors that fill no parameter and do not follow from the configuration.
+    """The tensors that are not used and do not follow from the configuration; the model has no use for `unread`.
 
     Raises:
-        ConfigError: there are some, and the names are those of all tensors (`are_all`).
+        ConfigError: there are others, and the names are those of all tensors (`are_all`).
     """
-    rest = tensors.keys() - {entry.source.name for entry in entries}
-    if spec.tie_word_embeddings:
-        rest -= {f"{head}.weight"}
+    rest = tensors.keys() - used
     rest = {name for name in rest if not name.endswith(names.derived)}
     skipped = tuple(sorted(rest))
-    unknown = [name for name in skipped if not _is_of_further_layer(name, names, len(spec.layers))]
+    unknown = [name for name in skipped if name not in unread]
+    unknown = [name for name in unknown if not _is_of_further_layer(name, names, len(spec.layers))]
     if unknown and names.are_all:
         raise ConfigError(
             f"{len(unknown)} tensors belong to no layer of {spec.architecture}: {', '.join(unknown[:5])}; the model "
             "needs a feature that is not supported, or the files are of another model"
         )
     return skipped
+
+
+def _keys_and_values_of_others(spec: ModelSpec, names: TensorNames, root: str) -> set[str]:
+    """Tensors left from the training of layers that read the keys and values of other layers (Gemma 3n and 4)."""
+    shared = (
+        f"{root}{names.layer.format(index)}"
+        for index, layer in enumerate(spec.layers)
+        if layer.attention is not None and layer.attention.kv_source is not None
+    )
+    parts = [names.parts.get(part, part) for part in ("attention.key", "attention.value", "attention.key_norm")]
+    return {f"{prefix}{part}.{kind}" for prefix in shared for part in parts for kind in ("weight", "bias")}
 
 
 def _is_of_further_layer(name: str, names: TensorNames, num_layers: int) -> bool:

@@ -48,6 +48,8 @@ class Attention:
         self._names = tuple(spec.projections)
         shares = [key_value if name in {"key", "value"} else query for name in self._names]
         self.qkv = ColumnParallelLinear(hidden_size, tuple(spec.projections.values()), placement, spec.bias, shares)
+        self._num_heads = [size // spec.head_size for size in self.qkv.sizes]
+        self._has_gate = spec.output_gate
         self._has_own_kv = spec.kv_source is None
         self._value_norm = None if spec.value_norm is None else Norm(spec.value_norm, spec.head_size, placement)
         self.query_norm, self.key_norm, head_norm = None, None, None
@@ -60,6 +62,8 @@ class Attention:
                     weights = query_norm.weight, self.key_norm.weight
                     head_norm = QKNorm(*weights, norm.epsilon, spec.norm_after_rotation)
         self._normalises_all = self.query_norm is not None and head_norm is None
+        has_all = self._has_own_kv and not spec.values_are_keys
+        self._is_plain = has_all and self._value_norm is None and not self._normalises_all
         # The number of adjacent ranks that hold the same KV head, if there are more ranks than KV heads.
         self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
         self._heads = spec.heads
@@ -92,13 +96,19 @@ class Attention:
         products = self.qkv(x)
         if self._clip is not None:
             products = self._kernels[clamp](products, self._clip)
-        parts = dict(zip(self._names, split(products, self.qkv.sizes), strict=True))
-        attended = self._attend(parts, context).reshape(len(x), -1)
-        if (gate := parts.get("gate")) is not None:
-            attended = self._kernels[sigmoid_gate](attended, gate)
+        if self._is_plain:
+            query, key, value, *_ = split(products.reshape(len(x), -1, self._head_size), self._num_heads)
+            attended = self.attention(query, key, value, context)
+        else:
+            attended = self._attend(products, context)
+        attended = attended.reshape(len(x), -1)
+        if self._has_gate:
+            attended = self._kernels[sigmoid_gate](attended, split(products, self.qkv.sizes)[-1])
         return self.output(attended)
 
-    def _attend(self, parts: dict[str, Tensor], context: ForwardContext) -> Tensor:
+    def _attend(self, products: Tensor, context: ForwardContext) -> Tensor:
+        """Attention of a layer that normalises more than each head, or that lacks some projections."""
+        parts = dict(zip(self._names, split(products, self.qkv.sizes), strict=True))
         query = parts["query"]
         if not self._has_own_kv:
             query = query if self.query_norm is None else self.query_norm(query)

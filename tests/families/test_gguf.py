@@ -1,12 +1,15 @@
 """Every family from a GGUF file that llama.cpp's converter wrote, against transformers and llama.cpp's own logits."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from pyllm_kernels.tensors import Array
 
+from pyllm.errors import ConfigError
 from tests.families.record_gguf import FAMILIES, FOLDER, LENGTHS, LOGPROBS
 from tests.families.test_oracle import Sequences, expected_logits
 from tests.families.tiny_families import PROMPT, oracle
@@ -48,18 +51,44 @@ def write_cutoffs_of_samples(source: Path, path: Path) -> None:
 
     Its standard deviation is that of a sample, transformers' that of all numbers: the same for a gate of usual width.
     """
-    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(path, "gemma3n")
-    size = reader.fields["gemma3n.feed_forward_length"].contents()
-    size = size[0] if isinstance(size, list) else size
+
+    def of_sample(name: str, value: Any) -> Any:
+        if not name.endswith("activation_sparsity_scale"):
+            return value
+        return [number * (_GATE / (_GATE - 1)) ** 0.5 for number in value]
+
+    write_changed(source, path, "gemma3n", of_sample)
+
+
+_GATE = 48  # features of it
+
+
+def test_keys_and_values_that_no_layer_reads_are_skipped(tmp_path: Path) -> None:
+    kept = [f"blk.{layer}.{name}.weight" for layer in (3, 4) for name in ("attn_k", "attn_v", "attn_k_norm")]
+    write_changed(FOLDER / "gemma4.gguf", tmp_path / "kept.gguf", "gemma4", more=kept)
+    np.testing.assert_array_equal(logits_of(tmp_path / "kept.gguf"), logits_of(FOLDER / "gemma4.gguf"))
+    write_changed(FOLDER / "gemma4.gguf", tmp_path / "other.gguf", "gemma4", more=["blk.4.attn_other.weight"])
+    with pytest.raises(ConfigError, match=r"1 tensors belong to no layer of Gemma4ForCausalLM: blk\.4\.attn_other"):
+        logits_of(tmp_path / "other.gguf")
+
+
+def write_changed(
+    source: Path,
+    path: Path,
+    architecture: str,
+    change: Callable[[str, Any], Any] = lambda name, value: value,
+    more: Sequence[str] = (),
+) -> None:
+    """Write a file again with changes of its fields, and with more tensors of any numbers."""
+    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(path, architecture)
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and not name.endswith(".architecture"):
             inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            value = field.contents()
-            if name.endswith("activation_sparsity_scale"):
-                value = [number * (size / (size - 1)) ** 0.5 for number in value]
-            writer.add_key_value(name, value, field.types[0], inner)
+            writer.add_key_value(name, change(name, field.contents()), field.types[0], inner)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data)
+    for name in more:
+        writer.add_tensor(name, np.ones((2, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -57,8 +57,10 @@ def test_other_numbers_are_refused_by_name() -> None:
         KERNELS[add](X, X.tolist())
     with pytest.raises(ValueError, match=re.escape("x is of shape [8]: give 2 dimensions")):
         KERNELS[add](X[0], X[0])
-    with pytest.raises(ValueError, match=re.escape("weight is of shape [4]: it must be of [8]")):
-        KERNELS[rms_norm](X, X[0, :4], 1e-5)
+    with pytest.raises(ValueError, match="a weight of 5 features does not divide x's 8"):
+        KERNELS[rms_norm](X, X[0, :5], 1e-5)
+    with pytest.raises(ValueError, match=re.escape("weight is of shape [2, 8]: it must be of [2]")):
+        KERNELS[rms_norm](X, X[:2], 1e-5)
     with pytest.raises(ValueError, match=re.escape("bias is of shape [4] with strides [2]: give a contiguous array")):
         KERNELS[add_bias](X[:, :4], X[0, ::2])
 

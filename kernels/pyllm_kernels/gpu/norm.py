@@ -17,7 +17,10 @@ from pyllm_kernels.launcher import Constant, Launcher
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor | None = None) -> Tensor:
-    normed = _norm(x.reshape(-1, len(weight)), weight, epsilon, None, centred=False).reshape(x.shape)
+    if weight.shape[0] == x.shape[1]:
+        normed = _norm(x, weight, epsilon, None, centred=False)
+    else:
+        normed = _norm(x.reshape(-1, weight.shape[0]), weight, epsilon, None, centred=False).reshape(x.shape)
     return normed if out is None else out.copy_(normed)
 
 

@@ -175,7 +175,7 @@ def _sentencepiece(fields: Fields, tokens: list[str], vocabulary: dict[str, int]
 
 
 def _ranked_pieces(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
-    """SentencePiece's pieces with ranked merges, as Gemma 4 has them."""
+    """SentencePiece's pieces with ranked merges, none across the ends of lines, as Gemma 4 has them."""
     merges, unknown = fields.get("tokenizer.ggml.merges"), special_ids(fields).get("unknown")
     if merges is None or unknown is None:
         raise ConfigError("the GGUF file's tokenizer lacks its merges or its unknown token")
@@ -184,7 +184,7 @@ def _ranked_pieces(fields: Fields, tokens: list[str], vocabulary: dict[str, int]
         raise ConfigError(f"the GGUF file's tokenizer merges {missing[0]}, which are not all among its tokens")
     return {
         "normalizer": normalizer(space_prefix=False),
-        "pre_tokenizer": None,
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\n+"}, "behavior": "Isolated", "invert": False},
         "decoder": decoder(space_prefix=False),
         "model": bpe(vocabulary, pairs, unknown=tokens[unknown]),
     }

@@ -312,10 +312,10 @@ def test_the_chat_template_comes_along() -> None:
 
 
 def test_pieces_with_ranked_merges_get_a_first_token_whatever_the_file_says() -> None:
-    pieces = ["<unk>", "<bos>", "<eos>", "a", "b", "▁", "\n", "\n\n", "ab", "▁ab", "<0xC3>", "<0xA9>"]
-    types = [2, 3, 3, *[1] * 7, 6, 6]
+    pieces = ["<unk>", "<bos>", "<eos>", "a", "b", "▁", "\n", "\n\n", "ab", "▁ab", "b\n", "<0xC3>", "<0xA9>"]
+    types = [2, 3, 3, *[1] * 8, 6, 6]
     ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, "add_bos_token": False}
-    merges = ["a b", "▁ ab", "\n \n"]
+    merges = ["b \n", "a b", "▁ ab", "\n \n"]
     values = {"model": "gemma4", "tokens": pieces, "token_type": types, "merges": merges} | ids
     tokenizer = _tokenizer(values)
     encoded = tokenizer.encode("ab ab\n\n\né")

@@ -66,18 +66,18 @@ def test_collectives_of_arrays_and_tensors(dtype: Any, kind: Callable[[Any], Any
 
 
 def test_stages_have_as_many_steps_in_flight_as_there_are_stages() -> None:
-    parallel, hidden, most = ParallelConfig(pipeline_parallel_size=3), 4, 5
+    parallel, width, most = ParallelConfig(pipeline_parallel_size=3), 8, 5
     steps = [1, 5, 2, 4, 3, 5, 1]
 
     def pass_on(group: RankGroup, rank: int) -> list[Any]:
         link = StageLink(rank, parallel, group)
-        link.allocate(most, hidden, "bfloat16", HostDevice())
+        link.allocate(most, width, "bfloat16", HostDevice())
         found = []
         for number, tokens in enumerate(steps):
             link.receive(tokens)
-            states = np.full((2, most, hidden), number, ml_dtypes.bfloat16)[:, :tokens]
+            states = np.full((most, width), number, ml_dtypes.bfloat16)[:tokens]
             if link.incoming is not None:
-                states = link.incoming[:, :tokens] + ml_dtypes.bfloat16(10)
+                states = link.incoming[:tokens] + ml_dtypes.bfloat16(10)
                 found.append(states.tolist())
             if rank < 2:
                 link.send(states)
@@ -86,5 +86,5 @@ def test_stages_have_as_many_steps_in_flight_as_there_are_stages() -> None:
     first, *others = on_each(1, 3, pass_on)
     assert first == []
     for rank, found in enumerate(others, 1):
-        expected = [np.full((2, tokens, hidden), number + 10.0 * rank) for number, tokens in enumerate(steps)]
+        expected = [np.full((tokens, width), number + 10.0 * rank) for number, tokens in enumerate(steps)]
         assert found == [states.tolist() for states in expected]
