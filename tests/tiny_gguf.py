@@ -48,7 +48,7 @@ def write_tiny_gguf(
             halves = tensor.reshape(-1, 2, config["head_dim"] // 2, tensor.shape[-1])
             matrix = halves.swapaxes(1, 2).reshape(tensor.shape)
         kind = quantisation if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(_llama_cpp_name(name), gguf.quants.quantize(matrix, kind), raw_dtype=kind)
+        writer.add_tensor(_llama_cpp_name(name), _quantised(matrix, kind), raw_dtype=kind)
     for name in extra_tensors:
         writer.add_tensor(name, np.ones(config["head_dim"] // 2, np.float32))
     writer.write_header_to_file()
@@ -56,6 +56,17 @@ def write_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return str(path)
+
+
+def _quantised(matrix: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """The matrix in blocks; for IQ types, which the gguf package does not make, random ones of a small scale."""
+    if not kind.name.startswith("IQ"):
+        return gguf.quants.quantize(matrix, kind)
+    features, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = (len(matrix), matrix.shape[1] // features, block_bytes)
+    blocks = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    blocks[..., :2] = np.array([0.01], np.float16).view(np.uint8)
+    return blocks.reshape(len(matrix), -1)
 
 
 def write_gpt_oss_gguf(

@@ -60,6 +60,7 @@ class Reader:
         ("int8", ["q4_1", "q8_0", "float32"], [10, 50 + 4], ["int8"]),
         ("int8", ["float16", "q4_0", "float32"], [10, 20, 30 + 4], ["int8"]),
         ("gguf", ["q4_k", "q4_k", "q6_k"], [30, 30 + 4], ["q4_k", "q6_k"]),
+        ("gguf", ["iq2_xxs", "iq2_xxs", "iq3_s"], [30, 30 + 4], ["iq2_xxs", "iq3_s"]),
         ("gguf", ["q4_k", "float16", "bfloat16"], [10, 50 + 4], ["q4_k", "float32"]),
         ("awq", ["q4_1", "q4_1", "float32"], [30, 30 + 4], ["q4_1", "float32"]),
         ("compressed-tensors", ["int8", "q8_0", "float8_e4m3fn"], [10, 20, 30 + 4], ["int8", "q8_0", "float32"]),

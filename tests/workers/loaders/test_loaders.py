@@ -99,13 +99,13 @@ def test_every_gguf_type_gives_nearly_the_weights_it_was_made_from(tmp_path: Pat
             np.testing.assert_allclose(tensor, original[name], rtol=0.02, atol=0.1)
 
 
-@pytest.mark.parametrize("quantisation", ["F32", "F16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "TQ2_0"])
+@pytest.mark.parametrize("quantisation", ["F32", "F16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "TQ2_0", "IQ2_XXS", "IQ3_S"])
 @pytest.mark.parametrize("name", [QUERY, DOWN])
 @pytest.mark.parametrize("keep_quantised", [True, False])
 def test_rows_are_those_of_the_file_or_eight_bits(
     tmp_path: Path, quantisation: str, name: str, keep_quantised: bool
 ) -> None:
-    width = 256 if quantisation == "TQ2_0" else 32
+    width = 256 if quantisation in {"TQ2_0", "IQ2_XXS", "IQ3_S"} else 32
     source = write_tiny_model(
         tmp_path / "tiny", hidden_size=2 * width, intermediate_size=3 * width, head_dim=width, heads=2, kv_heads=1
     )
