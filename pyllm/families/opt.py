@@ -1,5 +1,5 @@
 """OPT (arXiv 2205.01068): learned positions, layer norms, biases everywhere, a rectifier; BioGPT (arXiv 2210.10341):
-the same with a scaled embedding and GELU.
+the same with a scaled embedding and GELU; XGLM (arXiv 2112.10668): as BioGPT, with sines and cosines of positions.
 """
 
 from dataclasses import replace
@@ -30,6 +30,24 @@ def read_biogpt(config: Config) -> ModelSpec:
     return replace_struct(spec, embedding_scale=scale)
 
 
+def read_xglm(config: Config) -> ModelSpec:
+    """The model that a config.json of XGLM describes; padding that has a position of its own is refused."""
+    config.refuse_unless(add_cross_attention=False)
+    if config.integer("pad_token_id", 1, least=0) >= _FIRST_POSITION or config.integer("d_model") % 2:
+        raise config.error(
+            "pad_token_id", config.value("pad_token_id"), f"below {_FIRST_POSITION}, with an even d_model"
+        )
+    config = config.renamed(
+        hidden_size="d_model",
+        num_hidden_layers="num_layers",
+        num_attention_heads="attention_heads",
+        hidden_act="activation_function",
+    )
+    return replace_struct(
+        read_biogpt(config.replaced(intermediate_size=config.integer("ffn_dim"))), sinusoids=_FIRST_POSITION
+    )
+
+
 def _read(config: Config, norm: NormSpec, bias: bool) -> ModelSpec:
     config = config.without("num_key_value_heads").with_defaults(tie_word_embeddings=True)
     layer = LayerSpec(
@@ -42,13 +60,14 @@ def _read(config: Config, norm: NormSpec, bias: bool) -> ModelSpec:
     return read_model(config, [layer] * num_layers(config), ropes=(), positions=positions)
 
 
+_FIRST_POSITION = 2  # of the first token: those before are for padding
 OPT = Family(
     architectures=("OPTForCausalLM",),
     read=read_opt,
     tensors=TensorNames(
         roots=("model.decoder.", "decoder.", ""),
         norm="final_layer_norm",
-        skipped_positions=2,
+        skipped_positions=_FIRST_POSITION,
         parts=LLAMA_PARTS
         | {
             "attention_norm": "self_attn_layer_norm",
@@ -63,4 +82,9 @@ BIOGPT = Family(
     architectures=("BioGptForCausalLM",),
     read=read_biogpt,
     tensors=replace(OPT.tensors, roots=("biogpt.", ""), norm="layer_norm", heads=("output_projection",)),
+)
+XGLM = Family(
+    architectures=("XGLMForCausalLM",),
+    read=read_xglm,
+    tensors=replace(OPT.tensors, roots=("model.", ""), norm="layer_norm"),
 )

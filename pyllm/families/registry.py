@@ -122,6 +122,7 @@ FAMILIES = (
     gpt2.GPT_NEO,
     opt.OPT,
     opt.BIOGPT,
+    opt.XGLM,
     bloom.FAMILY,
     mpt.FAMILY,
     nanochat.FAMILY,

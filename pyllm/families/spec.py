@@ -540,6 +540,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model. `dtype` is the dtype of the file: float32, bfloat16 or float16; float32 for a quantised file.
 
     The position embedding has `positions` rows, which are added to the embedding of tokens (GPT-2); 0 if there is none.
+    With `sinusoids` no file has it: its rows are sines and cosines, from that position on (arXiv 1706.03762).
     `embedding_norm` is a norm before the first layer. With `layer_scales` each layer has a number that multiplies the
     residual stream after it.
 
@@ -561,6 +562,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     positions: int = 0
+    sinusoids: int | None = None
     embedding_norm: NormSpec | None = None
     head_bias: bool = False
     per_layer_input: PerLayerInputSpec | None = None

@@ -477,7 +477,7 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
     """The name and the shape of each parameter before the layers and after them."""
     assert spec.norm is not None, "the model is one of transformers"
     shapes: dict[str, Shape] = {"embedding.weight": (spec.vocab_size, spec.hidden_size)}
-    if spec.positions:
+    if spec.positions and spec.sinusoids is None:
         shapes["position_embedding.weight"] = (spec.positions, spec.hidden_size)
     if spec.embedding_norm is not None:
         shapes |= _of_norm("embedding_norm", spec.embedding_norm, spec.hidden_size)

@@ -27,6 +27,7 @@ from pyllm.workers.layers.recurrence import recurrence_of
 from pyllm.workers.layers.residual_streams import LayerStreams, StreamProjections
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
+from pyllm.workers.loaders.sinusoids import SinusoidReader
 from pyllm.workers.loaders.weights import WeightReader
 
 _EMBEDDING = "embedding.weight"
@@ -352,7 +353,8 @@ class Decoder:
         if self.embedding is not None:
             self.embedding.load(reader, _EMBEDDING)
         if self.position_embedding is not None:
-            self.position_embedding.load(reader, "position_embedding.weight")
+            of_positions = reader if self._spec.sinusoids is None else SinusoidReader(self._spec.sinusoids)
+            self.position_embedding.load(of_positions, "position_embedding.weight")
         if self.embedding_norm is not None:
             self.embedding_norm.load(reader, "embedding_norm")
         if self.per_layer_inputs is not None:

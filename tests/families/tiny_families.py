@@ -339,6 +339,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-bare": ("OPT", {"ffn_dim": 48, "enable_bias": False, "layer_norm_elementwise_affine": False}),
     "biogpt": ("BioGpt", {"tie_word_embeddings": True}),
     "biogpt-unscaled": ("BioGpt", {"scale_embedding": False, "hidden_act": "relu"}),
+    "xglm": ("XGLM", {"d_model": 32, "ffn_dim": 48, "tie_word_embeddings": True}),
+    "xglm-unscaled": ("XGLM", {"d_model": 32, "ffn_dim": 48, "scale_embedding": False, "activation_function": "relu"}),
     "nanochat": ("NanoChat", {"final_logit_softcapping": 5.0}),
     "granite-swa": ("GraniteSWA", _SCALED | _WINDOW | {"num_hidden_layers": 4, "layer_rope_theta": [1e4, 0, 5e5, 1e4]}),
     "granite-swa-one-base": ("GraniteSWA", _WINDOW | {"attention_multiplier": 0.2}),
