@@ -54,8 +54,8 @@ def decode_attention(
     kind = window, tasks.window, layer.soft_cap is not None, has_sinks, slopes is not None
     launch = _split_launcher(heads, kv_heads, head_dim, block_size, *kind, tile)
     tables = metadata.block_tables
-    tensors = query, key_cache, value_cache, tables, metadata.slots, *of_rows, *of_shares, *of_splits
-    tensors = *tensors, output if slopes is None else slopes
+    of_heads = (output if slopes is None else slopes,)
+    tensors = query, key_cache, value_cache, tables, metadata.slots, *of_rows, *of_shares, *of_splits, *of_heads
     numbers = *score_factors(layer.scale, layer.soft_cap), query.stride(0), tables.stride(0)
     # The heads of one share run side by side, so that the blocks they share are read from DRAM together.
     launch((kv_heads, num_shares, 1), tensors, numbers)
