@@ -230,7 +230,7 @@ class TensorNames:
     - `alternating`: the `stacked` tensors whose parts have interleaved rows.
     - `grouped`: the `stacked` tensors that have, for each key head, all that belongs to it: its query heads, itself and
       its value heads; or for each query head the query and its gate. With `groups` there are so many, of equal size.
-    - `aliases`: other names of tensors of a layer, in files without the first one.
+    - `aliases`: other names of tensors of a layer, in files without the first one; of both kinds, or of one.
     - `bare`: tensors of a layer without `.weight` after the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
     - `offset_added`: the scales of norms with `unit_offset` already include the 1.
@@ -564,6 +564,8 @@ def map_tensors(
             tensor = f"{prefix}{names.tensor_of(source, kind)}"
             if tensor not in tensors and source in names.aliases:
                 tensor = f"{prefix}{names.tensor_of(names.aliases[source], kind)}"
+            elif tensor not in tensors and (alias := names.aliases.get(f"{source}.{kind}")) is not None:
+                tensor = f"{prefix}{alias}"
             is_transposed = part in names.transposed and len(shape) == 2 and tensor not in quantised
             place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
             plain = _entry(tensors, f"layers.{index}.{name}", shape, place)

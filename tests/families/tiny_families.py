@@ -316,6 +316,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox": ("GPTNeoX", {}),
     "gpt-neox-serial": ("GPTNeoX", {"use_parallel_residual": False}),
     "gpt-neox-fewer-biases": ("GPTNeoX", {"attention_bias": False}),
+    "gpt-neox-japanese": ("GPTNeoXJapanese", {"intermediate_multiple_size": 2}),
     "gpt2": ("GPT2", _CLASSIC | {"tie_word_embeddings": True}),
     "gpt2-scaled": ("GPT2", _CLASSIC | _SCALED_BY_LAYER),
     "gpt-bigcode": ("GPTBigCode", _CLASSIC | {"tie_word_embeddings": True}),

@@ -221,6 +221,7 @@ PRE_TOKENIZERS = {
     "minicpm5": PreTokenizer(_split(*_MINICPM5), ignore_merges=True),
     "laguna": PreTokenizer(_split(*_LAGUNA)),
     "ufakzeka": PreTokenizer(_split(_UFAKZEKA)),
+    "superbpe": PreTokenizer(_split(r"\p{N}+", r"(?=(\d{3})+(?!\d))")),  # merges cross words; OLMo 2's layers
     "bloom": PreTokenizer(_split(_BLOOM)),
     "gpt3-finnish": PreTokenizer(_split(_BLOOM)),
     "poro-chat": PreTokenizer(_split(_BLOOM)),
