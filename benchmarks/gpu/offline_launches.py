@@ -150,12 +150,13 @@ def launch_attention(target: Target, head_size: int) -> None:
     )
     output = torch.empty_like(query)
     plain, sinks = AttentionLayer(0.1), AttentionLayer(0.1, sinks=torch.zeros(HEADS))
-    windowed = AttentionLayer(0.1, window=512, soft_cap=50.0)
+    windowed, sloping = AttentionLayer(0.1, window=512, soft_cap=50.0), AttentionLayer(0.1, slopes=sinks.sinks)
     own, *float8 = caches_of(target, head_size)
     if target.thorough:
-        pairs = [(cache, layer) for cache in (own, *float8) for layer in (plain, windowed, sinks)]
+        pairs = [(cache, layer) for cache in (own, *float8) for layer in (plain, windowed, sinks, sloping)]
     else:
-        pairs = [(own, plain), (own, replace(windowed, sinks=sinks.sinks)), *((cache, plain) for cache in float8)]
+        all_features = replace(windowed, sinks=sinks.sinks, slopes=sloping.slopes)
+        pairs = [(own, plain), (own, all_features), *((cache, plain) for cache in float8)]
     for (keys, values), layer in pairs:
         prefill, decode = (tile(card, head_size, dtype.itemsize, keys.itemsize) for tile in (prefill_tile, decode_tile))
         metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))

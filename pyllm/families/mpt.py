@@ -56,9 +56,9 @@ def _logit_scale(config: Config) -> float:
 
 
 def _complete(config: Config) -> Config:
-    """A copy with the section that a config.json has; files of models without ALiBi have a limit of 0."""
+    """A copy with the section that a config.json has; files have 0 where there is no ALiBi, and no limit."""
     greatest = config.number("alibi_bias_max", 0.0)
-    own = {"alibi": greatest > 0, "alibi_bias_max": greatest or None, "clip_qkv": config.value("clip_qkv")}
+    own = {"alibi": greatest > 0, "alibi_bias_max": greatest or None, "clip_qkv": config.value("clip_qkv") or None}
     return config.replaced(attn_config=own)
 
 

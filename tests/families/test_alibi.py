@@ -41,6 +41,15 @@ def test_other_attention_of_mpt_is_refused(changed: dict[str, object]) -> None:
         mpt.read(Config(FIELDS | {"attn_config": changed}))
 
 
+def test_a_file_of_llama_cpp_has_0_for_what_is_not_there() -> None:
+    fields = {name: value for name, value in FIELDS.items() if name != "architectures"}
+    assert mpt.FAMILY.gguf is not None
+    plain = mpt.FAMILY.gguf.complete(Config(fields | {"alibi_bias_max": 8.0, "clip_qkv": 0.0}))
+    assert mpt.read(plain.replaced(architectures=["MptForCausalLM"])).attention.clip is None
+    with pytest.raises(UnsupportedFeatureError, match="attn_config: alibi = False"):
+        mpt.read(mpt.FAMILY.gguf.complete(Config(fields | {"alibi_bias_max": 0.0})))
+
+
 def test_slopes_of_falcon_are_scaled_as_its_scores() -> None:
     fields = {"architectures": ["FalconForCausalLM"], "vocab_size": 264, "hidden_size": 64, "num_hidden_layers": 1}
     spec = falcon.read(Config(fields | {"num_attention_heads": 4, "alibi": True}))
