@@ -1,9 +1,10 @@
 """Granite 3, dense and with experts: Llama with multipliers for embeddings, scores, residuals and logits; Granite 4,
 which may have Mamba-2's layers in place of attention; Granite with windows, sinks and a base of RoPE for each layer;
-HyperCLOVA X, with norms after attention and feed-forward, too.
+HyperCLOVA X, with norms after attention and feed-forward, too; MiniCPM (arXiv 2404.06395), with other names.
 """
 
 from dataclasses import replace as replace_names
+from math import sqrt
 
 from msgspec.structs import replace
 
@@ -71,6 +72,20 @@ def read_hyperclova(config: Config) -> ModelSpec:
     layer = replace(spec.layers[0], attention_output_norm=norm, feed_forward_output_norm=norm)
     scale = config.positive("logits_scaling", 1.0)  # a factor here, and a divisor in Granite
     return replace(spec, layers=(layer,) * len(spec.layers), logit_scale=scale)
+
+
+def read_minicpm(config: Config) -> ModelSpec:
+    """The model that a config.json of MiniCPM 1, 2 or 4 describes; experts and sparse attention are refused."""
+    config.refuse_unless(num_experts=0, sparse_config=None)
+    hidden, depth = config.integer("hidden_size"), sqrt(num_layers(config))
+    config = config.with_defaults(
+        attention_multiplier=read_attention(config).scale,
+        embedding_multiplier=config.positive("scale_emb", 12.0),
+        residual_multiplier=config.positive("scale_depth", 1.4) / depth,
+        logits_scaling=hidden / config.integer("dim_model_base", 256),
+        tie_word_embeddings=True,
+    )
+    return read_granite(config)
 
 
 def read_granite_swa(config: Config) -> ModelSpec:
@@ -171,6 +186,13 @@ GRANITE = Family(
         tensors=replace_names(GGUF_NAMES, interleaved=True),
         fields=_GGUF_FIELDS,
         complete=_complete,
+    ),
+)
+MINICPM = Family(
+    architectures=("MiniCPMForCausalLM",),
+    read=read_minicpm,
+    gguf=GgufNames(
+        architectures=("minicpm",), tensors=replace_names(GGUF_NAMES, interleaved=True), fields=_GGUF_FIELDS
     ),
 )
 GRANITE_SWA = Family(

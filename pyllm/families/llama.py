@@ -1,7 +1,7 @@
 """Llama 2, 3 and 3.1 onwards (arXiv 2302.13971, 2307.09288, 2407.21783): pre-norm, grouped queries, gated SiLU.
 
 Near relatives are here, too: Seed-OSS; Arcee, with a squared rectifier and no gate; Helium, with RoPE of adjacent
-pairs; CWM, with windows.
+pairs; CWM, with windows; EXAONE 3 (arXiv 2408.03541) and InternLM 2 (arXiv 2403.17297), with other names.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, TensorNames
+from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, QUERY_KEY_VALUE, TensorNames
 
 
 def read(config: Config) -> ModelSpec:
@@ -61,6 +61,23 @@ def read_cwm(config: Config) -> ModelSpec:
     sliding = replace_struct(full, attention=replace_struct(full.own_attention, window=window))
     types = layer_types(config, lambda index: index % 4 != 0)
     return replace_struct(spec, layers=tuple(sliding if kind == "sliding_attention" else full for kind in types))
+
+
+def read_exaone(config: Config) -> ModelSpec:
+    """The model that a config.json of EXAONE 3 or 3.5 describes."""
+    return read(
+        config.renamed(
+            num_hidden_layers="num_layers",
+            hidden_act="activation_function",
+            rms_norm_eps="layer_norm_epsilon",
+        )
+    )
+
+
+def read_internlm2(config: Config) -> ModelSpec:
+    """The model that a config.json of InternLM 2 or 2.5 describes; biases are refused."""
+    config.refuse_unless(bias=False)
+    return read(config)
 
 
 def _attention(config: Config) -> AttentionSpec:
@@ -111,3 +128,44 @@ ARCEE = Family(
 )
 HELIUM = Family(architectures=("HeliumForCausalLM",), read=read_helium, tensors=TensorNames(interleaved=True))
 CWM = Family(architectures=("CwmForCausalLM",), read=read_cwm)
+EXAONE = Family(
+    architectures=("ExaoneForCausalLM",),
+    read=read_exaone,
+    tensors=TensorNames(
+        roots=("transformer.", ""),
+        embedding="wte",
+        norm="ln_f",
+        layer="h.{}.",
+        parts={
+            "attention_norm": "ln_1",
+            "attention.query": "attn.attention.q_proj",
+            "attention.key": "attn.attention.k_proj",
+            "attention.value": "attn.attention.v_proj",
+            "attention.output": "attn.attention.out_proj",
+            "feed_forward_norm": "ln_2",
+            "feed_forward.gate": "mlp.c_fc_0",
+            "feed_forward.up": "mlp.c_fc_1",
+            "feed_forward.down": "mlp.c_proj",
+        },
+    ),
+    gguf=GgufNames(architectures=("exaone",)),
+)
+INTERNLM2 = Family(
+    architectures=("InternLM2ForCausalLM",),
+    read=read_internlm2,
+    tensors=TensorNames(
+        embedding="tok_embeddings",
+        heads=("output",),
+        parts={
+            "attention_norm": "attention_norm",
+            "attention.output": "attention.wo",
+            "feed_forward_norm": "ffn_norm",
+            "feed_forward.gate": "feed_forward.w1",
+            "feed_forward.up": "feed_forward.w3",
+            "feed_forward.down": "feed_forward.w2",
+        },
+        stacked={"attention.wqkv": QUERY_KEY_VALUE},
+        grouped=frozenset({"attention.wqkv"}),
+    ),
+    gguf=GgufNames(architectures=("internlm2",), tensors=replace(GGUF_NAMES, interleaved=True)),
+)

@@ -102,6 +102,9 @@ FAMILIES = (
     "gemma4",
     "gemma4-large",
     "gemma4-experts",
+    "exaone",
+    "internlm2",
+    "minicpm",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
@@ -126,6 +129,7 @@ _OLDER_FIELDS = {
     "falcon-7b": {"num_kv_heads": 1},
     "bloom": {"seq_length": 256},
     "afmoe": {"score_func": "sigmoid", "route_norm": True},
+    "exaone": {"rms_norm_eps": 1e-6},
     "mpt": {"architectures": ["MPTForCausalLM"]},
 }
 VOCABULARY = 264

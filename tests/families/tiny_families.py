@@ -9,6 +9,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from tests.families.renamed_families import RENAMED, rename
 from tests.tiny_model import write_tokenizer
 
 CONTEXT = 256
@@ -254,6 +255,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-3.1": ("Llama", _HEAD | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama-linear": ("Llama", _rope("linear", factor=2.0)),
     "llama-dynamic": ("Llama", _rope("dynamic", factor=2.0)),
+    "exaone": ("Llama", {"rope_parameters": _LLAMA3}),
+    "internlm2": ("Llama", {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "minicpm": (
+        "Granite",
+        _SCALED | {"attention_multiplier": 8**-0.5, "logits_scaling": 4.0, "tie_word_embeddings": True},
+    ),
     "mistral": ("Mistral", _HEAD | _WINDOW),
     "ministral": ("Ministral", _HEAD | _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}),
     "ministral-3": ("Ministral3", _HEAD | {"rope_parameters": _MINISTRAL3}),
@@ -602,5 +609,7 @@ def oracle(name: str) -> PreTrainedModel:
 def write_tiny_family(folder: Path, name: str) -> str:
     """Write the model as `save_pretrained` does, with a byte-level tokenizer; gives the folder as a string."""
     oracle(name).save_pretrained(str(folder))
+    if name in RENAMED:
+        rename(folder, RENAMED[name])
     write_tokenizer(folder, merges=["Ġ t", "h e", "i n", "a n"])
     return str(folder)

@@ -1,0 +1,93 @@
+"""Families whose code comes with the model: tiny ones are written as those of a class of transformers that is equal.
+
+The tensors and the fields of config.json then get the names that published files have.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+class Renaming(NamedTuple):
+    """Names by the names of transformers, "" for a field that is left out; parts of a tensor's name in order."""
+
+    fields: Mapping[str, str]
+    parts: Mapping[str, str]
+    added: Callable[[dict[str, Any]], dict[str, Any]]
+    stack: Callable[[Tensors, dict[str, Any]], Tensors] = lambda tensors, _: tensors
+
+
+def rename(folder: Path, renaming: Renaming) -> None:
+    """Change the files of a folder."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = renaming.stack(load_file(folder / "model.safetensors"), config)
+    for old, new in renaming.parts.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    renamed = {new: value for name, value in config.items() if (new := renaming.fields.get(name, name))}
+    (folder / "config.json").write_text(json.dumps(renamed | renaming.added(config)))
+
+
+def _stack_by_key_head(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    """Query, key and value of each KV head in one tensor, as in InternLM 2."""
+    heads, size = config["num_key_value_heads"], config["head_dim"]
+    stacked = {name: tensor for name, tensor in tensors.items() if not re.search("[qkv]_proj", name)}
+    for name in [name for name in tensors if "q_proj" in name]:
+        parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+        grouped = torch.cat([part.reshape(heads, -1, size, part.shape[-1]) for part in parts], dim=1)
+        stacked[name.replace("self_attn.q_proj", "attention.wqkv")] = grouped.reshape(-1, parts[0].shape[-1])
+    return stacked
+
+
+RENAMED = {
+    "exaone": Renaming(
+        {"num_hidden_layers": "num_layers", "hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilon"},
+        {
+            "model.embed_tokens": "transformer.wte",
+            "model.norm": "transformer.ln_f",
+            "model.layers": "transformer.h",
+            "input_layernorm": "ln_1",
+            "post_attention_layernorm": "ln_2",
+            "self_attn.o_proj": "attn.attention.out_proj",
+            "self_attn": "attn.attention",
+            "gate_proj": "c_fc_0",
+            "up_proj": "c_fc_1",
+            "down_proj": "c_proj",
+        },
+        lambda _: {"architectures": ["ExaoneForCausalLM"], "model_type": "exaone"},
+    ),
+    "internlm2": Renaming(
+        {},
+        {
+            "lm_head": "output",
+            "embed_tokens": "tok_embeddings",
+            "input_layernorm": "attention_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "self_attn.o_proj": "attention.wo",
+            "mlp.gate_proj": "feed_forward.w1",
+            "mlp.up_proj": "feed_forward.w3",
+            "mlp.down_proj": "feed_forward.w2",
+        },
+        lambda _: {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False},
+        _stack_by_key_head,
+    ),
+    "minicpm": Renaming(
+        dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), ""),
+        {},
+        lambda config: {
+            "architectures": ["MiniCPMForCausalLM"],
+            "model_type": "minicpm",
+            "scale_emb": config["embedding_multiplier"],
+            "scale_depth": config["residual_multiplier"] * config["num_hidden_layers"] ** 0.5,
+            "dim_model_base": int(config["hidden_size"] / config["logits_scaling"]),
+        },
+    ),
+}
