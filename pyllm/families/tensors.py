@@ -524,18 +524,9 @@ def map_tensors(
     embedding = f"{root}{names.embedding}"
     if spec.tie_word_embeddings and f"{embedding}.weight" not in tensors and f"{head}.weight" in tensors:
         embedding = head  # the same matrix
-    modules = {
-        "embedding": embedding,
-        "position_embedding": f"{root}{names.position_embedding}",
-        "embedding_norm": f"{root}{names.embedding_norm}",
-        "norm": f"{root}{names.norm}",
-        "per_layer_embedding": f"{root}{names.per_layer_embedding}",
-        "per_layer_projection": f"{root}{names.per_layer_projection}",
-        "per_layer_norm": f"{root}{names.per_layer_norm}",
-        "streams_in": f"{root}{names.streams_in}",
-        "streams_out": f"{root}{names.streams_out}",
-        "head": head,
-    }
+    around = ("position_embedding", "embedding_norm", "norm", "streams_in", "streams_out")
+    around += ("per_layer_embedding", "per_layer_projection", "per_layer_norm")
+    modules = {name: f"{root}{getattr(names, name)}" for name in around} | {"embedding": embedding, "head": head}
     entries = []
     for name, shape in parameters_around_layers(spec).items():
         module, _, kind = name.partition(".")
@@ -550,29 +541,25 @@ def map_tensors(
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index, layer in enumerate(spec.layers):
         shapes, prefix = parameters_of_layer(spec, layer), f"{root}{names.layer.format(index)}"
-        names = names.of_files(tensors, prefix)
+        own = names.of_files(tensors, prefix)
         for name, shape in shapes.items():
             part, _, kind = name.rpartition(".")
             part, expert = _expert_of(part)
-            source, parts = names.source_of(part)
+            source, parts = own.source_of(part)
             of_expert = "" if expert is None else f".{expert}"
             sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
-            groups = names.groups or _num_groups(parts, layer) if source in names.grouped else 1
-            rows = _rows(names, source, sizes, parts.index(part), groups)
+            groups = own.groups or _num_groups(parts, layer) if source in own.grouped else 1
+            rows = _rows(own, source, sizes, parts.index(part), groups)
             matrix = None
             if expert is not None and "{}" in source:
                 source = source.format(expert)
             elif expert is not None and (routing := layer.routing) is not None:
                 matrix = (expert, routing.experts)
-            tensor = f"{prefix}{names.tensor_of(source, kind)}"
-            if tensor not in tensors and source in names.aliases:
-                tensor = f"{prefix}{names.tensor_of(names.aliases[source], kind)}"
-            elif tensor not in tensors and (alias := names.aliases.get(f"{source}.{kind}")) is not None:
-                tensor = f"{prefix}{alias}"
-            is_transposed = part in names.transposed and len(shape) == 2 and tensor not in quantised
+            tensor = f"{prefix}{_name_in_files(own, tensors, prefix, source, kind)}"
+            is_transposed = part in own.transposed and len(shape) == 2 and tensor not in quantised
             place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
             plain = _entry(tensors, f"layers.{index}.{name}", shape, place)
-            plain = _with_transforms(plain, _transforms(spec, layer, f"{part}.{kind}", names))
+            plain = _with_transforms(plain, _transforms(spec, layer, f"{part}.{kind}", own))
             if (factor := layer.factors.get(name)) is not None:
                 plain = _with_transforms(plain, (Scale(factor),))
             entries.append(_with_quantised(plain, quantised.get(tensor), matrix))
@@ -584,6 +571,16 @@ def map_tensors(
             )
     used = {entry.source.name for entry in entries} | ({f"{head}.weight"} if spec.tie_word_embeddings else set())
     return tuple(entries), _left_over(spec, names, tensors, used, _keys_and_values_of_others(spec, names, root))
+
+
+def _name_in_files(names: TensorNames, tensors: Mapping[str, FileTensor], prefix: str, source: str, kind: str) -> str:
+    """The name of a part's tensor: its own, or an alias of the part or of the one tensor if the files have none."""
+    name = names.tensor_of(source, kind)
+    if f"{prefix}{name}" in tensors:
+        return name
+    if (alias := names.aliases.get(source)) is not None:
+        return names.tensor_of(alias, kind)
+    return names.aliases.get(f"{source}.{kind}", name)
 
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # and their bytes
