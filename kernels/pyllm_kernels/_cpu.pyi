@@ -55,8 +55,8 @@ class Linear:
     - GGUF's groups of integers: each group of 32 features of the input becomes integers, too, -127 to 127 with a
       scale. Integer products are exact; the chain is over the groups in their order,
       `sum = fma(input scale * weight scale, product, sum)`, then for formats with minimums
-      `sum = fma(minimum, input scale * sum of the input's integers, sum)`; "q2_k", "q3_k" and "q6_k" have two scales a
-      group, and do this for each half. The result is the same on all machines.
+      `sum = fma(minimum, input scale * sum of the input's integers, sum)`; "q2_k", "q3_k", "q6_k", "iq2_xs", "iq2_s"
+      and "iq1_m" have two scales a group, and do this for each half. The result is the same on all machines.
     - "int8": a row of the matrix is integers from -127 to 127 with a float32 scale, its largest magnitude / 127;
       rows of "int8" with one scale each stay unchanged, -128 included. A row of the input is
       `scale * (128 * high + low)` with high from -127 to 127 and low from -64 to 63. Integer products are exact; an
