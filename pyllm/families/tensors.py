@@ -294,6 +294,16 @@ class TensorNames:
                 return name, parts
         return self.parts[part], (part,)
 
+    def tensor_in(self, tensors: Container[str], prefix: str, source: str, kind: str) -> str:
+        """The name of the weight or the bias of a source in these files, where it may be an alias."""
+        tensor = f"{prefix}{self.tensor_of(source, kind)}"
+        if tensor in tensors:
+            return tensor
+        if source in self.aliases:
+            return f"{prefix}{self.tensor_of(self.aliases[source], kind)}"
+        alias = self.aliases.get(f"{source}.{kind}")
+        return tensor if alias is None else f"{prefix}{alias}"
+
     def tensor_of(self, source: str, kind: str) -> str:
         """The whole name of the weight or the bias of a source."""
         if source not in self.bare:
@@ -564,11 +574,7 @@ def map_tensors(
                 source = source.format(expert)
             elif expert is not None and (routing := layer.routing) is not None:
                 matrix = (expert, routing.experts)
-            tensor = f"{prefix}{names.tensor_of(source, kind)}"
-            if tensor not in tensors and source in names.aliases:
-                tensor = f"{prefix}{names.tensor_of(names.aliases[source], kind)}"
-            elif tensor not in tensors and (alias := names.aliases.get(f"{source}.{kind}")) is not None:
-                tensor = f"{prefix}{alias}"
+            tensor = names.tensor_in(tensors, prefix, source, kind)
             is_transposed = part in names.transposed and len(shape) == 2 and tensor not in quantised
             place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
             plain = _entry(tensors, f"layers.{index}.{name}", shape, place)
