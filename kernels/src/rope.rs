@@ -147,7 +147,7 @@ fn read_rope(query: &Array, positions: &Array, cos_sin: &Array) -> PyResult<Rope
 
 impl Op for RopeAndKvWrite {
     fn name(&self) -> &'static str {
-        "rope_and_kv_write"
+        if self.written.is_some() { "rope_and_kv_write" } else { "rope" }
     }
 
     fn capacity(&self) -> Extent {

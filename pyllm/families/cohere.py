@@ -9,6 +9,7 @@ from msgspec.structs import replace as replace_struct
 from pyllm.families.config import Config
 from pyllm.families.family import (
     GGUF_EXPERTS,
+    GGUF_SCORES,
     Family,
     GgufNames,
     layer_types,
@@ -42,6 +43,7 @@ def read_cohere2(config: Config) -> ModelSpec:
 
 def read_cohere2_moe(config: Config) -> ModelSpec:
     """The model that a config.json of Cohere 2 with experts describes; its first layers may be dense."""
+    config.refuse_unless(expert_gating_func=GGUF_SCORES["sigmoid"])
     config = config.with_defaults(head_dim=128, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True)
     first, pattern = config.integer("first_k_dense_replace", 0, least=0), config.integer("sliding_window_pattern", 4)
     of_dense = config.integer("prefix_dense_sliding_window_pattern", 1)
@@ -134,6 +136,7 @@ COHERE2_MOE = Family(
             "logit_scale": "logit_scale",
             "feed_forward_length": "prefix_dense_intermediate_size",
             "expert_feed_forward_length": "intermediate_size",
+            "expert_gating_func": "expert_gating_func",
             "expert_shared_count": "num_shared_experts",
             "expert_weights_norm": "norm_topk_prob",
             "leading_dense_block_count": "first_k_dense_replace",

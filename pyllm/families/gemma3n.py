@@ -1,5 +1,5 @@
 """Gemma 3n (https://ai.google.dev/gemma/docs/gemma-3n): four residual streams of which a layer computes one (AltUp),
-augmented residuals (LAuReL), per-layer inputs, gates of which few numbers stay, and last layers that read the keys and
+augmented residuals (LAuReL), per-layer inputs, sparse gates (Gaussian top-k), and last layers that read the keys and
 values of earlier ones.
 
 Of a model with images or sounds the text model is read, and the other tensors are skipped.

@@ -33,10 +33,9 @@ def read_biogpt(config: Config) -> ModelSpec:
 def read_xglm(config: Config) -> ModelSpec:
     """The model that a config.json of XGLM describes; padding that has a position of its own is refused."""
     config.refuse_unless(add_cross_attention=False)
-    if config.integer("pad_token_id", 1, least=0) >= _FIRST_POSITION or config.integer("d_model") % 2:
-        raise config.error(
-            "pad_token_id", config.value("pad_token_id"), f"below {_FIRST_POSITION}, with an even d_model"
-        )
+    config.integer("pad_token_id", 1, least=0, most=_FIRST_POSITION - 1)
+    if (size := config.integer("d_model")) % 2:
+        raise config.error("d_model", size, "an even number")
     config = config.renamed(
         hidden_size="d_model",
         num_hidden_layers="num_layers",

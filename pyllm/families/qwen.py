@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from pyllm.families.config import Config
 from pyllm.families.family import (
     GGUF_EXPERTS,
+    GGUF_SCORES,
     Family,
     GgufNames,
     layer_types,
@@ -72,6 +73,7 @@ def read_mellum(config: Config) -> ModelSpec:
 
 def _complete_mellum(config: Config) -> Config:
     """A copy with the two sections of RoPE that a config.json has: that of windows is never scaled."""
+    config.refuse_unless(expert_gating_func=GGUF_SCORES["softmax"])
     full = config.section("rope_scaling").with_defaults(rope_type="default")
     base = config.positive("rope_local_base_freq", config.positive("rope_theta", 10_000.0))
     sections = {"full_attention": {name: full.value(name) for name in full}, "sliding_attention": {"rope_theta": base}}
@@ -141,7 +143,8 @@ MELLUM = Family(
     read=read_mellum,
     gguf=GgufNames(
         architectures=("mellum",),
-        fields=GGUF_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"},
+        fields=GGUF_EXPERTS
+        | {"expert_feed_forward_length": "moe_intermediate_size", "expert_gating_func": "expert_gating_func"},
         complete=_complete_mellum,
     ),
 )

@@ -122,7 +122,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
       `norm_after_rotation` after it, over each head.
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
-    - `slopes`: by so much the scores of each head fall for each position of distance (ALiBi, arXiv 2108.12409).
+    - `slopes`: the scores of each head fall by its slope for each position of distance (ALiBi, arXiv 2108.12409).
     - `clip`: query, key and value are brought into the range from `-clip` to `clip` before norms and rotation (MPT).
     - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
     - `value_norm`: a norm without weights over each head of the value.
@@ -715,22 +715,25 @@ def _unevenly_cut(spec: ModelSpec, ranks: int, by_expert: bool) -> list[str]:
     for layer in spec.layers:
         for size in () if layer.recurrence is None else layer.recurrence.parts:
             parts[f"{size} parts of a recurrence"] = size % ranks == 0
-        if layer.feed_forward is None:
-            continue
-        size = layer.feed_forward.size
-        if (routing := layer.feed_forward.routing) is None:
-            parts[f"{size} columns of the feed-forward layer"] = size % ranks == 0
-            continue
-        if (shared := routing.shared) is not None:
-            parts[f"{shared.size} columns of the shared expert"] = shared.size % ranks == 0
-        if by_expert:
-            parts[f"{routing.experts} experts"] = routing.experts % ranks == 0 and size % EXPERT_FEATURES == 0
-        else:
-            parts[f"{size} features of an expert into multiples of {EXPERT_FEATURES}"] = (
-                size % (EXPERT_FEATURES * ranks) == 0
-            )
+        for feed_forward in filter(None, (layer.feed_forward, layer.experts)):
+            parts |= _parts_of_feed_forward(feed_forward, ranks, by_expert)
     for linear in () if spec.transformers is None else chain.from_iterable(spec.transformers.linears):
         if linear.split != "whole":
             size = linear.shape[linear.split == "inputs"]
             parts[f"{size} {linear.split} of {linear.name}"] = size % ranks == 0
     return [name for name, is_even in parts.items() if not is_even]
+
+
+def _parts_of_feed_forward(spec: FeedForwardSpec, ranks: int, by_expert: bool) -> dict[str, bool]:
+    """The parts of a feed-forward layer that ranks share, and whether each rank has as much."""
+    if (routing := spec.routing) is None:
+        return {f"{spec.size} columns of the feed-forward layer": spec.size % ranks == 0}
+    shared = (
+        {} if routing.shared is None else {f"{routing.shared.size} columns of the shared expert": routing.shared.size}
+    )
+    parts = {name: size % ranks == 0 for name, size in shared.items()}
+    if by_expert:
+        is_even = routing.experts % ranks == 0 and spec.size % EXPERT_FEATURES == 0
+        return parts | {f"{routing.experts} experts": is_even}
+    name = f"{spec.size} features of an expert into multiples of {EXPERT_FEATURES}"
+    return parts | {name: spec.size % (EXPERT_FEATURES * ranks) == 0}

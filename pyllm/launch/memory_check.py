@@ -94,7 +94,7 @@ def activation_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
     heads = max((attention.query_size + attention.kv_size for attention in spec.attentions), default=0)
     # Input, residual and normed input; query, key, value and the output of attention; gate, up and their product; both
-    # parts of what each layer has of a token.
+    # per-layer inputs.
     streams = 3 if spec.streams is None else 3 * spec.streams.count
     widths = streams * spec.hidden_size + 2 * heads // ranks + 2 * spec.per_layer_features
     feed_forwards = (layer.feed_forward for layer in spec.layers if layer.feed_forward is not None)

@@ -1,4 +1,4 @@
-"""Limits of a model: equal query heads in all layers, heads of even size; and what no GPU and not every setting knows.
+"""Limits of a model: equal query heads in all layers, heads of even size; and layers that only CPUs compute.
 
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """
@@ -49,7 +49,7 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
 
 
 def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None:
-    """Refuse settings that do not know layers yet that only pyllm's kernels for CPUs compute, for a model with some.
+    """Refuse settings under which layers that only pyllm's kernels for CPUs compute would not run.
 
     Raises:
         ConfigError: with the setting to change.

@@ -27,11 +27,12 @@ def test_kv_heads_are_replicated_over_more_ranks(kv_heads: int, ranks: int, held
     assert model.attention.kv_heads_of_rank(ranks) == held
 
 
-def test_experts_are_cut_into_parts_or_given_out_whole() -> None:
+@pytest.mark.parametrize("place", ["feed_forward", "experts"])  # in place of the dense layer, or beside it
+def test_experts_are_cut_into_parts_or_given_out_whole(place: str) -> None:
     model = spec(heads=8, kv_heads=4, size=64)
     layer = msgspec.structs.replace(model.layers[0].feed_forward, routing=RoutingSpec(experts=6, active=2))
     model = msgspec.structs.replace(
-        model, layers=tuple(msgspec.structs.replace(each, feed_forward=layer) for each in model.layers)
+        model, layers=tuple(msgspec.structs.replace(each, **{place: layer}) for each in model.layers)
     )
     check_tensor_parallel(model, 2)
     check_tensor_parallel(model, 2, by_expert=True)

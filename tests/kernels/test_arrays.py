@@ -8,7 +8,7 @@ import pytest
 from pyllm_kernels import AttentionLayer, AttentionMetadata, QKNorm, select
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.elementwise import add, add_bias
-from pyllm_kernels.ops.norm import rms_norm
+from pyllm_kernels.ops.norm import add_rms_norm, layer_norm, rms_norm
 from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 from pyllm_kernels.tensors import Array, numpy_dtype
@@ -59,6 +59,10 @@ def test_other_numbers_are_refused_by_name() -> None:
         KERNELS[add](X[0], X[0])
     with pytest.raises(ValueError, match="a weight of 5 features does not divide x's 8"):
         KERNELS[rms_norm](X, X[0, :5], 1e-5)
+    with pytest.raises(ValueError, match=re.escape("weight is of shape [4]: it must be of [8]")):
+        KERNELS[layer_norm](X, X[0, :4], 1e-5)
+    with pytest.raises(ValueError, match=re.escape("weight is of shape [4]: it must be of [8]")):
+        KERNELS[add_rms_norm](X, X, X[0, :4], 1e-5)
     with pytest.raises(ValueError, match=re.escape("weight is of shape [2, 8]: it must be of [2]")):
         KERNELS[rms_norm](X, X[:2], 1e-5)
     with pytest.raises(ValueError, match=re.escape("bias is of shape [4] with strides [2]: give a contiguous array")):

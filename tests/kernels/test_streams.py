@@ -1,5 +1,7 @@
 """Residual streams side by side, against their formulas in float64."""
 
+import re
+
 import numpy as np
 import pytest
 from pyllm_kernels import select
@@ -98,12 +100,20 @@ def test_streams_are_joined(backend: str, dtype: str) -> None:
     np.testing.assert_array_equal(joined, wide[:, 2:])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     kernels, x = select("cpu", "cpu"), np.zeros((2, 12), np.float32)
     with pytest.raises(ValueError, match="12 features are not those of 5 streams"):
         kernels[predict_streams](x, np.zeros((2, 25), np.float32))
     with pytest.raises(ValueError, match="stream 4 is active, of 4"):
         kernels[correct_streams](x, x[:, :3], x[:, :4], 4, x[0, :3])
+    with pytest.raises(ValueError, match=re.escape("activated is of shape [1, 3]: it must be of [2, 3]")):
+        kernels[correct_streams](x, x[:1, :3], x[:, :4], 0, x[0, :3])
+    with pytest.raises(ValueError, match=re.escape("activated is of shape [2, 2]: it must be of [2, 3]")):
+        kernels[correct_streams](x, x[:, :2], x[:, :4], 0, x[0, :3])
+    with pytest.raises(ValueError, match=re.escape("other is of shape [1, 3]: it must be of [2, 3]")):
+        kernels[add_to_streams](x, x[:1, :3])
+    with pytest.raises(ValueError, match="12 features are not those of streams of 5"):
+        kernels[add_to_streams](x, x[:, :5])
 
 
 def test_a_graph_holds_them() -> None:

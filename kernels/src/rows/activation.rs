@@ -97,6 +97,9 @@ pub(crate) fn activation(
     out: Array,
 ) -> PyResult<()> {
     let [tokens, wide] = x.dimensions("x")?;
+    if up.is_some() && !gated {
+        return Err(PyValueError::new_err("up is given: it needs gated=True"));
+    }
     let is_beside = gated && up.is_none();
     if is_beside && !wide.is_multiple_of(2) {
         return Err(PyValueError::new_err(format!(

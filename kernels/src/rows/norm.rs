@@ -80,6 +80,7 @@ pub(crate) fn add_norm(
     bias: Option<Array>,
 ) -> PyResult<()> {
     let op = read_norm(&x, &weight, bias.as_ref(), epsilon, centred, &out)?;
+    weight.vector("weight", op.hidden)?;
     let stream = |name, array: &Array| array.matrix_of(name, op.x.dtype, [op.tokens, op.hidden]);
     let stream = Stream { factor, residual: stream("residual", &residual)?, sum: stream("sum", &sum)? };
     let arrays: Vec<_> = [&x, &residual, &weight, &out, &sum].into_iter().chain(&bias).collect();
@@ -96,7 +97,7 @@ fn read_norm(
     out: &Array,
 ) -> PyResult<Norm> {
     let shape @ [tokens, hidden] = x.dimensions("x")?;
-    let group = weight.len();
+    let group = if centred { hidden } else { weight.len() };
     if group == 0 || !hidden.is_multiple_of(group) {
         return Err(PyValueError::new_err(format!("a weight of {group} features does not divide x's {hidden}")));
     }

@@ -1,4 +1,4 @@
-//! Several residual streams of a token side by side, which take turns (AltUp, arXiv 2301.13310): their prediction and
+//! Several residual streams of a token side by side (AltUp, arXiv 2301.13310): their prediction and
 //! correction, additions, and magnitudes; and the largest of normally distributed numbers.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
@@ -69,11 +69,11 @@ pub(crate) fn correct_streams(
     scaled: Array,
 ) -> PyResult<()> {
     let dtype = x.dtype("x")?;
-    let shape @ [tokens, size] = activated.dimensions("activated")?;
-    let [_, count] = coefficients.dimensions("coefficients")?;
+    let ([tokens, width], [_, count]) = (x.dimensions("x")?, coefficients.dimensions("coefficients")?);
     if active >= count {
         return Err(PyValueError::new_err(format!("stream {active} is active, of {count}")));
     }
+    let shape @ [_, size] = [tokens, width / count];
     scale.check_dtype("scale", dtype)?;
     let change = Change::Correct {
         activated: activated.matrix_of("activated", dtype, shape)?,
@@ -118,8 +118,11 @@ pub(crate) fn gaussian_top_k(py: Python<'_>, x: Array, multiplier: f32) -> PyRes
 }
 
 fn read_other(x: &Array, other: &Array) -> PyResult<(Matrix, usize)> {
-    let (shape, [_, width]) = (other.dimensions("other")?, x.dimensions("x")?);
-    Ok((other.matrix_of("other", x.dtype("x")?, shape)?, width.checked_div(shape[1]).unwrap_or(0)))
+    let ([_, size], [tokens, width]) = (other.dimensions("other")?, x.dimensions("x")?);
+    if size == 0 || !width.is_multiple_of(size) {
+        return Err(PyValueError::new_err(format!("{width} features are not those of streams of {size}")));
+    }
+    Ok((other.matrix_of("other", x.dtype("x")?, [tokens, size])?, width / size))
 }
 
 fn execute_change(

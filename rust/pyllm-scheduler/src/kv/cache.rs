@@ -429,6 +429,7 @@ impl KvCache {
         self.blocks.audit()?;
         self.states.audit()?;
         self.pins.audit(|key| self.blocks.device.get(key))?;
+        self.state_pins.audit(|state| self.states.device.name(state))?;
         self.logs.events.audit(self.blocks.known().chain(self.states.known()))?;
         let pinned = |block: &BlockId| self.pinned_references(*block) > self.references(*block);
         match (0..self.limits.num_blocks).map(BlockId).find(pinned) {

@@ -142,10 +142,7 @@ impl States {
         let other = if is_free && !is_kept { None } else { states.spare.take().or_else(|| cache.allocate_state()) };
         let destination = match (source, other) {
             (Some(HeldState { state, .. }), None) => {
-                debug_assert!(
-                    cache.states.device.references(state) == 1,
-                    "a running sequence has a state that it may write"
-                );
+                assert!(cache.states.device.references(state) == 1, "a state that others read is not written");
                 cache.forget_state(state);
                 states.held.pop();
                 state
@@ -161,8 +158,8 @@ impl States {
         (source.map_or(-1, |held| held.state.0 as i32), destination.0 as i32)
     }
 
-    /// Names the state at the end of a sequence's block, which is full of known tokens, if it is to stay. Whoever
-    /// continues the sequence continues here, so the checkpoint before is superseded.
+    /// Names the state at the end of a sequence's block, which is full of known tokens, if it is to stay. A
+    /// request that continues the sequence starts here, so the checkpoint before is superseded.
     pub(super) fn store(&self, sequence: &mut Sequence, live: &LiveRequest, index: u32, cache: &mut KvCache) {
         let num_tokens = (index + 1) * self.block_size;
         let Some(at) = sequence.states.held.iter().position(|held| held.num_tokens == num_tokens) else { return };
@@ -185,9 +182,16 @@ impl States {
     /// Lets a checkpoint go before others, unless several sequences continued from it, or it is at an interval. One of
     /// an output of which there is a later one is forgotten, if it is free.
     fn supersede(&self, sequence: &Sequence, before: Checkpoint, cache: &mut KvCache) {
-        let device = &mut cache.states.device;
-        let Some(state) = device.get(before.key).filter(|_| !self.is_at_interval(before.num_tokens)) else { return };
+        if self.is_at_interval(before.num_tokens) {
+            return;
+        }
         let is_of_output = before.num_tokens > sequence.num_prompt_tokens;
+        let host = &mut cache.states.host;
+        if let Some(state) = host.get(before.key).filter(|&state| is_of_output || host.hits(state) <= 1) {
+            host.supersede(state);
+        }
+        let device = &mut cache.states.device;
+        let Some(state) = device.get(before.key) else { return };
         if is_of_output && device.references(state) == 0 {
             cache.forget_state(state);
         } else if is_of_output || device.hits(state) <= 1 {

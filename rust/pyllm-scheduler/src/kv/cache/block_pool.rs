@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_superseded_goes_before_the_rest_until_its_next_hit() {
+    fn superseded_blocks_go_before_the_rest_until_their_next_hit() {
         let mut pool = in_use(4, 4);
         for block in (0..4).map(BlockId) {
             pool.keep(block, 0);

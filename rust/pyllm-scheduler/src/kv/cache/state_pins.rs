@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::block_hash::GroupHash;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::ids::StateId;
 use crate::kv::cache::prefix::Name;
 
@@ -25,7 +25,7 @@ impl StatePins {
     }
 
     /// Errors: `PinnedStates` if there are as many pins as may keep a state.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> crate::error::Result<()> {
         let num_pins = self.by_name.len() as u32;
         if num_pins >= self.quota {
             return Err(Error::PinnedStates { num_pins, quota: self.quota });
@@ -67,6 +67,17 @@ impl StatePins {
             (last < most && key_of(last) == pin.keys[last as usize]).then_some(last + 1)
         });
         ends.max().unwrap_or(0)
+    }
+
+    /// See `Scheduler::audit`. `name` is that of a state of the device.
+    pub(crate) fn audit(&self, name: impl Fn(StateId) -> Option<Name>) -> Result<(), String> {
+        let held = self.by_name.values().filter_map(|pin| Some((pin, pin.held?)));
+        for (pin, (index, state)) in held {
+            if name(state).map(|name| name.key) != Some(pin.keys[index as usize]) {
+                return Err(format!("state {} is pinned, and has other contents", state.0));
+            }
+        }
+        Ok(())
     }
 
     /// The states that pins hold, once for each pin.

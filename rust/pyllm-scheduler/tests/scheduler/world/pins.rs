@@ -71,7 +71,7 @@ impl World {
             let has_checkpoint =
                 |pin: &&Vec<(Name, u32)>| pin.iter().any(|&(name, _)| self.subscriber.is_on_device(name, group));
             let held = self.pins.values().filter(has_checkpoint).count() as u64;
-            assert!(stats.num_pinned_states >= held, "each pin holds a checkpoint of its prefix");
+            assert_eq!(stats.num_pinned_states, held, "each pin holds a checkpoint of its prefix");
             self.saw("pinned states", stats.num_pinned_states);
         }
     }
