@@ -278,3 +278,82 @@ unsafe fn moments<V: Vector, X: Storage>(numbers: *const X, count: usize, centre
         (sum.sum() / count, squares.sum() / count)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dtype::DType;
+
+    fn rows(numbers: &mut [f32]) -> Matrix {
+        Matrix { dtype: DType::Float32, address: numbers.as_mut_ptr().expose_provenance(), stride: numbers.len() }
+    }
+
+    proptest! {
+        #[test]
+        fn every_kernel_changes_every_stream(
+            pairs in prop::collection::vec((-3.0..3.0_f32, -3.0..3.0_f32, -3.0..3.0_f32), 2..70),
+            mut coefficients in prop::collection::vec(-2.0..2.0_f32, 4),
+        ) {
+            let size = pairs.len();
+            let streams: Vec<f32> = pairs.iter().map(|pair| pair.0).chain(pairs.iter().map(|pair| pair.1)).collect();
+            let mut other: Vec<f32> = pairs.iter().map(|pair| pair.2).collect();
+            let square = |numbers: &[f32]| numbers.iter().map(|number| number * number).sum::<f32>() / size as f32;
+            let mean = streams[..size].iter().sum::<f32>() / size as f32;
+            let centred: Vec<f32> = streams[..size].iter().map(|number| number - mean).collect();
+            let cutoff = mean + 0.5 * square(&centred).sqrt();
+            let mut scaled = vec![f32::NAN; size];
+            let changes = [
+                Change::Predict { coefficients: rows(&mut coefficients) },
+                Change::Correct {
+                    activated: rows(&mut other),
+                    coefficients: rows(&mut coefficients),
+                    active: 1,
+                    scale: rows(&mut other),
+                    scaled: rows(&mut scaled),
+                },
+                Change::Add { other: rows(&mut other) },
+                Change::Match { other: rows(&mut other) },
+            ];
+            for isa in Isa::available() {
+                for change in changes {
+                    let mut x = streams.clone();
+                    let mut found = vec![f32::NAN; 2 * size];
+                    let in_place = matches!(change, Change::Add { .. } | Change::Match { .. });
+                    let out = if in_place { rows(&mut x) } else { rows(&mut found) };
+                    let op = Streams { change, tokens: 1, count: 2, size, x: rows(&mut x), out };
+                    // SAFETY: every address is of a vector above; the test asks for what the machine has.
+                    unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
+                    if in_place {
+                        std::mem::swap(&mut x, &mut found);
+                    }
+                    for (index, &number) in found.iter().enumerate() {
+                        let (stream, at) = (index / size, index % size);
+                        let (before, like) = (streams[index], other[at]);
+                        let expected = match change {
+                            Change::Predict { .. } => {
+                                before + coefficients[2 * stream] * streams[at] + coefficients[2 * stream + 1] * streams[size + at]
+                            }
+                            Change::Correct { .. } => before + (1.0 + coefficients[stream]) * (like - streams[size + at]),
+                            Change::Add { .. } => before + like,
+                            _ => before * (square(&other) / square(&streams[stream * size..][..size]).max(1e-5)).sqrt(),
+                        };
+                        prop_assert!((number - expected).abs() <= 1e-4 * (1.0 + expected.abs()), "{isa:?} {change:?}");
+                        if stream == 1 && matches!(change, Change::Correct { .. }) {
+                            prop_assert!((scaled[at] - number * like).abs() <= 1e-4 * (1.0 + number.abs()), "{isa:?}");
+                        }
+                    }
+                }
+                let mut x = streams[..size].to_vec();
+                let change = Change::TopK { multiplier: 0.5 };
+                let op = Streams { change, tokens: 1, count: 1, size, x: rows(&mut x), out: rows(&mut x) };
+                // SAFETY: as above.
+                unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
+                for (&found, &before) in x.iter().zip(&streams) {
+                    prop_assert!((found - (before - cutoff).max(0.0)).abs() <= 1e-4, "{isa:?}");
+                }
+            }
+        }
+    }
+}
