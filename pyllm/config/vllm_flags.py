@@ -440,7 +440,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("mm-device-do-normalize", "disable-chunked-mm-input", "ec-transfer-config", "ec-manager-config"),
         *("io-processor-plugin", "disable-mm-preprocessor-cache", "enable-mm-processor-stats"),
     ),
-    "models with Mamba layers are not served": (
+    "states are in float32, and --state-checkpoint-tokens says when one is kept": (
         *("mamba-backend", "mamba-ssu-algorithm", "enable-mamba-cache-stochastic-rounding"),
         *("mamba-cache-philox-rounds", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size"),
         *("mamba-cache-mode", "replayssm-buffer-len", "use-replayssm", "gdn-prefill-backend", "kda-prefill-backend"),

@@ -44,8 +44,6 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     ):
         if is_set:
             raise ConfigError(f"{name} {setting} keeps KV blocks without the states that go with them: leave it out")
-    if cache.kv_offloading_size and not any(spec.attentions):
-        raise ConfigError(f"{name} none with KV blocks, beside which kv_offloading_size keeps states: leave it out")
 
 
 def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None:

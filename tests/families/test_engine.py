@@ -136,7 +136,7 @@ def test_states_in_two_stages(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks"), [("lfm2", 1), full("qwen3-next", 1), ("qwen3.5", 2), full("falcon-h1", 1)]
+    ("family", "ranks"), [("lfm2", 1), full("qwen3-next", 1), ("qwen3.5", 2), full("falcon-h1", 1), ("mamba", 1)]
 )
 def test_states_that_are_swapped_out_and_in(tmp_path: Path, family: str, ranks: int) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks, kv_offloading_size="8MiB")
@@ -174,9 +174,9 @@ async def test_a_killed_worker(tmp_path: Path, family: str) -> None:
     assert tokens == expected
 
 
-@pytest.mark.parametrize("stages", [1, full(2)])
-async def test_states_on_the_host_outlive_a_worker(tmp_path: Path, stages: int) -> None:
-    folder = write_tiny_family(tmp_path, "qwen3.5")
+@pytest.mark.parametrize(("family", "stages"), [("qwen3.5", 1), full("qwen3.5", 2), ("mamba", 1)])
+async def test_states_on_the_host_outlive_a_worker(tmp_path: Path, family: str, stages: int) -> None:
+    folder = write_tiny_family(tmp_path, family)
     spec = read_checkpoint(folder).spec
     prompts = [[(7 * number + position) % 90 + 3 for position in range(40)] for number in range(4)]
     async with AsyncEngine(

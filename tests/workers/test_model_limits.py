@@ -55,14 +55,6 @@ def test_settings_that_know_no_states_are_refused(device: str, changes: dict[str
     check_states(engine_config({}), with_states, "cpu")
 
 
-def test_a_model_without_attention_has_nothing_to_offload() -> None:
-    plain, layer = spec({}), LayerSpec(recurrence=ShortConvolutionSpec(size=64, width=3))
-    offloading = engine_config({"kv_offloading_size": "1GiB"})
-    check_states(offloading, msgspec.structs.replace(plain, layers=(*plain.layers, layer)), "cpu")
-    with pytest.raises(ConfigError, match="and none with KV blocks, beside which kv_offloading_size keeps states"):
-        check_states(offloading, msgspec.structs.replace(plain, layers=(layer,)), "cpu")
-
-
 LATENT = LatentSpec(rank=32, rope_size=8, key_size=16, value_size=32, norm=NormSpec(epsilon=1e-6))
 
 

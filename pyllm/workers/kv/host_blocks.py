@@ -16,7 +16,7 @@ from pyllm_kernels import Kernels
 from pyllm.checkpoint.cache import file_identity
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import num_ranks
-from pyllm.families.kv_layout import KVGroup
+from pyllm.families.kv_layout import KVGroup, num_bare_blocks
 from pyllm.families.state_layout import host_states, state_bytes
 from pyllm.workers.kv.host_states import HostStates
 from pyllm.workers.kv.host_tier import HostTier
@@ -86,6 +86,8 @@ def open_host_blocks(
     num_states = host_states(spec, tp_size, size)
     size -= num_states * tp_size * state_bytes(spec, tp_size, range(len(spec.layers)))
     num_blocks = host_blocks_of_rank(size, ranks, shape.block_bytes, held=held)
+    if num_blocks and not shape.block_bytes:
+        num_blocks = num_bare_blocks(engine.model.max_model_len or 1, engine.cache.block_size, num_states)
     if descriptor is None or not num_blocks:
         return HostBlocks(num_blocks, None, num_states)
     meaning = (
