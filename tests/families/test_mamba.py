@@ -1,6 +1,5 @@
 """Published configurations of Mamba's families: sizes, contexts, and fields that stand for others."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.registry import find_family
-from pyllm.families.spec import ModelSpec
+from pyllm.families.spec import ModelSpec, NormSpec, SelectiveScanSpec
 from pyllm.families.tensors import num_parameters
 from tests.families.record_gguf import FOLDER
 
@@ -77,9 +76,18 @@ def test_nothing_limits_a_context_without_attention() -> None:
 
 
 def test_a_gguf_file_of_falcon_mamba_says_that_it_has_norms() -> None:
-    plain, falcon = (read_checkpoint(str(Path(FOLDER, f"{name}.gguf"))).spec for name in ("mamba", "falcon-mamba"))
-    assert (plain.architecture, plain.layers[0].recurrence.norm) == ("MambaForCausalLM", None)
-    assert (falcon.architecture, falcon.layers[0].recurrence.norm.weight) == ("FalconMambaForCausalLM", False)
+    found = []
+    for name in ("mamba", "falcon-mamba"):
+        spec = read_checkpoint(str(FOLDER / f"{name}.gguf")).spec
+        recurrence = spec.layers[0].recurrence
+        assert isinstance(recurrence, SelectiveScanSpec)
+        found.append((spec.architecture, recurrence.norm))
+    epsilon = found[1][1].epsilon if found[1][1] is not None else 0.0
+    assert found == [
+        ("MambaForCausalLM", None),
+        ("FalconMambaForCausalLM", NormSpec(epsilon=epsilon, weight=False)),
+    ]
+    assert epsilon == pytest.approx(0.01)
 
 
 def test_the_first_layer_of_a_period_is_within_it() -> None:
