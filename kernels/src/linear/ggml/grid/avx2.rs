@@ -140,21 +140,13 @@ unsafe fn expand_eight<G: Grid>(group: &[u8], at: usize, steps: &mut [u8]) {
 }
 
 /// The entries of 8 columns, the first 4 features and the other 4.
-///
-/// # Safety
-///
-/// This machine has AVX2; there are 8 columns from `column` on.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn look_up<G: Grid>(indices: &[[u16; PANEL]; 2], column: usize) -> [__m256i; 2] {
-    // Volatile, since the compiler would keep indices in vectors, and extract each with two operations.
-    // SAFETY: as the caller promises.
-    let index =
-        |half: usize, at: usize| unsafe { (&raw const indices[half]).cast::<u16>().add(column + at).read_volatile() };
+fn look_up<G: Grid>(indices: &[[u16; PANEL]; 2], column: usize) -> [__m256i; 2] {
     // The grids' lengths are powers of two; the rest clears the bit of `LOWERED`, and other bits are there in no index.
     match G::ENTRIES {
         Entries::Eights(entries) => {
-            let entry = |at: usize| entries[usize::from(index(0, at)) % entries.len()].cast_signed();
+            let entry = |at: usize| entries[usize::from(indices[0][column + at]) % entries.len()].cast_signed();
             let [first, second] = [0, 2].map(|at| {
                 _mm256_castsi256_ps(_mm256_set_epi64x(entry(at + 5), entry(at + 4), entry(at + 1), entry(at)))
             });
@@ -162,7 +154,7 @@ unsafe fn look_up<G: Grid>(indices: &[[u16; PANEL]; 2], column: usize) -> [__m25
                 .map(|floats| _mm256_castps_si256(floats))
         }
         Entries::Fours(entries) => [0, 1].map(|half: usize| {
-            let entry = |at: usize| entries[usize::from(index(half, at)) % entries.len()].cast_signed();
+            let entry = |at: usize| entries[usize::from(indices[half][column + at]) % entries.len()].cast_signed();
             _mm256_set_epi32(entry(7), entry(6), entry(5), entry(4), entry(3), entry(2), entry(1), entry(0))
         }),
     }
