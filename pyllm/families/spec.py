@@ -308,6 +308,11 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     Its output is normalised over each head, and gated. A value head has a matrix [key_size, value_size] as its state;
     several may have the query and the key of one head: adjacent ones, or if `is_tiled` those at equal distances, as in
     llama.cpp's files of Qwen 3.5.
+
+    - `rank`: each row of a state has a decay of its own, and decays and the output's gate are products with two
+      matrices, of so many features between them (Kimi's delta attention, arXiv 2510.26692).
+    - `gate`: the function of the output's gate.
+    - `are_convolutions_apart`: the file has the convolutions of queries, keys and values in a tensor each.
     """
 
     key_heads: int
@@ -317,6 +322,9 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     width: int
     epsilon: float
     is_tiled: bool = False
+    rank: int | None = None
+    gate: Literal["silu", "sigmoid"] = "silu"
+    are_convolutions_apart: bool = False
 
     @property
     def convolved(self) -> tuple[int, ...]:
@@ -328,8 +336,20 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     def inputs(self) -> dict[str, int]:
         """See `ShortConvolutionSpec`."""
         query, key, value = self.convolved
-        heads = {"beta": self.value_heads, "decay": self.value_heads}
-        return {"query": query, "key": key, "value": value, "gate": value} | heads
+        inputs = {"query": query, "key": key, "value": value}
+        if self.rank is not None:
+            return inputs | {"beta": self.value_heads}
+        return inputs | {"gate": value, "beta": self.value_heads, "decay": self.value_heads}
+
+    @property
+    def low_rank(self) -> dict[str, int]:
+        """The projections that are products of two matrices, with their features."""
+        return {} if self.rank is None else {"decay": self.decays, "gate": self.output_size}
+
+    @property
+    def decays(self) -> int:
+        """The number of decays of a token."""
+        return self.value_heads * (1 if self.rank is None else self.key_size)
 
     @property
     def output_size(self) -> int:
@@ -464,6 +484,14 @@ class SelectiveScanSpec(msgspec.Struct, frozen=True, kw_only=True, tag="selectiv
 
 RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec | SelectiveScanSpec
 """A layer that keeps a state of all tokens before: a convolution's last inputs, and maybe numbers for each head."""
+
+
+def convolution_tensors(recurrence: RecurrenceSpec) -> dict[str, int]:
+    """The tensors of a convolution, with their features."""
+    if isinstance(recurrence, GatedDeltaSpec) and recurrence.are_convolutions_apart:
+        parts = zip(recurrence.inputs, recurrence.convolved, strict=False)
+        return {f"{name}_convolution": size for name, size in parts}
+    return {"convolution": sum(recurrence.convolved)}
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):

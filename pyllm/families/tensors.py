@@ -25,6 +25,7 @@ from pyllm.families.spec import (
     Shape,
     StateSpaceSpec,
     StreamsSpec,
+    convolution_tensors,
 )
 from pyllm.families.transformers_probe import Probed
 
@@ -414,13 +415,18 @@ def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
     matrices["recurrence.output"] = (hidden, recurrence.output_size)
     has_bias = not isinstance(recurrence, GatedDeltaSpec) and recurrence.bias
     shapes = _matrices(matrices, set(matrices) if has_bias else set())
-    channels = sum(recurrence.convolved)
-    shapes["recurrence.convolution.weight"] = (channels, recurrence.width)
-    if recurrence.has_convolution_bias:
-        shapes["recurrence.convolution.bias"] = (channels,)
+    for name, channels in convolution_tensors(recurrence).items():
+        shapes[f"recurrence.{name}.weight"] = (channels, recurrence.width)
+        if recurrence.has_convolution_bias:
+            shapes[f"recurrence.{name}.bias"] = (channels,)
     match recurrence:
         case GatedDeltaSpec():
-            shapes["recurrence.decay_scale.weight"] = shapes["recurrence.decay_bias.weight"] = (recurrence.value_heads,)
+            for name, size in recurrence.low_rank.items():
+                assert recurrence.rank is not None, "the spec has projections of a rank"
+                pair = {f"recurrence.{name}_down": (recurrence.rank, hidden), f"recurrence.{name}": (size, recurrence.rank)}
+                shapes |= _matrices(pair, ())
+            shapes["recurrence.decay_scale.weight"] = (recurrence.value_heads,)
+            shapes["recurrence.decay_bias.weight"] = (recurrence.decays,)
             shapes["recurrence.norm.weight"] = (recurrence.value_size,)
         case StateSpaceSpec():
             for name in ("decay_scale", "step_bias", "skip"):
