@@ -710,10 +710,10 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
-    # In llama.cpp's files vectors may have a row for each head or group; a matrix may have a third dimension for each
+    # In llama.cpp's files vectors may have a row for each head or group; a matrix may have further dimensions for each
     # head there, and for the weights of a convolution. DBRX has the experts' matrices in one of two dimensions.
     is_vector = len(needed) == 1 and math.prod(tensor.shape) == needed[0]
-    is_matrix = len(tensor.shape) == 3 and (tensor.shape[0] * tensor.shape[1], tensor.shape[2]) == needed
+    is_matrix = len(tensor.shape) > 2 and (math.prod(tensor.shape[:-1]), tensor.shape[-1]) == needed
     are_matrices = len(needed) == 3 and tensor.shape == (needed[0] * needed[1], needed[2])
     if is_vector or is_matrix or are_matrices:
         tensor = msgspec.structs.replace(tensor, shape=needed)

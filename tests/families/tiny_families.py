@@ -282,7 +282,7 @@ _KIMI = {
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "num_local_experts": 6,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 64,
 }
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
