@@ -44,14 +44,14 @@ _DEFAULTS = {
     "routed_scaling_factor": 2.446,
     "first_k_dense_replace": 1,
 }
-# Of published files, and of transformers'.
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "max_position_embeddings": "model_max_length",
     "norm_topk_prob": "moe_renormalize",
     "n_group": "num_expert_group",
     "num_experts_per_tok": "num_experts_per_token",
     "n_shared_experts": "num_shared_experts",
 }
+"""The names of fields in files of Kimi Linear and of Ling 3."""
 _SECTION_NAMES = {
     "linear_num_heads": "num_heads",
     "linear_head_dim": "head_dim",
@@ -62,7 +62,7 @@ _SECTION_NAMES = {
 def read(config: Config) -> ModelSpec:
     """The model that a config.json describes."""
     config.refuse_unless(mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1, hidden_act="silu")
-    config, section = config.renamed(**_OTHER_NAMES), config.section("linear_attn_config")
+    config, section = config.renamed(**OTHER_NAMES), config.section("linear_attn_config")
     sizes = {name: section.integer(own) for name, own in _SECTION_NAMES.items() if own in section}
     config = config.replaced(**sizes).with_defaults(**_DEFAULTS)
     norm, (attention, _) = read_norm(config), read_latent_attention(config)
@@ -74,6 +74,7 @@ def read(config: Config) -> ModelSpec:
         value_size=size,
         width=config.integer("linear_conv_kernel_dim", least=2, most=8),
         epsilon=norm.epsilon,
+        row_decays=True,
         rank=size,
         gate="sigmoid",
         are_convolutions_apart=True,
@@ -86,23 +87,28 @@ def read(config: Config) -> ModelSpec:
             attention_norm=norm,
             feed_forward_norm=norm,
         )
-        for kind in _layer_types(config)
+        for kind in delta_layer_types(config, _default_layer_types(config))
     ]
     return with_deepseek_experts(config, read_model(config, layers, ()))
 
 
-def _layer_types(config: Config) -> list[str]:
+def _default_layer_types(config: Config) -> list[str]:
     count, section = num_layers(config), config.section("linear_attn_config")
-    if "layer_types" in config:
-        types: list[str] = config.items("layer_types", count)
-        for kind in types:
-            if kind not in _KINDS:  # a value of any JSON type
-                raise config.error("layer_types", kind, f"a list of {' and '.join(_KINDS)}")
-        return types
     if "full_attn_layers" not in section:
         return [_KINDS[index > 0 and index % 4 == 0] for index in range(count)]
     full = set(section.integers("full_attn_layers"))  # counted from 1
     return [_KINDS[index + 1 in full] for index in range(count)]
+
+
+def delta_layer_types(config: Config, default: list[str]) -> list[str]:
+    """The type of each layer, linear_attention or full_attention, from the field layer_types or by default."""
+    if "layer_types" not in config:
+        return default
+    types: list[str] = config.items("layer_types", num_layers(config))
+    for kind in types:
+        if kind not in _KINDS:  # a value of any JSON type
+            raise config.error("layer_types", kind, f"a list of {' and '.join(_KINDS)}")
+    return types
 
 
 def _complete(config: Config) -> Config:
@@ -114,6 +120,24 @@ def _complete(config: Config) -> Config:
     )
 
 
+DELTA_PARTS = {
+    "recurrence.query": "self_attn.q_proj",
+    "recurrence.key": "self_attn.k_proj",
+    "recurrence.value": "self_attn.v_proj",
+    "recurrence.beta": "self_attn.b_proj",
+    "recurrence.decay_down": "self_attn.f_a_proj",
+    "recurrence.decay": "self_attn.f_b_proj",
+    "recurrence.gate_down": "self_attn.g_a_proj",
+    "recurrence.gate": "self_attn.g_b_proj",
+    "recurrence.decay_scale": "self_attn.A_log",
+    "recurrence.decay_bias": "self_attn.dt_bias",
+    "recurrence.query_convolution": "self_attn.q_conv1d",
+    "recurrence.key_convolution": "self_attn.k_conv1d",
+    "recurrence.value_convolution": "self_attn.v_conv1d",
+    "recurrence.norm": "self_attn.o_norm",
+    "recurrence.output": "self_attn.o_proj",
+}
+"""Of a layer with delta attention, in the names of published files."""
 _EXPERTS = "block_sparse_moe"
 FAMILY = Family(
     architectures=("KimiLinearForCausalLM",),
@@ -121,22 +145,8 @@ FAMILY = Family(
     tensors=replace_names(
         LATENT_NAMES,
         parts=LATENT_NAMES.parts
+        | DELTA_PARTS
         | {
-            "recurrence.query": "self_attn.q_proj",
-            "recurrence.key": "self_attn.k_proj",
-            "recurrence.value": "self_attn.v_proj",
-            "recurrence.beta": "self_attn.b_proj",
-            "recurrence.decay_down": "self_attn.f_a_proj",
-            "recurrence.decay": "self_attn.f_b_proj",
-            "recurrence.gate_down": "self_attn.g_a_proj",
-            "recurrence.gate": "self_attn.g_b_proj",
-            "recurrence.decay_scale": "self_attn.A_log",
-            "recurrence.decay_bias": "self_attn.dt_bias",
-            "recurrence.query_convolution": "self_attn.q_conv1d",
-            "recurrence.key_convolution": "self_attn.k_conv1d",
-            "recurrence.value_convolution": "self_attn.v_conv1d",
-            "recurrence.norm": "self_attn.o_norm",
-            "recurrence.output": "self_attn.o_proj",
             "feed_forward.router": f"{_EXPERTS}.gate",
             "feed_forward.correction": f"{_EXPERTS}.gate.e_score_correction",
             "feed_forward.experts.gate": f"{_EXPERTS}.experts.{{}}.w1",

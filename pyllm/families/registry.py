@@ -111,6 +111,7 @@ FAMILIES = (
     kimi_linear.FAMILY,
     lfm2.LFM2,
     lfm2.LFM2_MOE,
+    lfm2.LFM3,
     exaone4.EXAONE4,
     exaone4.EXAONE_MOE,
     apertus.FAMILY,

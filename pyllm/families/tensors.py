@@ -423,7 +423,10 @@ def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
         case GatedDeltaSpec():
             for name, size in recurrence.low_rank.items():
                 assert recurrence.rank is not None, "the spec has projections of a rank"
-                pair = {f"recurrence.{name}_down": (recurrence.rank, hidden), f"recurrence.{name}": (size, recurrence.rank)}
+                pair = {
+                    f"recurrence.{name}_down": (recurrence.rank, hidden),
+                    f"recurrence.{name}": (size, recurrence.rank),
+                }
                 shapes |= _matrices(pair, ())
             shapes["recurrence.decay_scale.weight"] = (recurrence.value_heads,)
             shapes["recurrence.decay_bias.weight"] = (recurrence.decays,)

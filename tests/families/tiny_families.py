@@ -259,6 +259,12 @@ _LFM2 = {
     "block_ffn_dim_multiplier": 1.3,
     "tie_word_embeddings": True,
 }
+_LFM3 = _HEAD | {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+    "sliding_window": 24,
+    "tie_word_embeddings": True,
+}
 _LFM2_MOE = {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -588,6 +594,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
+    "lfm3": ("Lfm3", _LFM3),
+    "lfm3-bias": (
+        "Lfm3",
+        _LFM3
+        | {"conv_bias": True, "attention_bias": True, "use_sandwich_norm": False, "conv_L_cache": 3}
+        | {"use_attention_gate": False, "tie_word_embeddings": False},
+    ),
     "lfm2-moe": ("Lfm2Moe", _LFM2_MOE),
     "lfm2-moe-plain": (
         "Lfm2Moe",

@@ -160,9 +160,7 @@ class GatedDelta:
             self._key_heads,
             spec.is_tiled,
         )
-        normed = kernels[gated_norm](
-            values, parts["gate"], self.norm, spec.epsilon, spec.value_size, False, spec.gate
-        )
+        normed = kernels[gated_norm](values, parts["gate"], self.norm, spec.epsilon, spec.value_size, False, spec.gate)
         return layer.output(normed)
 
 
