@@ -1,5 +1,5 @@
-"""LFM2 (arXiv 2511.23404), dense and with experts: short convolutions in most layers, attention in the others; and LFM3,
-with windows, norms after each part of a layer, and a gate of each attention head.
+"""LFM2 (arXiv 2511.23404), dense and with experts: short convolutions in most layers, attention in the others; LFM3:
+the same with windows, norms after each part of a layer, and a gate of each attention head.
 """
 
 from dataclasses import replace

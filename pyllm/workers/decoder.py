@@ -66,7 +66,7 @@ class Attention:
                     head_norm = QKNorm(*weights, norm.epsilon, spec.norm_after_rotation)
         self._normalises_all = self.query_norm is not None and head_norm is None
         has_all = self._has_own_kv and not spec.values_are_keys
-        self._is_plain = has_all and self._value_norm is None and not self._normalises_all
+        self._is_plain = has_all and self._value_norm is None and not self._normalises_all and not spec.head_gate
         # The number of adjacent ranks that hold the same KV head, if there are more ranks than KV heads.
         self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
         self._heads = spec.heads
@@ -131,9 +131,9 @@ class Attention:
         if not self._has_head_gate:
             self._kernels[sigmoid_gate](attended, gate)
             return
-        for head, number in zip(
-            split(attended, [self._head_size] * gate.shape[1]), split(gate, [1] * gate.shape[1]), strict=True
-        ):
+        num_heads = gate.shape[1]
+        heads = split(attended, [self._head_size] * num_heads)
+        for head, number in zip(heads, split(gate, [1] * num_heads), strict=True):
             self._kernels[sigmoid_gate](head, number)
 
     def _heads_of(self, part: Tensor) -> Tensor:
