@@ -1,6 +1,10 @@
-"""LFM2 (arXiv 2511.23404), dense and with experts: short convolutions in most layers, attention in the others."""
+"""LFM2 (arXiv 2511.23404), dense and with experts: short convolutions in most layers, attention in the others; LFM3:
+the same with windows, norms after each part of a layer, and a gate of each attention head.
+"""
 
 from dataclasses import replace
+
+from msgspec.structs import replace as replace_struct
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
@@ -15,10 +19,15 @@ from pyllm.families.family import (
     read_routing,
     with_experts,
 )
+from pyllm.families.rope import read_rope
 from pyllm.families.spec import FeedForwardSpec, LayerSpec, ModelSpec, ShortConvolutionSpec
 from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
 _KINDS = ("conv", "full_attention")
+_LFM3_ROPES = {
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 
 def read_lfm2(config: Config) -> ModelSpec:
@@ -57,15 +66,51 @@ def read_lfm2_moe(config: Config) -> ModelSpec:
     return with_experts(read_lfm2(config), routing, size, lambda index: index >= first)
 
 
-def _layer_types(config: Config) -> list[str]:
+def read_lfm3(config: Config) -> ModelSpec:
+    """The model that a config.json of LFM3 describes."""
+    config = config.with_defaults(rope_parameters=_LFM3_ROPES, head_dim=128)
+    norm, bias = read_norm(config, "norm_eps"), config.flag("attention_bias", False)
+    has_gate = config.flag("use_attention_gate", True)
+    if bias and has_gate:
+        raise config.error("attention_bias", bias, "false in a model with use_attention_gate, which has no bias")
+    after = norm if config.flag("use_sandwich_norm", True) else None
+    full = read_attention(config, query_key_norm=norm, head_gate=has_gate, bias=bias, output_bias=bias)
+    window = None if "sliding_window" in config.nulls else config.integer("sliding_window", 256)
+    attentions = {"full_attention": full, "sliding_attention": replace_struct(full, rope=1, window=window)}
+    convolution = ShortConvolutionSpec(
+        size=config.integer("hidden_size"),
+        width=config.integer("conv_L_cache", 7, least=2, most=8),
+        bias=config.flag("conv_bias", False),
+    )
+    types = [
+        "full_attention" if index % 4 == 2 else "sliding_attention" if index and index % 4 == 0 else "conv"
+        for index in range(num_layers(config))
+    ]
+    layers = [
+        LayerSpec(
+            attention=attentions.get(kind),
+            recurrence=convolution if kind == "conv" else None,
+            feed_forward=FeedForwardSpec(size=config.integer("intermediate_size")),
+            attention_norm=norm,
+            attention_output_norm=after,
+            feed_forward_norm=norm,
+            feed_forward_output_norm=after,
+        )
+        for kind in (_layer_types(config, ("conv", *attentions)) if "layer_types" in config else types)
+    ]
+    ropes = [read_rope(config, full.head_size, layer_type=kind) for kind in attentions]
+    return read_model(config, layers, ropes, tie_word_embeddings=config.flag("tie_word_embeddings", True))
+
+
+def _layer_types(config: Config, kinds: tuple[str, ...] = _KINDS) -> list[str]:
     count = num_layers(config)
     if "layer_types" not in config:
         full = set(config.integers("full_attn_idxs")) or set(range(count))
         return ["full_attention" if index in full else "conv" for index in range(count)]
     types: list[str] = config.items("layer_types", count)
     for kind in types:
-        if kind not in _KINDS:  # a value of any JSON type
-            raise config.error("layer_types", kind, f"a list of {' and '.join(_KINDS)}")
+        if kind not in kinds:  # a value of any JSON type
+            raise config.error("layer_types", kind, f"a list of {' and '.join(kinds)}")
     return types
 
 
@@ -119,6 +164,21 @@ LFM2 = Family(
         tensors=_GGUF_TENSORS,
         fields=_GGUF_FIELDS,
         complete=_complete,
+    ),
+)
+LFM3 = Family(
+    architectures=("Lfm3ForCausalLM",),
+    read=read_lfm3,
+    tensors=replace(
+        LFM2.tensors,
+        parts={
+            **LFM2.tensors.parts,
+            **{f"attention.{name}": f"self_attn.{name[0]}_norm" for name in ("query_norm", "key_norm")},
+            "attention.gate": "self_attn.gate_proj",
+            "attention.output": "self_attn.o_proj",
+            "attention_output_norm": "post_operator_norm",
+            "feed_forward_output_norm": "post_ffn_norm",
+        },
     ),
 )
 LFM2_MOE = Family(

@@ -125,6 +125,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `slopes`: the scores of each head fall by its slope for each position of distance (ALiBi, arXiv 2108.12409).
     - `clip`: query, key and value are brought into the range from `-clip` to `clip` before norms and rotation (MPT).
     - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
+    - `head_gate`: the same with one number for each head.
     - `value_norm`: a norm without weights over each head of the value.
     - `values_are_keys`: the value is the key before its norm and rotation; it needs a `value_norm`.
     - `kv_source`: an earlier layer whose keys and values it reads, instead of its own (arXiv 2405.12981).
@@ -149,6 +150,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     slopes: tuple[float, ...] | None = None
     clip: float | None = None
     output_gate: bool = False
+    head_gate: bool = False
     value_norm: NormSpec | None = None
     values_are_keys: bool = False
     kv_source: int | None = None
@@ -174,7 +176,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The projections of the layer's input to heads, with their features; not those of latents."""
         own = {"key": self.kv_size} if self.kv_source is None else {}
         own |= {"value": self.kv_size} if own and not self.values_are_keys else {}
-        return {"query": self.query_size} | own | ({"gate": self.query_size} if self.output_gate else {})
+        gate = {"gate": self.query_size} if self.output_gate else {"gate": self.heads} if self.head_gate else {}
+        return {"query": self.query_size} | own | gate
 
     def kv_heads_of_rank(self, ranks: int) -> int:
         """The number of KV heads on each of `ranks`; with more ranks than heads, some ranks hold the same one."""
@@ -308,6 +311,11 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     Its output is normalised over each head, and gated. A value head has a matrix [key_size, value_size] as its state;
     several may have the query and the key of one head: adjacent ones, or if `is_tiled` those at equal distances, as in
     llama.cpp's files of Qwen 3.5.
+
+    - `row_decays`: each row of a state has a decay of its own (Kimi's delta attention, arXiv 2510.26692).
+    - `rank`: decays and the output's gate are products with two matrices, of so many features between them.
+    - `gate`: the function of the output's gate.
+    - `are_convolutions_apart`: the file has the convolutions of queries, keys and values in a tensor each.
     """
 
     key_heads: int
@@ -317,6 +325,10 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     width: int
     epsilon: float
     is_tiled: bool = False
+    row_decays: bool = False
+    rank: int | None = None
+    gate: Literal["silu", "sigmoid"] = "silu"
+    are_convolutions_apart: bool = False
 
     @property
     def convolved(self) -> tuple[int, ...]:
@@ -328,8 +340,20 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     def inputs(self) -> dict[str, int]:
         """See `ShortConvolutionSpec`."""
         query, key, value = self.convolved
-        heads = {"beta": self.value_heads, "decay": self.value_heads}
-        return {"query": query, "key": key, "value": value, "gate": value} | heads
+        inputs = {"query": query, "key": key, "value": value}
+        if self.rank is not None:
+            return inputs | {"beta": self.value_heads}
+        return inputs | {"gate": value, "beta": self.value_heads, "decay": self.decays}
+
+    @property
+    def low_rank(self) -> dict[str, int]:
+        """The projections that are products of two matrices, with their features."""
+        return {} if self.rank is None else {"decay": self.decays, "gate": self.output_size}
+
+    @property
+    def decays(self) -> int:
+        """The number of decays of a token."""
+        return self.value_heads * (self.key_size if self.row_decays else 1)
 
     @property
     def output_size(self) -> int:
@@ -464,6 +488,14 @@ class SelectiveScanSpec(msgspec.Struct, frozen=True, kw_only=True, tag="selectiv
 
 RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec | SelectiveScanSpec
 """A layer that keeps a state of all tokens before: a convolution's last inputs, and maybe numbers for each head."""
+
+
+def convolution_tensors(recurrence: RecurrenceSpec) -> dict[str, int]:
+    """The tensors of a convolution, with their features."""
+    if isinstance(recurrence, GatedDeltaSpec) and recurrence.are_convolutions_apart:
+        parts = zip(recurrence.inputs, recurrence.convolved, strict=False)
+        return {f"{name}_convolution": size for name, size in parts}
+    return {"convolution": sum(recurrence.convolved)}
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):

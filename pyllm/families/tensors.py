@@ -25,6 +25,7 @@ from pyllm.families.spec import (
     Shape,
     StateSpaceSpec,
     StreamsSpec,
+    convolution_tensors,
 )
 from pyllm.families.transformers_probe import Probed
 
@@ -414,13 +415,21 @@ def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
     matrices["recurrence.output"] = (hidden, recurrence.output_size)
     has_bias = not isinstance(recurrence, GatedDeltaSpec) and recurrence.bias
     shapes = _matrices(matrices, set(matrices) if has_bias else set())
-    channels = sum(recurrence.convolved)
-    shapes["recurrence.convolution.weight"] = (channels, recurrence.width)
-    if recurrence.has_convolution_bias:
-        shapes["recurrence.convolution.bias"] = (channels,)
+    for name, channels in convolution_tensors(recurrence).items():
+        shapes[f"recurrence.{name}.weight"] = (channels, recurrence.width)
+        if recurrence.has_convolution_bias:
+            shapes[f"recurrence.{name}.bias"] = (channels,)
     match recurrence:
         case GatedDeltaSpec():
-            shapes["recurrence.decay_scale.weight"] = shapes["recurrence.decay_bias.weight"] = (recurrence.value_heads,)
+            for name, size in recurrence.low_rank.items():
+                assert recurrence.rank is not None, "the spec has projections of a rank"
+                pair = {
+                    f"recurrence.{name}_down": (recurrence.rank, hidden),
+                    f"recurrence.{name}": (size, recurrence.rank),
+                }
+                shapes |= _matrices(pair, ())
+            shapes["recurrence.decay_scale.weight"] = (recurrence.value_heads,)
+            shapes["recurrence.decay_bias.weight"] = (recurrence.decays,)
             shapes["recurrence.norm.weight"] = (recurrence.value_size,)
         case StateSpaceSpec():
             for name in ("decay_scale", "step_bias", "skip"):
@@ -704,10 +713,10 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
         text = f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}"
         raise MissingTensorError(text)
-    # In llama.cpp's files vectors may have a row for each head or group; a matrix may have a third dimension for each
+    # In llama.cpp's files vectors may have a row for each head or group; a matrix may have further dimensions for each
     # head there, and for the weights of a convolution. DBRX has the experts' matrices in one of two dimensions.
     is_vector = len(needed) == 1 and math.prod(tensor.shape) == needed[0]
-    is_matrix = len(tensor.shape) == 3 and (tensor.shape[0] * tensor.shape[1], tensor.shape[2]) == needed
+    is_matrix = len(tensor.shape) > 2 and (math.prod(tensor.shape[:-1]), tensor.shape[-1]) == needed
     are_matrices = len(needed) == 3 and tensor.shape == (needed[0] * needed[1], needed[2])
     if is_vector or is_matrix or are_matrices:
         tensor = msgspec.structs.replace(tensor, shape=needed)

@@ -44,12 +44,15 @@ class Attention:
             placement.share_of_heads(spec.kv_heads, spec.head_size),
         )
         query, key_value = self._shares
-        self._clip = spec.clip
+        self._clip, self._has_head_gate = spec.clip, spec.head_gate
         self._names = tuple(spec.projections)
-        shares = [key_value if name in {"key", "value"} else query for name in self._names]
+        by_name = {"key": key_value, "value": key_value}
+        if spec.head_gate:
+            by_name["gate"] = placement.share_of_heads(spec.heads, 1)
+        shares = [by_name.get(name, query) for name in self._names]
         self.qkv = ColumnParallelLinear(hidden_size, tuple(spec.projections.values()), placement, spec.bias, shares)
         self._num_heads = [size // spec.head_size for size in self.qkv.sizes]
-        self._has_gate = spec.output_gate
+        self._has_gate = spec.output_gate or spec.head_gate
         self._has_own_kv = spec.kv_source is None
         self._value_norm = None if spec.value_norm is None else Norm(spec.value_norm, spec.head_size, placement)
         self.query_norm, self.key_norm, head_norm = None, None, None
@@ -63,7 +66,7 @@ class Attention:
                     head_norm = QKNorm(*weights, norm.epsilon, spec.norm_after_rotation)
         self._normalises_all = self.query_norm is not None and head_norm is None
         has_all = self._has_own_kv and not spec.values_are_keys
-        self._is_plain = has_all and self._value_norm is None and not self._normalises_all
+        self._is_plain = has_all and self._value_norm is None and not self._normalises_all and not spec.head_gate
         # The number of adjacent ranks that hold the same KV head, if there are more ranks than KV heads.
         self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
         self._heads = spec.heads
@@ -103,7 +106,7 @@ class Attention:
             attended = self._attend(products, context)
         attended = attended.reshape(len(x), -1)
         if self._has_gate:
-            attended = self._kernels[sigmoid_gate](attended, split(products, self.qkv.sizes)[-1])
+            self._multiply(attended, split(products, self.qkv.sizes)[-1])
         return self.output(attended)
 
     def _attend(self, products: Tensor, context: ForwardContext) -> Tensor:
@@ -122,6 +125,16 @@ class Attention:
             key = self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head)
         heads = self._heads_of
         return self.attention(heads(query), heads(key), heads(value), context)
+
+    def _multiply(self, attended: Tensor, gate: Tensor) -> None:
+        """Gate the features in place, or those of each head by its one number."""
+        if not self._has_head_gate:
+            self._kernels[sigmoid_gate](attended, gate)
+            return
+        num_heads = gate.shape[1]
+        heads = split(attended, [self._head_size] * num_heads)
+        for head, number in zip(heads, split(gate, [1] * num_heads), strict=True):
+            self._kernels[sigmoid_gate](head, number)
 
     def _heads_of(self, part: Tensor) -> Tensor:
         return part.reshape(len(part), -1, self._head_size)

@@ -81,6 +81,7 @@ FAMILIES = (
     "minicpm3",
     "falcon-h1",
     "falcon-h1-norm",
+    "kimi-linear",
     "lfm2",
     "lfm2-moe",
     "qwen3-next",
@@ -111,6 +112,14 @@ FAMILIES = (
     "falcon-mamba",
     "mamba2",
 )
+_KIMI_STATES = {
+    "full_attn_layers": [3],
+    "kda_layers": [1, 2, 4],
+    "num_heads": 4,
+    "head_dim": 16,
+    "short_conv_kernel_size": 4,
+}
+_KIMI = {"linear_attn_config": _KIMI_STATES, "moe_router_activation_func": "sigmoid"}
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
     "cohere2": {"rotary_pct": 1.0},
@@ -120,6 +129,7 @@ _OLDER_FIELDS = {
     "granite-4-mamba-experts": {"layer_types": ["mamba", "attention", "mamba"]},
     "falcon-h1": {"head_dim": 16},
     "falcon-h1-norm": {"head_dim": 16},
+    "kimi-linear": _KIMI | {"first_k_dense_replace": 0},
     "nemotron-h-experts": {"hybrid_override_pattern": "ME*ME", "layers_block_type": None},
     "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},

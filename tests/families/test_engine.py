@@ -106,7 +106,16 @@ def check(
 
 # The last ones have query, key and value in one tensor, learned positions, biases and two norms of parallel layers.
 TWO_RANKS = [
-    *("lfm2", full("qwen3-next"), full("granite-4-mamba"), "jamba", "mamba2", full("falcon-mamba")),
+    *(
+        "lfm2",
+        full("qwen3-next"),
+        "kimi-linear",
+        "lfm3",
+        full("granite-4-mamba"),
+        "jamba",
+        "mamba2",
+        full("falcon-mamba"),
+    ),
     *(
         "gemma3n",
         full("gemma3n-three-streams"),
@@ -130,13 +139,20 @@ def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
 
-@pytest.mark.parametrize("family", [full("lfm2"), "qwen3-next", full("nemotron-h"), full("jamba"), "mamba"])
+@pytest.mark.parametrize(
+    "family",
+    [full("lfm2"), "qwen3-next", full("kimi-linear-dense"), full("lfm3"), full("nemotron-h"), full("jamba"), "mamba"],
+)
 def test_states_in_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks"), [("lfm2", 1), full("qwen3-next", 1), ("qwen3.5", 2), full("falcon-h1", 1), ("mamba", 1)]
+    ("family", "ranks"),
+    [
+        *(("lfm2", 1), full("qwen3-next", 1), ("qwen3.5", 2), full("falcon-h1", 1)),
+        *(("mamba", 1), full("kimi-linear", 2), full("lfm3", 1)),
+    ],
 )
 def test_states_that_are_swapped_out_and_in(tmp_path: Path, family: str, ranks: int) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks, kv_offloading_size="8MiB")
@@ -160,7 +176,7 @@ def test_merged_experts_of_a_gguf_file(tmp_path: Path, ranks: int) -> None:
     check(write_gpt_oss_gguf(source, tmp_path / "tiny.gguf"), "gpt-oss", ranks)
 
 
-@pytest.mark.parametrize("family", ["gemma2", full("gemma4"), "qwen3.5", "mamba2"])
+@pytest.mark.parametrize("family", ["gemma2", full("gemma4"), "qwen3.5", "mamba2", full("kimi-linear")])
 async def test_a_killed_worker(tmp_path: Path, family: str) -> None:
     prompt, expected = prompts_and_answers(family)[0]
     folder = write_tiny_family(tmp_path, family)

@@ -259,6 +259,12 @@ _LFM2 = {
     "block_ffn_dim_multiplier": 1.3,
     "tie_word_embeddings": True,
 }
+_LFM3 = _HEAD | {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+    "sliding_window": 24,
+    "tie_word_embeddings": True,
+}
 _LFM2_MOE = {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -267,6 +273,22 @@ _LFM2_MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
     "tie_word_embeddings": True,
+}
+
+_KIMI = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "num_attention_heads": 4,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "kv_lora_rank": 32,
+    "v_head_dim": 32,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
 }
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
@@ -564,8 +586,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | _BIASES
         | {"mamba_norm_before_gate": True, "mamba_proj_bias": True, "projectors_bias": True, "mamba_conv_bias": False},
     ),
+    "kimi-linear": ("KimiLinear", _KIMI | {"mlp_layer_types": ["sparse"] * 4}),
+    "kimi-linear-dense": (
+        "KimiLinear",
+        _KIMI
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"], "n_group": 3, "topk_group": 2}
+        | {"linear_num_heads": 2, "linear_conv_kernel_dim": 3, "q_lora_rank": 24, "rms_norm_eps": 0.1}
+        | {"norm_topk_prob": False, "n_shared_experts": 2, "attention_bias": True},
+    ),
     "lfm2": ("Lfm2", _LFM2),
     "lfm2-bias": ("Lfm2", _LFM2 | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
+    "lfm3": ("Lfm3", _LFM3),
+    "lfm3-bias": (
+        "Lfm3",
+        _LFM3
+        | {"conv_bias": True, "attention_bias": True, "use_sandwich_norm": False, "conv_L_cache": 3}
+        | {"use_attention_gate": False, "tie_word_embeddings": False},
+    ),
     "lfm2-moe": ("Lfm2Moe", _LFM2_MOE),
     "lfm2-moe-plain": (
         "Lfm2Moe",

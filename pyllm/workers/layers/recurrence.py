@@ -17,9 +17,10 @@ from pyllm.families.spec import (
     SelectiveScanSpec,
     ShortConvolutionSpec,
     StateSpaceSpec,
+    convolution_tensors,
 )
 from pyllm.workers.layers.forward_context import ForwardContext
-from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
+from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear, whole_linear
 from pyllm.workers.layers.norm import Norm
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
@@ -39,6 +40,10 @@ class Projections:
             group = placement.share_of_heads(spec.groups, spec.state_size)
             shares |= {"input": group, "readout": group}
         self._shares = tuple(shares.values())
+        self.low_rank: dict[str, LowRankLinear] = {}
+        if isinstance(spec, GatedDeltaSpec) and spec.rank is not None:
+            for name, size in spec.low_rank.items():
+                self.low_rank[name] = LowRankLinear(hidden_size, spec.rank, size, placement)
         self.inputs = ColumnParallelLinear(
             hidden_size, tuple(spec.inputs.values()), placement, has_bias, tuple(shares.values())
         )
@@ -52,19 +57,43 @@ class Projections:
         """Fill the matrices, and the convolution's weights of this rank's features."""
         self.inputs.load(reader, *(f"{prefix}{name}" for name in self._names))
         self.output.load(reader, f"{prefix}output")
-        spec, total = self._spec, sum(self._spec.convolved)
-        before, here = 0, 0
-        for size, share in zip(spec.convolved, self._shares, strict=False):
-            rows = slice(before + share.start, before + share.stop)
-            part = slice(here, here + share.stop - share.start)
-            reader.read(f"{prefix}convolution.weight", (total, spec.width), self.weight[part], rows)
-            if self.bias is not None:
-                reader.read(f"{prefix}convolution.bias", (total,), self.bias[part], rows)
-            before, here = before + size, part.stop
+        for name, linear in self.low_rank.items():
+            linear.load(reader, f"{prefix}{name}")
+        parts, here = list(zip(self._spec.convolved, self._shares, strict=False)), 0
+        for name, total in convolution_tensors(self._spec).items():
+            before = 0
+            while before < total:
+                size, share = parts.pop(0)
+                rows = slice(before + share.start, before + share.stop)
+                part = slice(here, here + share.stop - share.start)
+                reader.read(f"{prefix}{name}.weight", (total, self._spec.width), self.weight[part], rows)
+                if self.bias is not None:
+                    reader.read(f"{prefix}{name}.bias", (total,), self.bias[part], rows)
+                before, here = before + size, part.stop
 
     def packed(self) -> tuple[PackedLinear, ...]:
         """Every matrix, in order."""
-        return (*self.inputs.packed, self.output.packed)
+        low_rank = [matrix for linear in self.low_rank.values() for matrix in linear.packed()]
+        return (*self.inputs.packed, *low_rank, self.output.packed)
+
+
+class LowRankLinear:
+    """A product of two matrices: every rank has the first one whole, and some outputs of the second one."""
+
+    def __init__(self, in_features: int, rank: int, out_features: int, placement: WeightPlacement) -> None:
+        self.down = whole_linear(in_features, rank, placement)
+        self.up = ColumnParallelLinear(rank, (out_features,), placement)
+
+    def load(self, reader: WeightReader, name: str) -> None:
+        self.down.load(reader, f"{name}_down")
+        self.up.load(reader, name)
+
+    def packed(self) -> tuple[PackedLinear, ...]:
+        """Both matrices, in order."""
+        return (*self.down.packed, *self.up.packed)
+
+    def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features]
+        return self.up(self.down(x))
 
 
 class ShortConvolution:
@@ -90,7 +119,7 @@ class ShortConvolution:
 
 
 class GatedDelta:
-    """The gated delta rule (arXiv 2412.06464) as in Qwen3-Next."""
+    """The gated delta rule (arXiv 2412.06464) as in Qwen3-Next, or with a decay of each row as in Kimi Linear."""
 
     def __init__(self, spec: GatedDeltaSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._layer, self._kernels, self._spec = layer, placement.kernels, spec
@@ -98,15 +127,16 @@ class GatedDelta:
         self._heads = placement.share(spec.value_heads)
         self._key_heads = spec.key_heads // placement.group.size
         query, key, value, *rest = self.projections.inputs.sizes
-        self._sizes = [query + key + value, *rest]
-        empty, num_heads = placement.device.empty, self._heads.stop - self._heads.start
-        self.decay_scale, self.decay_bias = empty((num_heads,), "float32"), empty((num_heads,), "float32")
+        self._names, self._sizes = tuple(spec.inputs)[3:], [query + key + value, *rest]
+        empty, self._decays = placement.device.empty, placement.share(spec.decays)
+        self.decay_scale = empty((self._heads.stop - self._heads.start,), "float32")
+        self.decay_bias = empty((self._decays.stop - self._decays.start,), "float32")
         self.norm = empty((spec.value_size,), "float32")
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.projections.load(reader, prefix)
-        for name, out in (("decay_scale", self.decay_scale), ("decay_bias", self.decay_bias)):
-            reader.read(f"{prefix}{name}.weight", (self._spec.value_heads,), out, self._heads)
+        reader.read(f"{prefix}decay_scale.weight", (self._spec.value_heads,), self.decay_scale, self._heads)
+        reader.read(f"{prefix}decay_bias.weight", (self._spec.decays,), self.decay_bias, self._decays)
         reader.read(f"{prefix}norm.weight", (self._spec.value_size,), self.norm)
 
     def packed(self) -> tuple[PackedLinear, ...]:
@@ -115,12 +145,23 @@ class GatedDelta:
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         rows, (tail, memory) = context.states_of(self._layer)
         kernels, layer, spec = self._kernels, self.projections, self._spec
-        convolved, gate, beta, decay = split(layer.inputs(x), self._sizes)
+        convolved, *others = split(layer.inputs(x), self._sizes)
+        parts = dict(zip(self._names, others, strict=True))
+        parts |= {name: linear(x) for name, linear in layer.low_rank.items()}
         convolved = kernels[causal_convolution](convolved, layer.weight, layer.bias, rows, tail)
         values = kernels[gated_delta_rule](
-            convolved, decay, beta, self.decay_scale, self.decay_bias, rows, memory, self._key_heads, spec.is_tiled
+            convolved,
+            parts["decay"],
+            parts["beta"],
+            self.decay_scale,
+            self.decay_bias,
+            rows,
+            memory,
+            self._key_heads,
+            spec.is_tiled,
         )
-        return layer.output(kernels[gated_norm](values, gate, self.norm, spec.epsilon, spec.value_size, False))
+        normed = kernels[gated_norm](values, parts["gate"], self.norm, spec.epsilon, spec.value_size, False, spec.gate)
+        return layer.output(normed)
 
 
 class StateSpace:
