@@ -222,7 +222,7 @@ class TensorNames:
     - `alternating`: the `stacked` tensors whose parts have interleaved rows.
     - `grouped`: the `stacked` tensors that have, for each key head, all that belongs to it: its query heads, itself and
       its value heads; or for each query head the query and its gate. With `groups` there are so many, of equal size.
-    - `aliases`: other names of tensors of a layer, in files without the first one; of a part, or of its weight or bias alone
+    - `aliases`: other names of tensors of a layer, in files without the first one: of a part, or of its weight or bias
       (`part.weight`).
     - `bare`: tensors of a layer without `.weight` after the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
