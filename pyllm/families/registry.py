@@ -99,6 +99,7 @@ FAMILIES = (
     granite.GRANITE_MOE_SWA,
     granite.GRANITE4,
     glm4.GLM,
+    glm4.CHATGLM,
     glm4.GLM4,
     glm4_moe.GLM4_MOE,
     glm4_moe.FLASH,

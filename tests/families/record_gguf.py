@@ -104,6 +104,7 @@ FAMILIES = (
     "gemma4-experts",
     "exaone",
     "internlm2",
+    "glm-9b",
     "minicpm",
     "jamba",
     "mamba",
@@ -134,6 +135,7 @@ _OLDER_FIELDS = {
     "bloom": {"seq_length": 256},
     "afmoe": {"score_func": "sigmoid", "route_norm": True},
     "exaone": {"rms_norm_eps": 1e-6},
+    "glm-9b": {"layernorm_epsilon": 1.5625e-7, "seq_length": 256},
     "mpt": {"architectures": ["MPTForCausalLM"]},
 }
 VOCABULARY = 264

@@ -47,7 +47,40 @@ def _stack_by_key_head(tensors: Tensors, config: dict[str, Any]) -> Tensors:
     return stacked
 
 
+def _stack_alike(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+    """Query, key and value in one tensor, in this order, as in ChatGLM."""
+    stacked = {name: tensor for name, tensor in tensors.items() if not re.search("[qkv]_proj", name)}
+    for name in [name for name in tensors if "q_proj" in name]:
+        parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+        stacked[name.replace("self_attn.q_proj", "self_attention.query_key_value")] = torch.cat(parts)
+    return stacked
+
+
 RENAMED = {
+    "chatglm": Renaming(
+        {
+            "num_hidden_layers": "num_layers",
+            "vocab_size": "padded_vocab_size",
+            "intermediate_size": "ffn_hidden_size",
+            "head_dim": "kv_channels",
+            "num_key_value_heads": "multi_query_group_num",
+            "max_position_embeddings": "seq_length",
+            "rms_norm_eps": "layernorm_epsilon",
+            "attention_bias": "add_qkv_bias",
+            "rope_parameters": "",
+        },
+        {
+            "lm_head": "transformer.output_layer",
+            "model.embed_tokens": "transformer.embedding.word_embeddings",
+            "model.norm": "transformer.encoder.final_layernorm",
+            "model.layers": "transformer.encoder.layers",
+            "self_attn.o_proj": "self_attention.dense",
+            "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+            "mlp.down_proj": "mlp.dense_4h_to_h",
+        },
+        lambda _: {"architectures": ["ChatGLMModel"], "model_type": "chatglm", "add_bias_linear": False},
+        _stack_alike,
+    ),
     "exaone": Renaming(
         {"num_hidden_layers": "num_layers", "hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilon"},
         {

@@ -319,6 +319,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("GptOss", _GPT_OSS),
     "gpt-oss-clamped": ("GptOss", _GPT_OSS | {"swiglu_limit": 0.8, "swiglu_alpha": 1.3, "attention_bias": False}),
     "glm": ("Glm", _HEAD),
+    "glm-9b": ("Glm", {"head_dim": 8}),
+    "chatglm": ("Glm", _HEAD),
     "glm4": ("Glm4", _HEAD),
     "seed-oss": ("SeedOss", _HEAD),
     "seed-oss-biases": ("SeedOss", _HEAD | {"attention_out_bias": True, "mlp_bias": True}),
