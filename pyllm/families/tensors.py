@@ -221,8 +221,8 @@ class TensorNames:
     - `alternating`: the `stacked` tensors whose parts have interleaved rows.
     - `grouped`: the `stacked` tensors that have, for each key head, all that belongs to it: its query heads, itself and
       its value heads; or for each query head the query and its gate. With `groups` there are so many, of equal size.
-    - `aliases`: other names of tensors of a layer, in files without the first one; of a part, or of its weight or bias alone
-      (`part.weight`).
+    - `aliases`: other names of tensors of a layer, in files without the first one; of a part, or of its weight or bias
+      alone (`part.weight`).
     - `bare`: tensors of a layer without `.weight` after the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
     - `offset_added`: the scales of norms with `unit_offset` already include the 1.
@@ -525,7 +525,7 @@ def map_tensors(
     embedding = f"{root}{names.embedding}"
     if spec.tie_word_embeddings and f"{embedding}.weight" not in tensors and f"{head}.weight" in tensors:
         embedding = head  # the same matrix
-    around = ("position_embedding", "embedding_norm", "norm", "streams_in", "streams_out")
+    around: tuple[str, ...] = ("position_embedding", "embedding_norm", "norm", "streams_in", "streams_out")
     around += ("per_layer_embedding", "per_layer_projection", "per_layer_norm")
     modules = {name: f"{root}{getattr(names, name)}" for name in around} | {"embedding": embedding, "head": head}
     entries = []
