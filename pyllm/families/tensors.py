@@ -534,7 +534,7 @@ def map_tensors(
     embedding = f"{root}{names.embedding}"
     if spec.tie_word_embeddings and f"{embedding}.weight" not in tensors and f"{head}.weight" in tensors:
         embedding = head  # the same matrix
-    around = ("position_embedding", "embedding_norm", "norm", "streams_in", "streams_out")
+    around: tuple[str, ...] = ("position_embedding", "embedding_norm", "norm", "streams_in", "streams_out")
     around += ("per_layer_embedding", "per_layer_projection", "per_layer_norm")
     modules = {name: f"{root}{getattr(names, name)}" for name in around} | {"embedding": embedding, "head": head}
     entries = []
