@@ -142,7 +142,7 @@ impl GgmlType {
     /// The encoding of a panel; of formats with a grid, of an expanded one.
     pub(crate) const fn encoding(self) -> Encoding {
         let (bits, offset, scales_per_group, has_min) = match self {
-            Self::Q8_0 => (8, 128, 1, false),
+            Self::Q8_0 | Self::Iq2Xxs | Self::Iq3Xxs | Self::Iq3S | Self::Iq1S => (8, 128, 1, false),
             Self::Q4_0 => (4, 8, 1, false),
             Self::Q4_1 | Self::Q4K => (4, 0, 1, true),
             Self::Q5_0 => (5, 16, 1, false),
@@ -152,7 +152,6 @@ impl GgmlType {
             Self::Q6K => (6, 32, 2, false),
             Self::Iq4Nl | Self::Iq4Xs => (4, 128, 1, false),
             Self::Mxfp4 => (4, 12, 1, false),
-            Self::Iq2Xxs | Self::Iq3Xxs | Self::Iq3S | Self::Iq1S => (8, 128, 1, false),
             Self::Iq2Xs | Self::Iq2S | Self::Iq1M => (8, 128, 2, false),
         };
         let (scale_type, codebook) = match self {

@@ -381,13 +381,12 @@ fn specified_by_groups(linear: &Linear, format: GgmlType, weight: &[u8], x: &[u8
 fn halves(format: GgmlType) -> &'static [usize] {
     match format {
         GgmlType::Mxfp4 => &[], // its scale is a byte
-        GgmlType::Q8_0 | GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Iq4Nl | GgmlType::Iq4Xs => &[0],
         GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
         GgmlType::Q2K => &[80, 82],
         GgmlType::Q3K => &[108],
         GgmlType::Q6K => &[208],
         GgmlType::Iq1M => &[54], // its highest 4 bits
-        _ => &[0],               // formats with a grid
+        _ => &[0],
     }
 }
 

@@ -1,6 +1,6 @@
 //! The grids of IQ1, IQ2 and IQ3: the groups of magnitudes that an index stands for. Knows no block.
 //!
-//! They are facts of the formats, from `ggml-common.h` of https://github.com/ggml-org/ggml (MIT licence): `iq2xxs_grid`,
+//! They are facts of the formats, from `ggml-common.h` of <https://github.com/ggml-org/ggml> (MIT): `iq2xxs_grid`,
 //! `iq2xs_grid`, `iq2s_grid`, `iq1s_grid`, `iq3xxs_grid` and `iq3s_grid`. Here each entry is the places of its
 //! magnitudes among the few that a grid has, the first in the lowest bits: 2 bits each of 8 magnitudes in 4 hexadecimal
 //! digits, or 3 bits each of 4 magnitudes in 3 digits.
