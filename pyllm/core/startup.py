@@ -68,6 +68,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
         block_size=engine.cache.block_size,
         num_ranks=num_ranks(engine.parallel),
         windows=tuple(group.window for group in groups),
+        state_blocks=max(await executor.collective("state_blocks")) if sizes.num_states else 0,
         cache=engine.cache,
         weights=weights,
     )
@@ -256,7 +257,7 @@ async def _connect(config: CoreConfig, executor: Executor, context: ConnectorCon
     try:
         connector = make_scheduler_connector(transfer, context)
         try:
-            await executor.collective("register_kv_caches", context.namespace.hex(), context.weights)
+            await executor.collective("register_kv_caches", *context.of_worker)
         except BaseException:
             connector.shutdown()
             raise

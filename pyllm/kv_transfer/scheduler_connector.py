@@ -28,6 +28,8 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
       number formats, arithmetic and layout. Blocks of other namespaces cannot be used.
     - `weights`: a digest of all bytes of the model's files. The namespace contains it.
     - `windows`: for each group of layers, the number of tokens that a token reads, itself included; None: all.
+    - `state_blocks`: the blocks that a state takes, of a model with states; 0: it has none. They are blocks of further
+      groups after those of `windows`, one in each. A prefix can be used where these groups have its last block, too.
     - `rank`: the worker's rank; -1 in the scheduler's half.
     - `cache`: the engine's settings of its KV cache and of the stores on disk and in Redis.
     """
@@ -36,9 +38,16 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_ranks: int
     windows: tuple[int | None, ...] = (None,)
+    state_blocks: int = 0
     rank: int = -1
     cache: CacheConfig = CacheConfig()
     weights: str = ""
+
+    @property
+    def of_worker(self) -> tuple[Any, ...]:
+        """The arguments of a worker's `register_kv_caches`."""
+        states = (self.state_blocks,) if self.state_blocks else ()
+        return self.namespace.hex(), self.weights, *states
 
 
 class TransferRequest(msgspec.Struct, frozen=True):
@@ -52,7 +61,8 @@ class BlockLoad(msgspec.Struct, frozen=True):
     """Whole blocks to load: `num_tokens` tokens of a request from `first_token` on.
 
     `blocks` has one tuple for each group of layers. Without a window it contains every block of these tokens; with a
-    window only the last ones, which later tokens still read. `step` reads them; None: the request waits for the load.
+    window only the last ones, which later tokens still read. Each further group has one block of the state after the
+    last token. `step` reads them; None: the request waits for the load.
     """
 
     id: int

@@ -137,9 +137,11 @@ class StoreLookup(SchedulerConnector):
             self._free_calls.release()
 
     def _look_up(self, hashes: Sequence[bytes], num_computed: int) -> int:
-        """The length in blocks of the longest prefix for which all blocks that the next token reads are known."""
+        """The length in blocks of the longest prefix for which all that the next token reads is known."""
         windows, ranks = self.context.windows, range(self.context.num_ranks)
-        places = [(index, group) for index in range(num_computed, len(hashes)) for group in range(len(windows))]
+        # Of a state the first block stands for all.
+        num_groups = len(windows) + bool(self.context.state_blocks)
+        places = [(index, group) for index in range(num_computed, len(hashes)) for group in range(num_groups)]
         namespace = self.context.namespace
         keys = [block_key(namespace, hashes[index], group, rank) for index, group in places for rank in ranks]
         found = self._store.lookup(keys)
@@ -157,6 +159,8 @@ class StoreLookup(SchedulerConnector):
                 for index in range(max(num_computed, self._first_read(length, window)), length)
                 if not known[index, group]
             ]
+            if self.context.state_blocks and not known[length - 1, len(windows)]:
+                missing_at.append(length - 1)
             if not missing_at:
                 return length
             length = max(missing_at)

@@ -6,6 +6,7 @@ Imports no torch, so that the launcher can refuse a model before any process sta
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
+from pyllm.kv_transfer.connector_factory import BUILT_IN as CONNECTORS
 from pyllm.workers.attention_backends import BUILT_IN
 
 
@@ -37,13 +38,18 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     name = f"{spec.architecture} has layers that keep a state, and"
     _check_backends(name, config, device)
     cache, transfer = config.cache, config.kv_transfer.kv_transfer_config
+    if transfer is not None and (transfer.kv_connector not in CONNECTORS or transfer.kv_connector_module_path):
+        raise ConfigError(
+            f"{name} the KV connector {transfer.kv_connector} may move KV blocks without the states that go with them: "
+            f"leave kv_transfer_config out, or choose {' or '.join(CONNECTORS)}"
+        )
     for setting, is_set in (
         ("kv_transfer_config", transfer is not None),
         ("kv_cache_dir", cache.kv_cache_dir),
         ("kv_cache_redis_url", cache.kv_cache_redis_url),
     ):
-        if is_set:
-            raise ConfigError(f"{name} {setting} keeps KV blocks without the states that go with them: leave it out")
+        if is_set and not any(spec.attentions):
+            raise ConfigError(f"{name} none with KV blocks, beside which {setting} keeps states: leave it out")
 
 
 def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None:

@@ -144,6 +144,7 @@ class ModelRunner:
             "num_states": self.num_states,
             "num_host_blocks": self._memory.num_host_blocks,
             "num_host_states": self._memory.num_host_states,
+            "state_blocks": self._memory.state_blocks,
             "allocate": self.allocate,
             "register_kv_caches": self.register_kv_caches,
             "transfer": self.transfer,
@@ -310,10 +311,10 @@ class ModelRunner:
         elif self._may_capture and self._placement.group.size == 1:  # A graph cannot hold an exchange between ranks.
             self._forward.capture_step()
 
-    def register_kv_caches(self, namespace: str, weights: str) -> None:
+    def register_kv_caches(self, namespace: str, weights: str, state_blocks: int = 0) -> None:
         """Make this rank's half of the KV connector, for blocks of this namespace (hexadecimal digits).
 
-        `weights` is the digest of the model's files in the namespace.
+        `weights` is the digest of the model's files in the namespace; `state_blocks` see `ConnectorContext`.
 
         Raises:
             ConfigError: there is no such connector, it refuses its settings, or the files have changed.
@@ -332,19 +333,20 @@ class ModelRunner:
             block_size=cache.block_size,
             num_ranks=num_ranks(engine.parallel),
             windows=tuple(group.window for group in self._memory.groups),
+            state_blocks=state_blocks,
             rank=self._rank,
             cache=engine.cache,
             weights=weights,
         )
-        blocks = self._kv_blocks(cache)
+        blocks = self._kv_blocks(cache, state_blocks)
         blocks_written = None if self._selector is None else self._selector.blocks_written
         self._transfers = RankTransfers(make_worker_connector(config, context), blocks, blocks_written)
         if (hook := self._transfers.hook) is not None:
             self.add_attention_hook(hook)
 
-    def _kv_blocks(self, cache: KVCache) -> KVBlocks:
+    def _kv_blocks(self, cache: KVCache, state_blocks: int) -> KVBlocks:
         if self._placement.device.type != "cuda":
-            return CpuBlocks(cache)
+            return CpuBlocks(cache, self._memory.states, state_blocks)
         from pyllm.workers.kv.gpu_blocks import GpuBlocks
 
         return GpuBlocks(cache)

@@ -239,6 +239,21 @@ def test_drafts_change_nothing_in_states(tmp_path: Path, family: str) -> None:
     assert 0 < stats["num_accepted_drafts"] < stats["num_drafts"]
 
 
+@pytest.mark.parametrize(("family", "ranks"), [("lfm2", 1), ("qwen3.5", 2), full("falcon-h1", 1)])
+def test_states_in_a_store_serve_the_next_engine(tmp_path: Path, family: str, ranks: int) -> None:
+    folder, store = write_tiny_family(tmp_path / "model", family), tmp_path / "store"
+    prompt = [(7 * position) % 90 + 3 for position in range(70)]
+    found = []
+    for _ in range(2):
+        options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory_bytes": "8MiB"}
+        with LLM(folder, **options, tensor_parallel_size=ranks, kv_cache_dir=str(store)) as llm:
+            output = llm.generate([prompt], GREEDY)[0]
+            again = llm.generate([[*prompt, *output.outputs[0].token_ids, 5]], GREEDY)[0]
+        found.append((output.num_cached_tokens, output.outputs[0].token_ids, again.outputs[0].token_ids))
+    assert found[0][1:] == found[1][1:]
+    assert (found[0][0], found[1][0]) == (0, 64)
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -17,8 +17,12 @@ BLOCK_SIZE = 4
 CONFIG = KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config={"lookup_timeout": 3.0})
 
 
-def context(windows: tuple[int | None, ...] = (None,), num_ranks: int = 1) -> ConnectorContext:
-    return ConnectorContext(namespace=bytes(32), block_size=BLOCK_SIZE, num_ranks=num_ranks, windows=windows)
+def context(
+    windows: tuple[int | None, ...] = (None,), num_ranks: int = 1, state_blocks: int = 0
+) -> ConnectorContext:
+    return ConnectorContext(
+        namespace=bytes(32), block_size=BLOCK_SIZE, num_ranks=num_ranks, windows=windows, state_blocks=state_blocks
+    )
 
 
 def request(num_blocks: int) -> TransferRequest:
@@ -37,16 +41,22 @@ def answer(lookup: StoreLookup, threads: ThreadPoolExecutor, of: TransferRequest
     num_computed=st.integers(0, 8),
     windows=st.lists(st.none() | st.integers(1, 14), min_size=1, max_size=3).map(tuple),
     num_ranks=st.integers(1, 2),
+    state_blocks=st.sampled_from((0, 3)),
     data=st.data(),
 )
 def test_the_longest_start_of_which_all_that_is_read_later_is_known(
-    num_blocks: int, num_computed: int, windows: tuple[int | None, ...], num_ranks: int, data: st.DataObject
+    num_blocks: int,
+    num_computed: int,
+    windows: tuple[int | None, ...],
+    num_ranks: int,
+    state_blocks: int,
+    data: st.DataObject,
 ) -> None:
     forget_all()
     store, of, num_computed = DictStore("lookup"), request(num_blocks), min(num_computed, num_blocks)
-    places = [(index, group) for index in range(num_blocks) for group in range(len(windows))]
+    places = [(index, group) for index in range(num_blocks) for group in range(len(windows) + bool(state_blocks))]
     known = data.draw(st.sets(st.sampled_from(places)))
-    where = context(windows, num_ranks)
+    where = context(windows, num_ranks, state_blocks)
     threads = ThreadPoolExecutor(1)
     lookup = StoreLookup(CONFIG, where, store, threads=threads)
     for index, group in known:
@@ -60,6 +70,8 @@ def test_the_longest_start_of_which_all_that_is_read_later_is_known(
             for index in range(length)
             if window is None or (index + 1) * BLOCK_SIZE > length * BLOCK_SIZE + 1 - window
         )
+        if state_blocks and (length - 1, len(windows)) not in known:
+            return False
         return all(index < num_computed or (index, group) in known for index, group in reads)
 
     longest = max(length for length in range(num_computed, num_blocks + 1) if length == num_computed or goes_on(length))

@@ -41,8 +41,7 @@ def test_what_none_computes_is_refused(changes: tuple[dict[str, object], ...], m
         ("cuda", {}, "run on CPUs only so far: use --device cpu"),
         ("cpu", {"kernel_backend": "triton"}, "kernel_backend triton has none of them"),
         ("cpu", {"sparse_attention": "quest"}, "sparse_attention quest does not know these"),
-        ("cpu", {"kv_cache_dir": "/blocks"}, "kv_cache_dir keeps KV blocks without the states"),
-        ("cpu", {"kv_transfer_config": {"kv_connector": "StoreConnector"}}, "kv_transfer_config keeps KV blocks"),
+        ("cpu", {"kv_transfer_config": {"kv_connector": "Other"}}, "the KV connector Other may move KV blocks without"),
     ],
 )
 def test_settings_that_know_no_states_are_refused(device: str, changes: dict[str, object], message: str) -> None:
@@ -53,6 +52,14 @@ def test_settings_that_know_no_states_are_refused(device: str, changes: dict[str
         check_states(engine_config(changes), with_states, device)
     check_states(engine_config(changes), plain, device)
     check_states(engine_config({}), with_states, "cpu")
+
+
+def test_a_store_of_blocks_is_refused_where_there_are_none() -> None:
+    plain, layer = spec({}), LayerSpec(recurrence=ShortConvolutionSpec(size=64, width=3))
+    stored = engine_config({"kv_cache_dir": "/blocks"})
+    check_states(stored, msgspec.structs.replace(plain, layers=(*plain.layers, layer)), "cpu")
+    with pytest.raises(ConfigError, match="and none with KV blocks, beside which kv_cache_dir keeps states"):
+        check_states(stored, msgspec.structs.replace(plain, layers=(layer,)), "cpu")
 
 
 LATENT = LatentSpec(rank=32, rope_size=8, key_size=16, value_size=32, norm=NormSpec(epsilon=1e-6))

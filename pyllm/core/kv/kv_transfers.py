@@ -108,7 +108,7 @@ class KVTransfers:
             return
         context = self._connector.context
         try:
-            await self._executor.collective("register_kv_caches", context.namespace.hex(), context.weights)
+            await self._executor.collective("register_kv_caches", *context.of_worker)
         except WorkerDeadError:
             raise
         except EngineDeadError as error:
@@ -149,7 +149,7 @@ class KVTransfers:
             return b""
         with self._guarded():
             loads = [self._begun(load) for load in self._scheduler.take_loads()]
-            saves = [BlockSave(*save) for save in self._scheduler.take_saves()]
+            saves = [each for save in self._scheduler.take_saves() for each in self._begun_saves(BlockSave(*save))]
             self._saves.update((save.id, self._clock()) for save in saves)
             if with_step or loads or saves:
                 metadata = self._connector.build_connector_meta(SchedulerOutput(loads, saves))
@@ -321,11 +321,31 @@ class KVTransfers:
         assert self._lookups is not None
         key = taken["client"], taken["request"]
         request = self._lookups.offered(key)
-        blocks = tuple(tuple(memoryview(group).cast("i").tolist()) for group in taken["blocks"])
+        groups = [memoryview(group).cast("i").tolist() for group in taken["blocks"]]
+        num_groups = len(self._connector.context.windows)
+        states = [block for group in groups[num_groups:] for state in group for block in self._blocks_of_state(state)]
+        blocks = (*map(tuple, groups[:num_groups]), *((block,) for block in states))
         load = BlockLoad(taken["id"], request, taken["first_token"], taken["num_tokens"], blocks, taken["step"])
         self._loads[load.id] = _Load(load, key, self._clock())
         self._connector.update_state_after_alloc(request, blocks, load.num_tokens)
         return load
+
+    def _begun_saves(self, save: BlockSave) -> list[BlockSave]:
+        """A save; that of a state as those of its blocks, which end together."""
+        assert self._connector is not None
+        if save.group < len(self._connector.context.windows):
+            return [save]
+        return [
+            msgspec.structs.replace(save, group=save.group + place, block=block)
+            for place, block in enumerate(self._blocks_of_state(save.block))
+        ]
+
+    def _blocks_of_state(self, number: int) -> range:
+        """The blocks of a state. The scheduler numbers states after all blocks, each as one."""
+        assert self._connector is not None
+        num_blocks, size = self._scheduler.stats()["num_blocks"], self._connector.context.state_blocks
+        first = num_blocks + (number - num_blocks) * size
+        return range(first, first + size)
 
     def _has_ended(self, kind: str, number: int) -> bool:
         """Whether every rank has now ended this load or save."""

@@ -4,25 +4,31 @@ Can track the written blocks. Knows neither connectors nor the blocks of a step.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from pyllm_kernels.host_copies import host_array
+from pyllm_kernels.tensors import Array
 
 from pyllm.kv_transfer import KVBlocks
 from pyllm.workers.kv.kv_cache import KVCache
+from pyllm.workers.kv.state_cache import StateCache
 from pyllm.workers.step.attention_batch import Ints
 
 
 class CpuBlocks:
     """The blocks of a cache in the host's memory, copied by the calling thread.
 
-    A block's bytes are `KVCacheShape.block_shape`, without gaps.
+    A block's bytes are `KVCacheShape.block_shape`, without gaps. After all blocks come `states`, each as `state_blocks`
+    blocks: its bytes, filled up with zeros.
     """
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, states: StateCache | None = None, state_blocks: int = 0) -> None:
         self._memory = host_array(cache.memory).view(np.uint8)  # [layers, num_vectors, num_blocks, ...]
         self._shape = (*self._memory.shape[:2], *self._memory.shape[3:])
+        self._num_blocks, self._state_blocks = cache.num_blocks, state_blocks
+        parts = [] if states is None else [part for layer in states.layers.values() for part in layer]
+        self._parts = [part.reshape(len(part), -1).view(np.uint8) for part in parts]  # of all states, [states, bytes]
 
     @property
     def block_bytes(self) -> int:
@@ -35,12 +41,34 @@ class CpuBlocks:
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
         """See `KVBlocks.read`."""
         for block, buffer in zip(blocks, into, strict=True):
-            np.copyto(np.frombuffer(buffer, np.uint8).reshape(self._shape), self._memory[:, :, block])
+            held = np.frombuffer(buffer, np.uint8)
+            if block < self._num_blocks:
+                np.copyto(held.reshape(self._shape), self._memory[:, :, block])
+            else:
+                held[:] = 0
+                for of_buffer, of_state in self._shares(block, held):
+                    of_buffer[:] = of_state
 
     def write(self, blocks: Sequence[int], source: Sequence[memoryview]) -> None:
         """See `KVBlocks.write`."""
         for block, buffer in zip(blocks, source, strict=True):
-            np.copyto(self._memory[:, :, block], np.frombuffer(buffer, np.uint8).reshape(self._shape))
+            held = np.frombuffer(buffer, np.uint8)
+            if block < self._num_blocks:
+                np.copyto(self._memory[:, :, block], held.reshape(self._shape))
+            else:
+                for of_buffer, of_state in self._shares(block, held):
+                    of_state[:] = of_buffer
+
+    def _shares(self, block: int, buffer: Array) -> Iterator[tuple[Array, Array]]:
+        """The parts of a buffer and those of a state with the same bytes, for one of the state's blocks."""
+        state, place = divmod(block - self._num_blocks, self._state_blocks)
+        start = -place * len(buffer)  # of a part, in the buffer
+        for part in self._parts:
+            size = part.shape[1]
+            first, last = max(0, start), min(len(buffer), start + size)
+            if first < last:
+                yield buffer[first:last], part[state, first - start : last - start]
+            start += size
 
 
 class TrackedBlocks:

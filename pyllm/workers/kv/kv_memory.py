@@ -90,6 +90,10 @@ class KVMemory:
         """The number of states in host memory, equal on all ranks."""
         return self._host_blocks.num_states
 
+    def state_blocks(self) -> int:
+        """The blocks of this rank that have as many bytes as a state."""
+        return -(-self.state_bytes // max(1, self.shape.block_bytes))
+
     def host_inventory(self) -> bytes:
         """The blocks of an earlier process in the host pool, see `HostTier.inventory`."""
         return self._host_blocks.inventory()

@@ -200,7 +200,7 @@ impl Kv {
     pub(crate) fn audit(&self, table: &Table) -> std::result::Result<(), String> {
         self.audit_references(table)?;
         if self.states.is_some() {
-            States::audit(table.sequences().map(|(_, sequence)| sequence), &self.cache)?;
+            States::audit(table.sequences().map(|(_, sequence)| sequence), self.loads.states(), &self.cache)?;
         }
         self.cache.audit()
     }

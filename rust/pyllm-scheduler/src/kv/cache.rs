@@ -47,6 +47,13 @@ pub(crate) struct CacheLimits {
     pub(crate) incarnation: u64,
 }
 
+impl CacheLimits {
+    /// States that saves may hold at once: a few, so that sequences have theirs.
+    fn max_saving_states(&self) -> u32 {
+        if self.max_saving_blocks > 0 { (self.num_states / 8).max(1).min(self.num_states.saturating_sub(2)) } else { 0 }
+    }
+}
+
 /// A block or a state with the wanted contents, on one of the tiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found<D = BlockId, H = HostBlockId> {
@@ -92,7 +99,9 @@ pub(crate) struct KvCache {
     pub(crate) states: Tiers<StateId, HostStateId>, // of a model that has some
     pins: Pins,
     state_pins: StatePins,
-    saves: Saves,
+    saves: Saves<BlockId>,
+    state_saves: Saves<StateId>,
+    next_save: SaveId,
     logs: ContentLogs,
 }
 
@@ -104,6 +113,8 @@ impl KvCache {
             pins: Pins::new(limits.max_pinned_blocks),
             state_pins: StatePins::new(limits.num_states),
             saves: Saves::new(limits.num_blocks, limits.max_saving_blocks),
+            state_saves: Saves::new(limits.num_states, limits.max_saving_states()),
+            next_save: SaveId(0),
             logs: ContentLogs {
                 events: EventLog::new(limits.enable_events, limits.incarnation),
                 changes: ChangeLog::new(),
@@ -263,7 +274,7 @@ impl KvCache {
 
     /// Whether `take_saves` has candidates.
     pub(crate) fn has_saves(&self, committed: StepId) -> bool {
-        self.saves.has_next(committed)
+        self.saves.has_next(committed) || self.state_saves.has_next(committed)
     }
 
     /// Begins saves of blocks that steps before `committed` have filled. A block without other references is saved only
@@ -278,22 +289,78 @@ impl KvCache {
                 continue;
             }
             self.blocks.device.hold(block);
-            let id = self.saves.begin(block);
+            let id = self.new_save();
+            self.saves.begin(id, block);
+            taken.push(Save { id, hash: key.hash, group: key.group, index, block, retention });
+        }
+        while let Some(Candidate { block: state, key, index, retention, .. }) = self.state_saves.next(committed) {
+            let device = &mut self.states.device;
+            let name = device.name(state).filter(|name| name.key == key && name.filled < committed);
+            let is_scarce = device.num_free() <= 2 + self.limits.max_saving_states();
+            if name.is_none() || (device.references(state) == 0 && is_scarce) {
+                self.state_saves.num_dropped += 1;
+                continue;
+            }
+            device.hold(state);
+            let id = self.new_save();
+            self.state_saves.begin(id, state);
+            let block = self.numbered(state);
             taken.push(Save { id, hash: key.hash, group: key.group, index, block, retention });
         }
         taken
     }
 
+    fn new_save(&mut self) -> SaveId {
+        let id = self.next_save;
+        self.next_save = SaveId(id.0 + 1);
+        id
+    }
+
+    /// The number of a state for a store, after all blocks.
+    pub(crate) fn numbered(&self, state: StateId) -> BlockId {
+        BlockId(self.limits.num_blocks + state.0)
+    }
+
     /// Ends a save. False: there is no such save.
     pub(crate) fn finish_save(&mut self, save: SaveId) -> bool {
-        let Some(block) = self.saves.finish(save) else { return false };
-        self.blocks.device.free(block);
-        true
+        if let Some(block) = self.saves.finish(save) {
+            self.blocks.device.free(block);
+            true
+        } else if let Some(state) = self.state_saves.finish(save) {
+            self.states.device.free(state);
+            true
+        } else {
+            false
+        }
+    }
+
+    /// Makes the state of this name a candidate for a save, as `save` does a block.
+    pub(crate) fn save_state(&mut self, hash: BlockHash, retention: Retention) {
+        let key = hash.of(self.state_group());
+        let Some(state) = self.states.device.get(key).filter(|_| self.limits.max_saving_blocks > 0) else { return };
+        if let Some(Name { index, filled, .. }) = self.states.device.mark_saved(state, retention.into()) {
+            self.state_saves.propose(Candidate { block: state, key, index, filled, retention });
+        }
+    }
+
+    /// Names a state that a load has written.
+    pub(crate) fn store_loaded_state(&mut self, state: StateId, content: &Content<'_>, filled: StepId) {
+        self.store_state(state, content, filled);
+        let key = content.hash.of(self.state_group());
+        if let Some(state) = self.states.device.get(key) {
+            self.states.device.mark_saved(state, Saved::For(Retention::Default));
+        }
+    }
+
+    /// A state's references from saves.
+    pub(crate) fn saving_state_references(&self, state: StateId) -> u32 {
+        self.state_saves.references(state)
     }
 
     /// The numbers of saves under way, and of candidates that were not saved.
     pub(crate) fn num_saving(&self) -> (usize, u64) {
-        (self.saves.num_under_way(), self.saves.num_dropped)
+        let num_dropped = self.saves.num_dropped + self.state_saves.num_dropped;
+        (self.saves.num_under_way() + self.state_saves.num_under_way(), num_dropped)
     }
 
     /// A block's references from saves.
@@ -363,6 +430,7 @@ impl KvCache {
         self.blocks.forget();
         self.states.forget();
         self.saves.forget();
+        self.state_saves.forget();
         for block in self.pins.release() {
             self.blocks.device.free(block);
         }
@@ -378,6 +446,7 @@ impl KvCache {
         self.blocks = Tiers::new(self.limits.num_blocks, self.limits.num_host_blocks);
         self.states = Tiers::new(self.limits.num_states, self.limits.num_host_states);
         self.saves.clear();
+        self.state_saves.clear();
         self.pins.release();
         self.state_pins.release();
         self.logs.cleared();

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
-use crate::ids::{BlockId, ClientId, LoadId, RequestId, StepId};
+use crate::ids::{BlockId, ClientId, LoadId, RequestId, StateId, StepId};
 use crate::kv::Kv;
 use crate::kv::cache::{Filled, Found, FoundChain, KvCache};
 use crate::steps::Steps;
@@ -28,7 +28,8 @@ pub struct Load {
     /// The number of tokens.
     pub num_tokens: u32,
     /// One list per group of layers. Without a window it has every block of these tokens; with a window only the last
-    /// ones, which later tokens still read.
+    /// ones, which later tokens still read. Of a model with states one more list has the state after the last token,
+    /// numbered after all blocks.
     pub blocks: Vec<Vec<BlockId>>,
     /// The step that reads them; none if the request waits for the load.
     pub step: Option<StepId>,
@@ -39,6 +40,8 @@ struct Loading {
     sequence: Key<Sequence>,
     /// One for each group.
     chains: Vec<LoadedChain>,
+    /// The state after its last token, of a model with states.
+    state: Option<StateId>,
     /// The blocks before them in the prefix cache, without which an asynchronous load would be useless.
     before: Vec<FoundChain>,
     /// The sequence's blocks that are loaded.
@@ -76,6 +79,11 @@ impl Loads {
             let loaded = loading.chains.iter().flat_map(|chain| chain.blocks.iter().copied().map(Found::Device));
             loaded.chain(loading.before.iter().flat_map(|chain| chain.blocks.iter().copied()))
         })
+    }
+
+    /// States that loads refer to.
+    pub(super) fn states(&self) -> impl Iterator<Item = StateId> {
+        self.under_way.values().filter_map(|loading| loading.state)
     }
 
     /// Forgets all loads after the loss of the device.
@@ -125,7 +133,7 @@ impl Kv {
     ) -> Result<EndedLoad> {
         let block_size = self.layout.block_size;
         let loading = self.loads.under_way.remove(&load).ok_or(Error::UnknownLoad { load })?;
-        let Loading { sequence: key, chains, before, range, step, is_first, is_stale } = loading;
+        let Loading { sequence: key, chains, state, before, range, step, is_first, is_stale } = loading;
         self.loads.num_awaited -= usize::from(step.is_none());
         let end = range.start.saturating_add(num_tokens / block_size).min(range.end);
         let failed = end < range.end;
@@ -146,9 +154,17 @@ impl Kv {
                     self.cache.store_for(block, group, content, filled, retention);
                 }
             }
+            if let Some(state) = state.filter(|_| !failed && !is_stale) {
+                let content = sequence.content(live, end - 1, block_size);
+                self.cache.store_loaded_state(state, &content, filled.step);
+                self.cache.save_state(content.hash, retention);
+            }
         }
         for mut chain in chains {
             self.cache.free_chain(&mut chain.blocks);
+        }
+        if let Some(state) = state {
+            self.cache.states.device.free(state);
         }
         free_found(&before, &mut self.cache);
         if table.sequence(key).is_some_and(|sequence| sequence.state() == State::Loading) {
@@ -214,7 +230,9 @@ impl Kv {
             chains.push(LoadedChain { first, blocks });
         }
         let range = num_cached..num_offered;
-        let loading = Loading { sequence: key, chains, before, range, step: None, is_first: false, is_stale: false };
+        let state = self.states.as_ref().and_then(|_| self.cache.allocate_state());
+        let loading =
+            Loading { sequence: key, chains, state, before, range, step: None, is_first: false, is_stale: false };
         self.begin_load(loading, live);
         self.loads.num_awaited += 1;
         table.begin_loading(key);
@@ -242,7 +260,9 @@ impl Kv {
         let before = Vec::new(); // its sequence has them
         let is_first = sequence.cached_tokens.is_none();
         let range = first..num_offered;
-        let loading = Loading { sequence: key, chains, before, range, step: Some(step), is_first, is_stale: false };
+        let state = None;
+        let loading =
+            Loading { sequence: key, chains, state, before, range, step: Some(step), is_first, is_stale: false };
         let load = self.begin_load(loading, live);
         sequence.load = Some(load);
         sequence.num_loaded = num_offered;
@@ -252,13 +272,14 @@ impl Kv {
     fn begin_load(&mut self, loading: Loading, live: &LiveRequest) -> LoadId {
         let id = self.loads.next;
         self.loads.next = LoadId(id.0 + 1);
+        let state = loading.state.map(|state| vec![self.cache.numbered(state)]);
         self.loads.new.push(Load {
             id,
             client: live.request.client,
             request: live.request.id,
             first_token: loading.range.start * self.layout.block_size,
             num_tokens: loading.range.len() as u32 * self.layout.block_size,
-            blocks: loading.chains.iter().map(|chain| chain.blocks.clone()).collect(),
+            blocks: loading.chains.iter().map(|chain| chain.blocks.clone()).chain(state).collect(),
             step: loading.step,
         });
         self.loads.under_way.insert(id, loading);
@@ -269,8 +290,8 @@ impl Kv {
     /// sample, so if several samples resume only the prompt is loaded.
     pub(super) fn offered_blocks(&self, sequence: &Sequence, live: &LiveRequest, asynchronous: bool) -> Option<u32> {
         let offer = live.offer.filter(|offer| offer.asynchronous == asynchronous && self.shares_prefix(live))?;
-        if self.states.is_some() {
-            return None; // the store has no state at the end of what it offers
+        if self.states.is_some() && !asynchronous {
+            return None; // a row would read the state before the load has ended
         }
         let most = if live.num_unfinished > 1 { sequence.num_prompt_tokens } else { sequence.num_known() };
         Some(offer.num_tokens.min(most).min(sequence.num_known() - 1) / self.layout.block_size)

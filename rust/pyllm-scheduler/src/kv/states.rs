@@ -89,6 +89,9 @@ impl States {
         if let Some(state) = state {
             sequence.states.held.push(HeldState { state, num_tokens });
             let name = cache.states.device.name(state);
+            if let Some(name) = name {
+                cache.save_state(name.key.hash, live.request.kv_cache_retention);
+            }
             sequence.states.last_checkpoint = name.map(|name| Checkpoint { key: name.key, num_tokens });
         }
         sequence.states.spare = cache.allocate_state();
@@ -170,7 +173,9 @@ impl States {
         let content = sequence.content(live, index, self.block_size);
         let key = content.hash.of(cache.state_group());
         let state = sequence.states.held[at].state;
-        if cache.store_state(state, &content, sequence.last_step) && num_tokens == sequence.states.branch {
+        let is_first = cache.store_state(state, &content, sequence.last_step);
+        cache.save_state(content.hash, live.request.kv_cache_retention);
+        if is_first && num_tokens == sequence.states.branch {
             cache.states.device.raise_hits(state, 1); // by the sequence that others have left here
         }
         let before = sequence.states.last_checkpoint.replace(Checkpoint { key, num_tokens });
@@ -268,7 +273,11 @@ impl States {
     }
 
     /// See `Scheduler::audit`.
-    pub(super) fn audit<'a>(sequences: impl Iterator<Item = &'a Sequence>, cache: &KvCache) -> Result<(), String> {
+    pub(super) fn audit<'a>(
+        sequences: impl Iterator<Item = &'a Sequence>,
+        loading: impl Iterator<Item = StateId>,
+        cache: &KvCache,
+    ) -> Result<(), String> {
         let states = &cache.states;
         let mut references = vec![0; states.device.num_blocks() as usize];
         let mut on_host = vec![0; states.host.num_blocks() as usize];
@@ -292,7 +301,10 @@ impl States {
                 return Err("a sequence's states are out of order".to_owned());
             }
         }
-        cache.pinned_states().for_each(|state| references[state.0 as usize] += 1);
+        loading.chain(cache.pinned_states()).for_each(|state| references[state.0 as usize] += 1);
+        for (state, references) in (0..).zip(&mut references) {
+            *references += cache.saving_state_references(StateId(state));
+        }
         let counted = |state: usize| states.device.references(StateId(state as u32));
         if let Some(state) = (0..references.len()).find(|&state| counted(state) != references[state]) {
             return Err(format!("state {state} counts {} references of {}", counted(state), references[state]));

@@ -103,6 +103,8 @@ pub struct Loaded {
     pub first_token: usize,
     pub tokens: Vec<i32>, // from the prompt's first token on
     pub root: Prefix,
+    /// The state after the last token, of a model with states.
+    pub state: Option<usize>,
     /// Number of tokens that are loaded correctly.
     pub num_right: usize,
 }
@@ -183,6 +185,11 @@ impl Device {
         rows
     }
 
+    /// The prefix of all tokens before a state, and their number.
+    pub fn state(&self, state: usize) -> Option<(usize, Prefix)> {
+        self.states[state].map(|state| (state.num_tokens, state.prefix))
+    }
+
     pub fn block(&self, block: BlockId) -> &Block {
         &self.blocks[block.0 as usize]
     }
@@ -200,6 +207,11 @@ impl Device {
     }
 
     pub fn load(&mut self, load: &Loaded) {
+        if let Some(state) = load.state {
+            let prefix = load.tokens.iter().fold(load.root, |prefix, &token| prefix.then(token));
+            let is_whole = load.num_right == load.tokens.len() - load.first_token;
+            self.states[state] = is_whole.then_some(State { num_tokens: load.tokens.len(), prefix });
+        }
         let mut prefix = load.root;
         for (position, &token) in load.tokens.iter().enumerate() {
             prefix = prefix.then(token);

@@ -125,7 +125,7 @@ const SEARCHING_CORNERS: [&str; 14] = [
     "steps of what is isolated",
 ];
 
-const STATE_CORNERS: [&str; 32] = [
+const STATE_CORNERS: [&str; 34] = [
     "accepted drafts",
     "aborts with tokens in flight",
     "block copies",
@@ -135,6 +135,7 @@ const STATE_CORNERS: [&str; 32] = [
     "forks without a slot",
     "hits foreseen",
     "hits within a step",
+    "loads of states",
     "other weights while requests run",
     "paused beams",
     "pinned states",
@@ -152,6 +153,7 @@ const STATE_CORNERS: [&str; 32] = [
     "rows that force",
     "rows with drafts that are not ready",
     "rows within a window",
+    "saves of states",
     "several rows of a sequence",
     "state swaps in",
     "state swaps in of what has outlived the device",

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::block_hash::{BlockHash, GroupHash};
-use crate::ids::{BlockId, SaveId, StepId};
+use crate::ids::{Block, BlockId, SaveId, StepId};
 use crate::request::Retention;
 
 /// A block to save.
@@ -19,15 +19,15 @@ pub struct Save {
     pub group: u32,
     /// Its position in its chain.
     pub index: u32,
-    /// The block with the contents.
+    /// The block with the contents; the state of this number is numbered after all blocks.
     pub block: BlockId,
     /// The retention in the store; never `None`.
     pub retention: Retention,
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Candidate {
-    pub(crate) block: BlockId,
+pub(crate) struct Candidate<B> {
+    pub(crate) block: B,
     pub(crate) key: GroupHash,
     /// The block's position in its chain.
     pub(crate) index: u32,
@@ -36,24 +36,22 @@ pub(crate) struct Candidate {
     pub(crate) retention: Retention,
 }
 
-pub(crate) struct Saves {
-    candidates: VecDeque<Candidate>,
-    under_way: BTreeMap<SaveId, BlockId>,
+pub(crate) struct Saves<B> {
+    candidates: VecDeque<Candidate<B>>,
+    under_way: BTreeMap<SaveId, B>,
     most_candidates: usize,
     most_under_way: usize, // 0: no saves
-    next: SaveId,
     /// Candidates that were dropped.
     pub(crate) num_dropped: u64,
 }
 
-impl Saves {
+impl<B: Block> Saves<B> {
     pub(crate) fn new(most_candidates: u32, most_under_way: u32) -> Self {
         Self {
             candidates: VecDeque::new(),
             under_way: BTreeMap::new(),
             most_candidates: most_candidates as usize,
             most_under_way: most_under_way as usize,
-            next: SaveId(0),
             num_dropped: 0,
         }
     }
@@ -63,11 +61,11 @@ impl Saves {
     }
 
     /// References of saves to a block.
-    pub(crate) fn references(&self, block: BlockId) -> u32 {
+    pub(crate) fn references(&self, block: B) -> u32 {
         self.under_way.values().filter(|&&saved| saved == block).count() as u32
     }
 
-    pub(crate) fn propose(&mut self, candidate: Candidate) {
+    pub(crate) fn propose(&mut self, candidate: Candidate<B>) {
         if self.most_under_way == 0 {
             return;
         }
@@ -79,7 +77,7 @@ impl Saves {
     }
 
     /// Drops the candidates of a block that may be written again.
-    pub(crate) fn withdraw(&mut self, block: BlockId) {
+    pub(crate) fn withdraw(&mut self, block: B) {
         let before = self.candidates.len();
         self.candidates.retain(|candidate| candidate.block != block);
         self.num_dropped += (before - self.candidates.len()) as u64;
@@ -92,20 +90,17 @@ impl Saves {
     }
 
     /// The next candidate. The caller calls `begin` for it, or counts it as dropped.
-    pub(crate) fn next(&mut self, committed: StepId) -> Option<Candidate> {
+    pub(crate) fn next(&mut self, committed: StepId) -> Option<Candidate<B>> {
         if self.has_next(committed) { self.candidates.pop_front() } else { None }
     }
 
     /// Begins a save. The caller adds a reference to the block, and drops it after `finish`.
-    pub(crate) fn begin(&mut self, block: BlockId) -> SaveId {
-        let save = self.next;
-        self.next = SaveId(save.0 + 1);
+    pub(crate) fn begin(&mut self, save: SaveId, block: B) {
         self.under_way.insert(save, block);
-        save
     }
 
     /// Ends a save. Returns its block, whose reference the caller drops.
-    pub(crate) fn finish(&mut self, save: SaveId) -> Option<BlockId> {
+    pub(crate) fn finish(&mut self, save: SaveId) -> Option<B> {
         self.under_way.remove(&save)
     }
 
@@ -128,15 +123,15 @@ mod tests {
     use super::*;
     use crate::block_hash::BlockHash;
 
-    fn candidate(block: u32, filled: u64) -> Candidate {
+    fn candidate(block: u32, filled: u64) -> Candidate<BlockId> {
         let key = BlockHash::root(&[&block.to_string()]).of(0);
         Candidate { block: BlockId(block), key, index: 0, filled: StepId(filled), retention: Retention::Default }
     }
 
-    fn take(saves: &mut Saves, committed: u64) -> Vec<u32> {
+    fn take(saves: &mut Saves<BlockId>, committed: u64) -> Vec<u32> {
         let mut taken = Vec::new();
         while let Some(next) = saves.next(StepId(committed)) {
-            saves.begin(next.block);
+            saves.begin(SaveId(next.block.0.into()), next.block);
             taken.push(next.block.0);
         }
         taken
@@ -151,7 +146,7 @@ mod tests {
         assert_eq!(take(&mut saves, 4), []);
         assert_eq!(take(&mut saves, 5), [1, 2]);
         assert_eq!((saves.num_under_way(), saves.references(BlockId(1))), (2, 1));
-        assert_eq!((saves.finish(SaveId(0)), saves.finish(SaveId(0))), (Some(BlockId(1)), None));
+        assert_eq!((saves.finish(SaveId(1)), saves.finish(SaveId(1))), (Some(BlockId(1)), None));
         assert_eq!((take(&mut saves, 5), take(&mut saves, 6)), (vec![3], vec![]));
     }
 

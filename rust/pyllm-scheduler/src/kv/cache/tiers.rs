@@ -64,14 +64,10 @@ impl<D: Block, H: Block> Tiers<D, H> {
         is_first
     }
 
-    /// Drops a reference to a block of the device that the plan in progress reads or writes. With a host it counts until
-    /// `end_plan`: swaps come first in a plan, so they would copy the block, or write it, too early.
+    /// Drops a reference to a block of the device that the plan in progress reads or writes. It counts until `end_plan`:
+    /// swaps come first in a plan and loads run beside it, so they would copy the block, or write it, too early.
     pub(crate) fn free_after_plan(&mut self, block: D) {
-        if self.host.num_blocks() > 0 {
-            self.released.push(block);
-        } else {
-            self.device.free(block);
-        }
+        self.released.push(block);
     }
 
     /// Forgets the contents of a block of the device.

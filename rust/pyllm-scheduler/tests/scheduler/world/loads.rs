@@ -63,14 +63,21 @@ impl World {
                 blocks: load
                     .blocks
                     .iter()
+                    .take(self.config.kv_groups.len())
                     .map(|blocks| blocks.iter().map(|block| block.0 as usize).collect())
                     .collect(),
                 first_token: load.first_token as usize,
                 tokens: tokens.copied().collect(),
+                state: load.blocks.get(self.config.kv_groups.len()).map(|state| {
+                    assert_eq!(state.len(), 1, "the state after the last token");
+                    (state[0].0 - self.config.num_blocks) as usize
+                }),
                 root: Prefix::empty(&known.request, &self.config.weights_version),
                 num_right: load.num_tokens as usize * quarters / 4,
             };
-            assert_eq!(load.blocks.len(), self.config.kv_groups.len());
+            let has_states = self.config.num_states > 0;
+            assert_eq!(load.blocks.len(), self.config.kv_groups.len() + usize::from(has_states));
+            self.saw("loads of states", u64::from(has_states));
             let block_size = self.config.block_size as usize;
             for (blocks, group) in load.blocks.iter().zip(&self.config.kv_groups) {
                 let num_read = end / block_size - group.first_read(end) / block_size;

@@ -11,18 +11,30 @@ use crate::oracle::Prefix;
 /// A save under way, with the block's contents at its start.
 pub(super) struct Saving {
     pub(super) block: BlockId,
-    held: Block,
+    held: Held,
+}
+
+/// The contents of a block, or of a state.
+#[derive(Debug, PartialEq)]
+enum Held {
+    Block(Block),
+    State(Option<(usize, Prefix)>),
 }
 
 impl World {
     pub(super) fn take_saves(&mut self) {
         let saves = self.scheduler.take_saves();
         for save in &saves {
-            self.check_save(save);
-            let held = self.device.block(save.block).clone();
+            if save.group as usize == self.config.kv_groups.len() {
+                self.check_state_save(save);
+            } else {
+                self.check_save(save);
+            }
+            let held = self.held(save.block);
             self.saves.insert(save.id, Saving { block: save.block, held });
         }
-        assert!(self.saves.len() <= self.config.max_saving_blocks as usize, "saves are bounded");
+        let most = self.config.max_saving_blocks + self.config.num_states.saturating_sub(2);
+        assert!(self.saves.len() <= most as usize, "saves are bounded");
         self.saw("saves", saves.len() as u64);
     }
 
@@ -49,6 +61,33 @@ impl World {
         }
     }
 
+    /// Checks that a state is that after all tokens of its name, computed with these weights. What beams have is unknown.
+    fn check_state_save(&mut self, save: &Save) {
+        let state = save.block.0 - self.config.num_blocks;
+        let (num_tokens, prefix) = self.device.state(state as usize).expect("it was written");
+        assert_eq!(num_tokens, (save.index as usize + 1) * self.config.block_size as usize);
+        let has = |known: &Known, output: &[i32]| {
+            let tokens: Vec<_> = known.request.prompt.iter().chain(output).copied().take(num_tokens).collect();
+            let blocks = tokens.chunks_exact(self.config.block_size as usize);
+            let name = blocks.fold(names::root(&known.request, &self.config), names::child);
+            let root = Prefix::empty(&known.request, &self.config.weights_version);
+            let is_prefix = tokens.iter().fold(root, |prefix, &token| prefix.then(token)) == prefix;
+            tokens.len() == num_tokens && name == *save.hash.as_bytes() && is_prefix
+        };
+        let is_of = |known: &Known| known.samples.iter().any(|sample| has(known, &sample.expected)) || has(known, &[]);
+        let is_of_beam = self.requests.iter().any(|known| known.request.beam_width > 0);
+        assert!(self.requests.iter().any(is_of) || is_of_beam, "the name is that of the tokens before");
+        assert!(save.retention != Retention::None);
+        self.saw("saves of states", 1);
+    }
+
+    fn held(&self, block: BlockId) -> Held {
+        match block.0.checked_sub(self.config.num_blocks) {
+            None => Held::Block(self.device.block(block).clone()),
+            Some(state) => Held::State(self.device.state(state as usize)),
+        }
+    }
+
     pub(super) fn finish_save(&mut self, pick: usize) {
         let Some(place) = pick.checked_rem(self.saves.len()) else { return };
         let save = *self.saves.keys().nth(place).expect("there are as many");
@@ -57,7 +96,7 @@ impl World {
 
     pub(super) fn end_save(&mut self, save: SaveId) {
         let Some(Saving { block, held }) = self.saves.remove(&save) else { return };
-        assert_eq!(self.device.block(block), &held, "a block that is saved is not written");
+        assert_eq!(self.held(block), held, "what is saved is not written");
         assert_eq!(self.scheduler.finish_save(save), Ok(()));
         assert_eq!(self.scheduler.finish_save(save), Err(Error::UnknownSave { save }));
         self.saw("saves that end", 1);
