@@ -17,9 +17,7 @@ BLOCK_SIZE = 4
 CONFIG = KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config={"lookup_timeout": 3.0})
 
 
-def context(
-    windows: tuple[int | None, ...] = (None,), num_ranks: int = 1, state_blocks: int = 0
-) -> ConnectorContext:
+def context(windows: tuple[int | None, ...] = (None,), num_ranks: int = 1, state_blocks: int = 0) -> ConnectorContext:
     return ConnectorContext(
         namespace=bytes(32), block_size=BLOCK_SIZE, num_ranks=num_ranks, windows=windows, state_blocks=state_blocks
     )
