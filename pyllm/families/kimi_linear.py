@@ -144,7 +144,7 @@ FAMILY = Family(
     read=read,
     tensors=replace_names(
         LATENT_NAMES,
-        parts=LATENT_NAMES.parts
+        parts=dict(LATENT_NAMES.parts)
         | DELTA_PARTS
         | {
             "feed_forward.router": f"{_EXPERTS}.gate",
@@ -166,7 +166,7 @@ FAMILY = Family(
         architectures=("kimi-linear",),
         tensors=replace_names(
             GGUF_LATENT_NAMES,
-            parts=GGUF_LATENT_NAMES.parts
+            parts=dict(GGUF_LATENT_NAMES.parts)
             | {
                 "recurrence.query": "attn_q",
                 "recurrence.key": "attn_k",
