@@ -1,4 +1,4 @@
-//! Several residual streams of a token side by side (AltUp, arXiv 2301.13310): their prediction and
+//! Several residual streams of a token side by side (alternating updates, arXiv 2301.13310): their prediction and
 //! correction, additions, and magnitudes; and the largest of normally distributed numbers.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
@@ -296,11 +296,11 @@ mod tests {
             pairs in prop::collection::vec((-3.0..3.0_f32, -3.0..3.0_f32, -3.0..3.0_f32), 2..70),
             mut coefficients in prop::collection::vec(-2.0..2.0_f32, 4),
         ) {
-            let size = pairs.len();
+            let (size, count) = (pairs.len(), pairs.iter().map(|_| 1.0).sum::<f32>());
             let streams: Vec<f32> = pairs.iter().map(|pair| pair.0).chain(pairs.iter().map(|pair| pair.1)).collect();
             let mut other: Vec<f32> = pairs.iter().map(|pair| pair.2).collect();
-            let square = |numbers: &[f32]| numbers.iter().map(|number| number * number).sum::<f32>() / size as f32;
-            let mean = streams[..size].iter().sum::<f32>() / size as f32;
+            let square = |numbers: &[f32]| numbers.iter().map(|number| number * number).sum::<f32>() / count;
+            let mean = streams[..size].iter().sum::<f32>() / count;
             let centred: Vec<f32> = streams[..size].iter().map(|number| number - mean).collect();
             let cutoff = mean + 0.5 * square(&centred).sqrt();
             let mut scaled = vec![f32::NAN; size];
