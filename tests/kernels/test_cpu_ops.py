@@ -165,7 +165,7 @@ def test_what_a_pointer_cannot_say_is_checked() -> None:
     with pytest.raises(ValueError, match=r"strides \[1, 8\]: give contiguous rows"):
         KERNELS[activation](x.T, "silu")
     with pytest.raises(ValueError, match=r"weight is of shape \[4\]: it must be of \[8\]"):
-        KERNELS[rms_norm](x, torch.ones(4), 1e-5)
+        KERNELS[layer_norm](x, torch.ones(4), 1e-5)
     with pytest.raises(ValueError, match=r"residual is bfloat16: give float32"):
         KERNELS[add_rms_norm](x, x.bfloat16(), torch.ones(8), 1e-5)
     with pytest.raises(ValueError, match="x is 7 wide: it must be a gate and as much to multiply it with"):

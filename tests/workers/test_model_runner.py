@@ -108,6 +108,7 @@ def test_statistics_count_bytes(runner: ModelRunner) -> None:
         "kv_cache_bytes": 64 * BLOCK_BYTES,
         "state_bytes": 0,
         "host_kv_cache_bytes": 0,
+        "host_state_bytes": 0,
     }
 
 
