@@ -1,5 +1,7 @@
 """Every family against transformers: float32 logits, however a sequence comes, and bitwise the same each time."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -88,3 +90,19 @@ def test_they_are_bitwise_the_same_in_chunks_beside_others(runner: ModelRunner, 
         sequences.logits(Row(1, OTHER[40:]), Row(0, PROMPT[89:]))[0],
     ]
     np.testing.assert_array_equal(np.concatenate(chunks), whole)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    "family", ["lfm2", "qwen3-next", "granite-4-mamba", "nemotron-h", "falcon-h1", "jamba", "mamba", "kimi-linear"]
+)
+def test_states_do_not_drift_over_4000_tokens(tmp_path: Path, family: str) -> None:
+    prompt = np.random.default_rng(0).integers(0, 256, 4000).tolist()
+    sequences = Sequences(loaded_runner(write_tiny_family(tmp_path, family), num_blocks=256, max_model_len=4096))
+    sequences.start(0)
+    chunks = [sequences.logits(Row(0, prompt[start : start + 64]))[0] for start in range(0, 4000, 64)]
+    with torch.inference_mode():
+        expected = oracle(family)(torch.tensor([prompt])).logits[0].numpy()
+    differences = np.abs(np.concatenate(chunks) - expected).max(1)
+    assert differences.max() < 1e-3  # some tokens have sums near zero before a norm
+    assert np.median(differences[-500:]) < 2 * np.median(differences[:500]) < 4e-5
