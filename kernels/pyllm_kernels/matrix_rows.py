@@ -35,7 +35,7 @@ GGUF_BLOCKS = {
 }
 """Features and bytes of a block of GGUF's formats that have kernels: a row may be cut where a block ends."""
 GRID_FORMATS = frozenset({"iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m"})
-"""Those of `GGUF_BLOCKS` whose integers are looked up in a grid, 4 or 8 at a time."""
+"""Formats of `GGUF_BLOCKS` whose integers are looked up in a grid, 4 or 8 at a time."""
 FLOAT_DTYPES = {name: numpy_dtype(name) for name in ("float32", "float16", "bfloat16")}
 SCALED_DTYPES = {name: numpy_dtype(name) for name in ("int8", "float8_e4m3fn")}
 """Elements of a byte, which are numbers only together with their scales."""

@@ -10,6 +10,7 @@ from pyllm.families.config import Config
 from pyllm.families.rope import longest_context, read_rope
 from pyllm.families.spec import (
     ACTIVATIONS,
+    Activation,
     AttentionSpec,
     ExpertGroups,
     FeedForwardSpec,
@@ -97,13 +98,18 @@ def alibi_slopes(heads: int, greatest: float = 8.0) -> tuple[float, ...]:
     return tuple(2.0**-exponent for exponent in exponents)
 
 
-def read_feed_forward(config: Config, name: str = "hidden_act", **features: Any) -> FeedForwardSpec:
-    """The gated feed-forward layer; the field `name` has its activation, `features` override fields of the spec."""
+def read_activation(config: Config, name: str) -> Activation:
+    """The activation that a field names."""
     activation = config.text(name, "silu")
     if activation not in ACTIVATIONS:
         raise config.error(name, activation, f"one of {', '.join(ACTIVATIONS)}")
-    size = config.integer("intermediate_size")
-    return FeedForwardSpec(**{"size": size, "activation": ACTIVATIONS[activation]} | features)
+    return ACTIVATIONS[activation]
+
+
+def read_feed_forward(config: Config, name: str = "hidden_act", **features: Any) -> FeedForwardSpec:
+    """The gated feed-forward layer; the field `name` has its activation, `features` override fields of the spec."""
+    activation, size = read_activation(config, name), config.integer("intermediate_size")
+    return FeedForwardSpec(**{"size": size, "activation": activation} | features)
 
 
 def read_routing(config: Config, normalised: bool, **features: Any) -> RoutingSpec:

@@ -144,11 +144,12 @@ def _complete(config: Config) -> Config:
     return config.with_defaults(query_pre_attn_scalar=scalar)
 
 
-_PARTS = LLAMA_PARTS | {
+PARTS = LLAMA_PARTS | {
     "attention_output_norm": "post_attention_layernorm",
     "feed_forward_norm": "pre_feedforward_layernorm",
     "feed_forward_output_norm": "post_feedforward_layernorm",
 }
+"""Names of a layer with norms before and after each part, for all Gemmas from 2 on."""
 
 GEMMA = Family(architectures=("GemmaForCausalLM",), read=read_gemma, gguf=GgufNames(architectures=("gemma",)))
 VAULT_GEMMA = Family(
@@ -159,12 +160,12 @@ VAULT_GEMMA = Family(
 GEMMA2 = Family(
     architectures=("Gemma2ForCausalLM",),
     read=read_gemma2,
-    tensors=TensorNames(parts=_PARTS),
+    tensors=TensorNames(parts=PARTS),
     gguf=GgufNames(architectures=("gemma2",), complete=_complete),
 )
 GEMMA3 = Family(
     architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     read=read_gemma3,
-    tensors=replace(TEXT_MODEL_NAMES, parts=_PARTS),
+    tensors=replace(TEXT_MODEL_NAMES, parts=PARTS),
     gguf=GgufNames(architectures=("gemma3",), complete=_complete),
 )

@@ -16,19 +16,20 @@ from pyllm.families.family import (
     kv_sources,
     layer_types,
     num_layers,
+    read_activation,
     read_attention,
     read_feed_forward,
     read_model,
     read_norm,
     text_config,
 )
+from pyllm.families.gemma import PARTS
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec, PerLayerInputSpec, RopeSpec, StreamsSpec
 from pyllm.families.tensors import (
     GGUF_NAMES,
     GGUF_PARTS,
     GGUF_PER_LAYER_PARTS,
-    LLAMA_PARTS,
     PER_LAYER_PARTS,
     TEXT_MODEL_NAMES,
 )
@@ -84,7 +85,7 @@ def read_gemma3n(config: Config) -> ModelSpec:
     inputs = PerLayerInputSpec(
         size=config.integer("hidden_size_per_layer_input", 256),
         vocab_size=config.integer("vocab_size_per_layer_input", 262_144),
-        activation=read_feed_forward(config.replaced(intermediate_size=1), "hidden_activation").activation,
+        activation=read_activation(config, "hidden_activation"),
         norm=norm,
     )
     count = config.integer("altup_num_inputs", 4, least=2)
@@ -136,7 +137,7 @@ def _cutoffs(config: Config, count: int) -> list[float | None]:
 
 
 _PARTS = (
-    LLAMA_PARTS
+    PARTS
     | PER_LAYER_PARTS
     | {
         "streams.predict": "altup.prediction_coefs",
@@ -147,9 +148,6 @@ _PARTS = (
         "augmented.left": "laurel.linear_left",
         "augmented.right": "laurel.linear_right",
         "augmented.norm": "laurel.post_laurel_norm",
-        "attention_output_norm": "post_attention_layernorm",
-        "feed_forward_norm": "pre_feedforward_layernorm",
-        "feed_forward_output_norm": "post_feedforward_layernorm",
     }
 )
 _GGUF_PARTS = (

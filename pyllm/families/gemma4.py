@@ -16,6 +16,7 @@ from pyllm.families.family import (
     kv_sources,
     layer_types,
     num_layers,
+    read_activation,
     read_attention,
     read_feed_forward,
     read_model,
@@ -23,13 +24,13 @@ from pyllm.families.family import (
     read_routing,
     text_config,
 )
+from pyllm.families.gemma import PARTS
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, PerLayerInputSpec
 from pyllm.families.tensors import (
     GGUF_NAMES,
     GGUF_PARTS,
     GGUF_PER_LAYER_PARTS,
-    LLAMA_PARTS,
     PER_LAYER_PARTS,
     TEXT_MODEL_NAMES,
 )
@@ -60,7 +61,7 @@ def read_gemma4(config: Config) -> ModelSpec:
     size = config.integer("hidden_size_per_layer_input", 256, least=0)
     inputs = None
     if size and "hidden_size_per_layer_input" not in config.nulls:
-        activation = read_feed_forward(config, "hidden_activation").activation
+        activation = read_activation(config, "hidden_activation")
         vocab_size = config.integer("vocab_size_per_layer_input")
         inputs = PerLayerInputSpec(size=size, vocab_size=vocab_size, activation=activation, norm=read_norm(config))
     return _read(config, inputs, has_experts=config.flag("enable_moe_block", False))
@@ -196,13 +197,10 @@ def _of_layers(config: Config, name: str) -> list[int]:
 
 
 _PARTS = (
-    LLAMA_PARTS
+    PARTS
     | PER_LAYER_PARTS
     | {
         "scale": "layer_scalar",
-        "attention_output_norm": "post_attention_layernorm",
-        "feed_forward_norm": "pre_feedforward_layernorm",
-        "feed_forward_output_norm": "post_feedforward_layernorm",
         "dense_norm": "post_feedforward_layernorm_1",
         "experts_norm": "pre_feedforward_layernorm_2",
         "experts_output_norm": "post_feedforward_layernorm_2",

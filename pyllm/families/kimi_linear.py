@@ -137,7 +137,7 @@ DELTA_PARTS = {
     "recurrence.norm": "self_attn.o_norm",
     "recurrence.output": "self_attn.o_proj",
 }
-"""Of a layer with delta attention, in the names of published files."""
+"""The parts of a layer with delta attention, in the names of published files."""
 _EXPERTS = "block_sparse_moe"
 FAMILY = Family(
     architectures=("KimiLinearForCausalLM",),

@@ -30,7 +30,7 @@ _OWN_NAMES = {
 }
 _SCAN = {"mamba_d_inner": "intermediate_size", "mamba_dt_rank": "time_step_rank"}
 _SPACE = {"mamba_n_heads": "num_heads", "mamba_d_head": "head_dim", "mamba_n_groups": "n_groups"}
-"""Of the fields that `read_selective_scan` and `read_state_space` read."""
+"""Own names of the fields that `read_selective_scan` and `read_state_space` read."""
 _NAMES = TensorNames(
     roots=("backbone.",), embedding="embeddings", norm="norm_f", parts={"attention_norm": "norm"}, bare=frozenset()
 )

@@ -39,7 +39,7 @@ _OWN_NAMES = {
     "mamba_d_conv": "conv_kernel",
     "mamba_conv_bias": "use_conv_bias",
 }
-"""Of the fields that `read_state_space` reads."""
+"""Own names of the fields that `read_state_space` reads."""
 
 
 def read_nemotron_h(config: Config) -> ModelSpec:

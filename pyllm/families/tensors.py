@@ -162,14 +162,14 @@ LLAMA_PARTS = {
     "feed_forward.shared.up": "mlp.shared_experts.up_proj",
     "feed_forward.shared.down": "mlp.shared_experts.down_proj",
 }
-"""Of a layer, in transformers' names for Llama, which most families share."""
+"""The parts of a layer, in transformers' names for Llama, which most families share."""
 
 PER_LAYER_PARTS = {
     "per_layer.gate": "per_layer_input_gate",
     "per_layer.projection": "per_layer_projection",
     "per_layer.norm": "post_per_layer_input_norm",
 }
-"""Of per-layer inputs, in transformers' names."""
+"""The parts of per-layer inputs, in transformers' names."""
 
 POST_NORM_PARTS = LLAMA_PARTS | {
     "attention_output_norm": "post_attention_layernorm",
@@ -201,14 +201,14 @@ GGUF_PARTS = {
     "feed_forward.shared_gate": "ffn_gate_inp_shexp",
     "feed_forward_output_norm": "post_ffw_norm",
 }
-"""Of a layer, in llama.cpp's names."""
+"""The parts of a layer, in llama.cpp's names."""
 
 GGUF_PER_LAYER_PARTS = {
     "per_layer.gate": "inp_gate",
     "per_layer.projection": "proj",
     "per_layer.norm": "post_norm",
 }
-"""Of per-layer inputs, in llama.cpp's names."""
+"""The parts of per-layer inputs, in llama.cpp's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

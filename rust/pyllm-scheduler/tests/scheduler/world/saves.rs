@@ -96,7 +96,7 @@ impl World {
 
     pub(super) fn end_save(&mut self, save: SaveId) {
         let Some(Saving { block, held }) = self.saves.remove(&save) else { return };
-        assert_eq!(self.held(block), held, "what is saved is not written");
+        assert_eq!(self.held(block), held, "a block is not written while it is saved");
         assert_eq!(self.scheduler.finish_save(save), Ok(()));
         assert_eq!(self.scheduler.finish_save(save), Err(Error::UnknownSave { save }));
         self.saw("saves that end", 1);
