@@ -56,7 +56,7 @@ def read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]
         fault = "lacks files" if set(indexed) <= set(names) else "names files that are not there"
         logger.warning("%s: %s %s; reading %s", folder, INDEX, fault, ", ".join(names))
     paths = [folder / name for name in names]
-    entries = [entry for number, path in enumerate(paths) for entry in _read_header(path, number)]
+    entries = [entry for number, path in enumerate(paths) for entry in read_file(path, number)]
     first: dict[str, int] = {}
     for entry in entries:
         if (other := first.setdefault(entry.name, entry.file)) != entry.file:
@@ -84,7 +84,12 @@ def _renamed(tensors: list[FileTensor]) -> list[FileTensor]:
     return renamed
 
 
-def _read_header(path: Path, number: int) -> list[FileTensor]:
+def read_file(path: Path, number: int) -> list[FileTensor]:
+    """The tensors of one file, the `number`th of its checkpoint.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from pyllm.config.kv_transfer_settings import KVTransferSettings
+from pyllm.config.lora_settings import LoraConfig
 from pyllm.config.model_settings import ModelConfig
 from pyllm.config.option_fields import ConfigPart, TextForm
 from pyllm.config.option_texts import parse_weights
@@ -377,6 +378,7 @@ class EngineConfig(ConfigPart, frozen=True):
     parallel: ParallelConfig = ParallelConfig()
     device: DeviceConfig = DeviceConfig()
     sparse: SparseAttentionConfig = SparseAttentionConfig()
+    lora: LoraConfig = LoraConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     log: LogConfig = LogConfig()
 

@@ -68,7 +68,6 @@ def _off(name: str, text: str, *aliases: str) -> VllmFlag:
     return VllmFlag(name=name, meaning="refused", text=text, aliases=aliases, is_boolean=True, taken=("false",))
 
 
-_NO_ADAPTERS = "LoRA adapters are not served yet: merge the adapter into the model and serve that"
 _TEXT_ONLY = "only text is served"
 _NO_SLEEP = "the engine does not sleep: end the server, a start from packed weights is quick"
 _NO_COHERE = "there is no API of Cohere's: use /v1/chat/completions"
@@ -258,11 +257,6 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         *_switches("texts are not scored here", "enable-flash-late-interaction"),
     ),
     "features": (
-        _off("enable-lora", _NO_ADAPTERS),
-        _refused("lora-modules", _NO_ADAPTERS),
-        _refused("max-loras", _NO_ADAPTERS),
-        _refused("max-lora-rank", _NO_ADAPTERS),
-        _refused("max-cpu-loras", _NO_ADAPTERS),
         _ours(
             "speculative-config",
             "method ngram: its num_speculative_tokens is --num-speculative-tokens; prompt_lookup_max and _min have no "

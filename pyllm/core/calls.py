@@ -14,15 +14,15 @@ from pyllm._rust import Scheduler
 from pyllm.config.engine_settings import FIXED_SCHEDULER_SETTINGS, EngineConfig, SchedulerConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.rank_coordinates import num_ranks
+from pyllm.core.adapters import Adapters
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
-from pyllm.core.validation import check_adapter
 from pyllm.errors import RequestError
 from pyllm.supervision.log_level import LOG_LEVELS, current_log_level
 from pyllm.wire.ipc import MAX_MESSAGE_BYTES
-from pyllm.wire.messages import MAX_REQUEST_REPORTS
+from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome
 
 LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED_SCHEDULER_SETTINGS)
@@ -59,12 +59,14 @@ class Calls:
         clock: Callable[[], float],
         *,
         profiling: Profiling,
+        adapters: Adapters,
         kept: KeptState,
         inventory: HostInventory,
         set_log_level: Callable[[str], None] | None = None,
     ) -> None:
         self.policy = policy
         self._profiling = profiling
+        self._adapters = adapters
         self._kept = kept
         self._inventory = inventory
         self._set_log_level = set_log_level
@@ -88,6 +90,9 @@ class Calls:
             "kv_events": self._kv_events,
             "kv_snapshot": self._kv_snapshot,
             "profile": self._profile,
+            "load_adapter": self._load_adapter,
+            "unload_adapter": self._unload_adapter,
+            "adapters": self._list_adapters,
         }
         self._restore()
 
@@ -211,8 +216,8 @@ class Calls:
         All clients share the names of pins, and a pin stays when its client disconnects.
         """
         del client
-        check_adapter(adapter)
-        return self._scheduler.pin(name, prompt, tenant=tenant, cache_salt=cache_salt)
+        key, _ = self._adapters.find(adapter)
+        return self._scheduler.pin(name, prompt, tenant=tenant, cache_salt=cache_salt, adapter=key)
 
     def _unpin(self, client: int, name: int) -> bool:
         """Allow a pinned prefix to be evicted. False: there is no such pin."""
@@ -258,6 +263,22 @@ class Calls:
             text = f"seconds is {seconds:g}: it must be above 0 and at most {MAX_PROFILE_SECONDS:g}"
             raise RequestError(text, "seconds")
         return await self._profiling.record(num_steps, seconds, chosen, with_trace=with_trace)
+
+    async def _load_adapter(self, client: int, name: str, path: str = "", in_place: bool = False) -> Adapter:
+        """Load a LoRA adapter; see `Adapters.load`."""
+        del client
+        return await self._adapters.load(name, path, in_place=in_place)
+
+    def _unload_adapter(self, client: int, name: str) -> None:
+        """Remove an adapter's name; requests that have begun go on."""
+        del client
+        self._adapters.unload(name)
+
+    def _list_adapters(self, client: int) -> list[dict[str, Any]]:
+        """Each adapter with its running sequences and waiting requests, also those that only these use."""
+        del client
+        counts = {number: (running, waiting) for number, running, waiting in self._scheduler.adapter_counts()}
+        return self._adapters.reports(counts)
 
     def _check_events(self) -> None:
         if not self._config.cache.enable_kv_cache_events:

@@ -5,13 +5,14 @@ Starts nothing and sends nothing, except that it begins the recording and restor
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
 from pyllm._rust import Scheduler
 from pyllm.config.engine_settings import EngineConfig
+from pyllm.core.adapters import Adapters, AdapterSource, ReadAdapter
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.executor import Executor
@@ -33,7 +34,7 @@ from pyllm.recording import Recording
 from pyllm.supervision import step_trace
 from pyllm.supervision.restart_budget import RestartBudget
 from pyllm.wire.ipc import Sender
-from pyllm.wire.messages import CoreMessage, Deltas, Ready, Rejected
+from pyllm.wire.messages import AdapterList, CoreMessage, Deltas, Ready, Rejected
 from pyllm.wire.supervision_messages import Kept
 
 NOTHING_KEPT = Kept()
@@ -48,7 +49,8 @@ class CoreSetup:
     of another package, if one is set. `connector` moves KV blocks to and from a store. `sampling_plugins` names the
     logits processors and samplers that workers can load. `token_seconds` is the measured upper bound per token in a
     step, 0 if none was measured. `host_blocks` are the KV blocks in host memory that have outlived an earlier core,
-    and `earlier` is the state that it has left.
+    and `earlier` is the state that it has left. `adapters` are those that the ranks have, read from `adapter_source`;
+    without a source the core serves none.
     """
 
     scheduler: Scheduler
@@ -62,6 +64,8 @@ class CoreSetup:
     token_seconds: float = 0.0
     host_blocks: bytes = b""
     earlier: Kept = NOTHING_KEPT
+    adapter_source: AdapterSource | None = None
+    adapters: Sequence[ReadAdapter] = ()
     on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, report: None
 
 
@@ -114,6 +118,15 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         sleep=sleep,
         fail=lambda client, request, reason: core.fail(client, request, Rejected(request, "error", reason)),
     )
+    adapters = Adapters(
+        scheduler,
+        executor,
+        setup.adapter_source,
+        setup.adapters,
+        announce=lambda: _announce(adapters, clients, kept, epoch),
+        wake=lambda: core.wake(),  # noqa: PLW0108 - the core is made below
+        fail=lambda client, request, reason: core.fail(client, request, Rejected(request, "error", reason)),
+    )
     calls = Calls(
         scheduler,
         config,
@@ -122,6 +135,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         clock,
         profiling=profiling,
         inventory=inventory,
+        adapters=adapters,
         kept=kept,
         set_log_level=around.set_log_level,
     )
@@ -131,6 +145,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         RestartBudget(config.recovery.max_restarts),
         shrink=calls.halve_budget,
         connect=transfers.connect,
+        adapters=adapters,
         inventory=inventory,
         clock=clock,
         sleep=sleep,
@@ -147,6 +162,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         load_reporter=load_reporter,
         lost_requests=lost_requests,
         transfers=transfers,
+        adapters=adapters,
         ready=setup.ready,
         clock=clock,
         sampling_plugins=setup.sampling_plugins,
@@ -166,6 +182,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
             inbox=inbox,
             in_flight=in_flight,
             transfers=transfers,
+            adapters=adapters,
             recovery=recovery,
             isolation=IsolationReporter(recovery.quarantine, scheduler, epoch, clients.post, around.on_alone),
             stage=stage,
@@ -186,6 +203,12 @@ def _begin_recording(scheduler: Scheduler, config: EngineConfig) -> Recording | 
     recording = Recording(Path(config.scheduler.scheduler_recording), scheduler.take_recording)
     scheduler.start_recording()
     return recording
+
+
+def _announce(adapters: Adapters, clients: Clients, kept: KeptState, epoch: int) -> None:
+    """Tell clients, and the next core, which adapters there are now."""
+    kept.serve(adapters.served)
+    clients.post_all(AdapterList(epoch, adapters.listed or ()))
 
 
 def _take_deltas(scheduler: Scheduler, epoch: int, client: int) -> Deltas | None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from pyllm._rust import NeverFitsError, Scheduler
+from pyllm.core.adapters import Adapters
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.faults.lost_requests import LostRequests
@@ -24,6 +25,7 @@ from pyllm.errors import RequestError
 from pyllm.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
+    AdapterList,
     Call,
     ClientMessage,
     Hello,
@@ -49,6 +51,7 @@ class Inbox:
         load_reporter: LoadReporter,
         lost_requests: LostRequests,
         transfers: KVTransfers,
+        adapters: Adapters,
         ready: Ready,
         clock: Callable[[], float],
         sampling_plugins: Collection[str],
@@ -62,6 +65,7 @@ class Inbox:
         self._load_reporter = load_reporter
         self._lost_requests = lost_requests
         self._transfers = transfers
+        self._adapters = adapters
         self._ready = ready
         self._clock = clock
         self._sampling_plugins = sampling_plugins
@@ -106,6 +110,8 @@ class Inbox:
             self._clients.post(client, Rejected(None, "version", text))
         else:
             self._clients.post(client, self._ready)
+            if (listed := self._adapters.listed) is not None:
+                self._clients.post(client, AdapterList(self._ready.epoch, listed))
             self._stage.greet(client)
             if message.wants_load_reports:
                 self._load_reporter.add(client)
@@ -122,6 +128,7 @@ class Inbox:
         policy = self._calls.policy
         try:
             check_submit(submit, self._ready.model, self._sampling_plugins)
+            adapter, adapter_number = self._adapters.find(submit.adapter)
             self._scheduler.add(
                 client,
                 submit.request,
@@ -142,7 +149,8 @@ class Inbox:
                 policy_key=0.0 if policy is None else policy_key(policy, facts(submit, now)),
                 tenant=submit.tenant,
                 cache_salt=submit.cache_salt,
-                adapter=submit.adapter,
+                adapter=adapter,
+                adapter_number=adapter_number,
                 stateful=submit.sampling.is_stateful,
                 prompt_logprobs=submit.sampling.prompt_logprobs is not None,
                 num_logprobs=submit.sampling.num_logprobs,
@@ -153,6 +161,7 @@ class Inbox:
             )
             key = RequestKey(client, submit.request)
             self._quarantine.admit(key, submit.num_losses)
+            self._adapters.admit(key, adapter)
             # Only load reports count them, and drop those that have ended.
             if submit.num_losses and self._load_reporter.has_listeners:
                 self._lost_requests.admit(key, submit)

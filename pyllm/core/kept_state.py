@@ -1,4 +1,4 @@
-"""The state that outlives a core: settings changed by clients, and reports of the requests that ended last.
+"""The state that outlives a core: settings changed by clients, adapters, and reports of the requests that ended last.
 
 Each change is passed on at once, for the next core. Knows neither the keeper nor requests.
 """
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyllm._rust import Scheduler
+from pyllm.wire.messages import Adapter
 from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 
 
@@ -30,6 +31,10 @@ class KeptState:
         """Keep settings that have changed."""
         self._settings = self._settings | changes
         self._keep(Kept(settings=self._settings))
+
+    def serve(self, adapters: tuple[Adapter, ...]) -> None:
+        """Keep the adapters that this core serves."""
+        self._keep(Kept(adapters=adapters))
 
     def gather(self) -> list[dict[str, Any]]:
         """Keep and return reports of the requests that have ended since the last call."""

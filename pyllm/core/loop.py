@@ -11,6 +11,7 @@ import msgspec
 
 from pyllm._rust import Plan, Scheduler
 from pyllm.config.engine_settings import EngineConfig
+from pyllm.core.adapters import Adapters
 from pyllm.core.clients import Clients
 from pyllm.core.executors.executor import Executor
 from pyllm.core.faults.crash import Crash, crash_report
@@ -48,6 +49,7 @@ class CoreParts(NamedTuple):
     inbox: Inbox
     in_flight: StepsInFlight
     transfers: KVTransfers
+    adapters: Adapters
     recovery: Recovery
     isolation: IsolationReporter
     stage: Stage
@@ -73,6 +75,7 @@ class EngineCore:
         self._inbox = parts.inbox
         self._in_flight = parts.in_flight
         self._transfers = parts.transfers
+        self._adapters = parts.adapters
         self._recovery = parts.recovery
         self._quarantine = parts.recovery.quarantine
         self._isolation = parts.isolation
@@ -107,6 +110,7 @@ class EngineCore:
         """
         self._isolation.advance()
         self._transfers.advance()
+        self._adapters.advance()
         self._publish()
         while (plan := self._schedule()) is not None:
             self._submit(plan)
@@ -185,6 +189,10 @@ class EngineCore:
         if self._inbox.receive(identity, message):
             self._gather()
             self._wake.set()
+
+    def wake(self) -> None:
+        """Look again for something to do, as a request may run now."""
+        self._wake.set()
 
     def malformed(self, identity: bytes, text: str) -> None:
         """Count a frame that did not decode, and tell its sender."""

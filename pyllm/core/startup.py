@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyllm._rust import Scheduler, SchedulerError
+from pyllm.checkpoint.hub import Hub
 from pyllm.config.engine_settings import CACHE_SETTINGS_OF_SCHEDULER, EngineConfig, ParallelConfig, is_rust
+from pyllm.config.lora_settings import lora_module
 from pyllm.config.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.config.process_config import CoreConfig
 from pyllm.config.rank_coordinates import num_ranks, ranks_of_stage
+from pyllm.core.adapters import AdapterSource, ReadAdapter, read_adapters
 from pyllm.core.calls import live_settings
 from pyllm.core.composition import CoreSetup
 from pyllm.core.executors.executor import Executor
@@ -109,6 +112,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
         kv_cache_tokens=kv_cache_tokens,
         cache_namespace=cache_namespace,
     )
+    adapter_source, adapters = await _adapters(config, executor)
     host_blocks = await whole_blocks(executor) if sizes.num_host_blocks else b""
     crashes = FlightRecorder(Path(engine.recovery.flight_recorder_dir))
     return CoreSetup(
@@ -123,8 +127,21 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
         token_seconds=token_seconds,
         host_blocks=host_blocks,
         earlier=config.kept,
+        adapter_source=adapter_source,
+        adapters=adapters,
         on_crash=lambda name, report: crashes.record(f"core-{config.index}-{name}", report),
     )
+
+
+async def _adapters(config: CoreConfig, executor: Executor) -> tuple[AdapterSource | None, list[ReadAdapter]]:
+    """Where adapters come from, and those that the ranks have loaded; None if the core serves none."""
+    engine, settings = config.engine, config.engine.lora
+    if not settings.enable_lora:
+        return None, []
+    hub = Hub(cache_dir=engine.model.download_dir or None, token=engine.model.hf_token or None)
+    source = AdapterSource(config.checkpoint.spec, hub, settings)
+    modules = [lora_module(text) for text in settings.lora_modules]
+    return source, await read_adapters(executor, source, modules, config.kept.adapters)
 
 
 class _CacheSizes(NamedTuple):
@@ -172,6 +189,7 @@ def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: A
         vocab_size=config.checkpoint.spec.vocab_size,
         kv_groups=[{"window": group.window} for group in groups],
         separate_outputs=bool(engine.sparse.sparse_attention),
+        max_loras=engine.lora.num_slots,
         num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
         pipeline_parallel_size=engine.parallel.pipeline_parallel_size,
         **{name: getattr(engine.cache, name) for name in CACHE_SETTINGS_OF_SCHEDULER},

@@ -43,7 +43,6 @@ def check_submit(submit: Submit, model: ModelInfo, sampling_plugins: Collection[
     check("age", submit.age, 0 <= submit.age < MAX_AGE, f"from 0 to {MAX_AGE:g} seconds")
     size = len(submit.name)
     check("name", size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
-    check_adapter(submit.adapter)
     _SUBMIT_RANGES.check(submit)
     sampling = submit.sampling
     if sampling.pooling and sampling != POOLING.get(sampling.pooling):
@@ -70,12 +69,6 @@ def check_submit(submit: Submit, model: ModelInfo, sampling_plugins: Collection[
     size = len(sampling.grammar.encode())
     check("grammar", size, size <= MAX_GRAMMAR_BYTES, f"at most {MAX_GRAMMAR_BYTES} bytes")
     _check_extra_args(sampling.extra_args, sampling_plugins)
-
-
-def check_adapter(adapter: str) -> None:
-    """Refuse an adapter: no request can have one, so no request could use blocks kept for it."""
-    if adapter:
-        raise RequestError(f"adapter {adapter!r}: adapters are not supported", "adapter")
 
 
 def _check_numbers(sampling: Sampling, max_tokens: int, model: ModelInfo) -> None:

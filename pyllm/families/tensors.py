@@ -4,7 +4,7 @@ Knows no format: readers list the tensors of a file (`FileTensor`), and loaders 
 """
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -550,29 +550,15 @@ def map_tensors(
         entry = _with_quantised(_entry(tensors, name, shape, place), quantised.get(source))
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index, layer in enumerate(spec.layers):
-        shapes, prefix = parameters_of_layer(spec, layer), f"{root}{names.layer.format(index)}"
-        own = names.of_files(tensors, prefix)
-        for name, shape in shapes.items():
-            part, _, kind = name.rpartition(".")
-            part, expert = _expert_of(part)
-            source, parts = own.source_of(part)
-            of_expert = "" if expert is None else f".{expert}"
-            sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
-            groups = own.groups or _num_groups(parts, layer) if source in own.grouped else 1
-            rows = _rows(own, source, sizes, parts.index(part), groups)
-            matrix = None
-            if expert is not None and "{}" in source:
-                source = source.format(expert)
-            elif expert is not None and (routing := layer.routing) is not None:
-                matrix = (expert, routing.experts)
-            tensor = f"{prefix}{_name_in_files(own, tensors, prefix, source, kind)}"
-            is_transposed = part in own.transposed and len(shape) == 2 and tensor not in quantised
-            place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
-            plain = _entry(tensors, f"layers.{index}.{name}", shape, place)
-            plain = _with_transforms(plain, _transforms(spec, layer, f"{part}.{kind}", own))
-            if (factor := layer.factors.get(name)) is not None:
+        own = names.of_files(tensors, f"{root}{names.layer.format(index)}")
+        for parameter in _parameters_in_files(spec, index, own, root, tensors):
+            place = parameter.place
+            if place.source in quantised:
+                place = place._replace(is_transposed=False)
+            plain = _with_transforms(_entry(tensors, parameter.name, parameter.shape, place), parameter.transforms)
+            if (factor := layer.factors.get(parameter.part)) is not None:
                 plain = _with_transforms(plain, (Scale(factor),))
-            entries.append(_with_quantised(plain, quantised.get(tensor), matrix))
+            entries.append(_with_quantised(plain, quantised.get(place.source), place.matrix))
     for entry in entries:
         if not names.are_all and entry.source.type not in (*_FLOATS, "F64") and entry.source.name not in quantised:
             raise ConfigError(
@@ -581,6 +567,76 @@ def map_tensors(
             )
     used = {entry.source.name for entry in entries} | ({f"{head}.weight"} if spec.tie_word_embeddings else set())
     return tuple(entries), _left_over(spec, names, tensors, used, _keys_and_values_of_others(spec, names, root))
+
+
+def map_modules(spec: ModelSpec, names: TensorNames, shapes: Mapping[str, Shape]) -> tuple[TensorEntry, ...]:
+    """The entries of the matrices in layers that some modules of a file's names compute, such as an adapter's.
+
+    `shapes` are those of the modules' matrices [out_features, in_features], by the modules' names. An entry's source is
+    the weight that the module has, which need not be in any file; it is not transposed.
+
+    Raises:
+        ConfigError: a module is none of these, or has another shape.
+    """
+    tensors = {f"{name}.weight": FileTensor(f"{name}.weight", "F32", shape, 0, 0, 0) for name, shape in shapes.items()}
+    before = names.layer.partition("{}")[0]
+    root = next(
+        (root for root in names.roots for name in tensors if name.startswith(f"{root}{before}")), names.roots[0]
+    )
+    entries: dict[str, TensorEntry] = {}
+    for index in range(len(spec.layers)):
+        # Files with a tensor of each part have no other names for them than files with one tensor for several.
+        for own in (names, replace(names, stacked={})):
+            for parameter in _parameters_in_files(spec, index, own, root, tensors):
+                place, name = parameter.place._replace(is_transposed=False), parameter.name
+                if (
+                    place.source in tensors
+                    and place.matrix is None
+                    and len(parameter.shape) == 2
+                    and name not in entries
+                ):
+                    entry = _entry(tensors, name, parameter.shape, place)
+                    entries[name] = _with_transforms(entry, parameter.transforms)
+    used = {entry.source.name for entry in entries.values()}
+    if unknown := sorted(tensors.keys() - used):
+        listed = ", ".join(name.removesuffix(".weight") for name in unknown[:5])
+        raise ConfigError(f"{len(unknown)} modules are no linear layer of {spec.architecture}'s layers: {listed}")
+    return tuple(entries.values())
+
+
+class _Parameter(NamedTuple):
+    """A parameter of a layer, its part without the number of the layer, and its place in the files."""
+
+    name: str
+    part: str
+    shape: Shape
+    place: "_Place"
+    transforms: tuple[Transform, ...]
+
+
+def _parameters_in_files(
+    spec: ModelSpec, index: int, names: TensorNames, root: str, tensors: Mapping[str, FileTensor]
+) -> Iterator[_Parameter]:
+    """The parameters of a layer, with their places in files that have `tensors`."""
+    layer, prefix = spec.layers[index], f"{root}{names.layer.format(index)}"
+    shapes = parameters_of_layer(spec, layer)
+    for name, shape in shapes.items():
+        part, _, kind = name.rpartition(".")
+        part, expert = _expert_of(part)
+        source, parts = names.source_of(part)
+        of_expert = "" if expert is None else f".{expert}"
+        sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
+        groups = names.groups or _num_groups(parts, layer) if source in names.grouped else 1
+        rows = _rows(names, source, sizes, parts.index(part), groups)
+        matrix = None
+        if expert is not None and "{}" in source:
+            source = source.format(expert)
+        elif expert is not None and (routing := layer.routing) is not None:
+            matrix = (expert, routing.experts)
+        tensor = f"{prefix}{_name_in_files(names, tensors, prefix, source, kind)}"
+        place = _Place(tensor, rows, sum(sizes), part in names.transposed and len(shape) == 2, matrix)
+        transforms = _transforms(spec, layer, f"{part}.{kind}", names)
+        yield _Parameter(f"layers.{index}.{name}", name, shape, place, transforms)
 
 
 def _name_in_files(names: TensorNames, tensors: Mapping[str, FileTensor], prefix: str, source: str, kind: str) -> str:

@@ -32,7 +32,7 @@ from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.flight_recorder import FlightRecorder, config_json
 from pyllm.supervision.restart_counts import all_restarted
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
-from pyllm.wire.messages import Restarts
+from pyllm.wire.messages import Adapter, Restarts
 from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 
 # Functions that import all code of a worker with torch, and return the function that each worker runs.
@@ -187,6 +187,7 @@ class SuccessiveCores:
         self._settings: dict[str, Any] = {}
         self._ended: deque[dict[str, Any]] = deque(maxlen=MAX_ENDED)
         self._workers: tuple[Restarts, ...] = ()
+        self._adapters: tuple[Adapter, ...] | None = None
 
     def configure(self, address: str) -> CoreConfig:
         """The configuration of the next core. `address` is that of the last core; empty for the first."""
@@ -196,7 +197,9 @@ class SuccessiveCores:
             recording = _next_recording(scheduler.scheduler_recording, number, "core")
             scheduler = msgspec.structs.replace(scheduler, scheduler_recording=recording)
         engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
-        kept = Kept(self._settings, tuple(self._ended), self._workers) if number else Kept()
+        kept = Kept()
+        if number:
+            kept = Kept(self._settings, tuple(self._ended), self._workers, adapters=self._adapters)
         # With a wildcard port, clients know the port that the first core got.
         bind = address or config.bind
         return msgspec.structs.replace(config, engine=engine, bind=bind, is_successor=number > 0, kept=kept)
@@ -206,6 +209,8 @@ class SuccessiveCores:
         self._ended.extend(kept.ended)
         if kept.workers is not None:
             self._workers = kept.workers
+        if kept.adapters is not None:
+            self._adapters = kept.adapters
         if kept.settings is not None:
             self._settings = kept.settings
             if "log_level" in kept.settings:

@@ -200,6 +200,7 @@ def _merged(earlier: Kept, later: Kept) -> Kept:
         (earlier.ended + later.ended)[-MAX_ENDED:],
         earlier.workers if later.workers is None else later.workers,
         earlier.cores if later.cores is None else later.cores,
+        earlier.adapters if later.adapters is None else later.adapters,
     )
 
 

@@ -181,7 +181,8 @@ class Submit(Message, frozen=True):
     """Start or resume a request. `max_tokens` and `min_tokens` include the tokens in `outputs`; 0 for embeddings.
 
     In seconds: `age` since arrival, `timeout` from now until it ends unfinished; `ttft_target` from arrival to the
-    first token and `tpot_target` from token to token, which a policy may use.
+    first token and `tpot_target` from token to token, which a policy may use. `adapter` is the name of one of the core's
+    adapters, or its `Adapter.key`, which stays the same adapter on the next core; empty: the model alone.
     """
 
     epoch: int
@@ -249,6 +250,28 @@ class Ready(Message, frozen=True):
     epoch: int
     model: ModelInfo
     fingerprint: str
+
+
+class Adapter(msgspec.Struct, frozen=True, gc=False):
+    """A LoRA adapter that requests may name. `path` is as it was given; `digest` is a hash of all of its bytes."""
+
+    name: str
+    path: str
+    digest: str
+    rank: int = 0
+    is_listed: bool = True  # False: only requests that began before it was unloaded still use it
+
+    @property
+    def key(self) -> str:
+        """The adapter in `Submit.adapter`, hashes of blocks and event ids: with other bytes it is another one."""
+        return f"{self.name}@{self.digest}"
+
+
+class AdapterList(Message, frozen=True):
+    """All adapters of a core, after `Ready` and after each change; only of a core that serves adapters."""
+
+    epoch: int
+    adapters: tuple[Adapter, ...]
 
 
 class Deltas(Message, frozen=True):
@@ -491,7 +514,7 @@ class Ended(Message, frozen=True):
 
 
 ClientMessage = Hello | Submit | Abort | Call | Heartbeat | Reserve
-CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated | LoadReport
+CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated | LoadReport | AdapterList
 WorkerInput = Step | Control
 WorkerOutput = Sampled | Reply
 ForkServerRequest = Fork | Signal

@@ -5,7 +5,7 @@ Structs are like those of `wire/messages.py`, which has heartbeats, as cores and
 
 from typing import Any
 
-from pyllm.wire.messages import Heartbeat, Message, Restarts
+from pyllm.wire.messages import Adapter, Heartbeat, Message, Restarts
 
 MAX_ENDED = 1000  # ended requests whose reports are kept
 
@@ -60,13 +60,15 @@ class Kept(Message, frozen=True):
 
     From a core: `settings` are all settings that clients have changed so far, by name. `ended` are reports of requests
     that have ended since the last such message, oldest first, as in `Scheduler.requests`, with times by the machine's
-    clock. `workers` are the ranks that were restarted. From the shared state: `cores`.
+    clock. `workers` are the ranks that were restarted; `adapters` are all that the core serves. From the shared state:
+    `cores`.
     """
 
     settings: dict[str, Any] | None = None
     ended: tuple[dict[str, Any], ...] = ()
     workers: tuple[Restarts, ...] | None = None
     cores: CoreList | None = None
+    adapters: tuple[Adapter, ...] | None = None
 
 
 ChildMessage = Heartbeat | Started | Failed | Kept | ReloadAsked

@@ -27,6 +27,7 @@ from pyllm.kv_transfer import ConnectorContext, KVBlocks, make_worker_connector
 from pyllm.supervision.process_memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.profiles import RankProfile
+from pyllm.workers.adapters.rank_adapters import RankAdapters
 from pyllm.workers.attention_backends import check_layers, fits_graphs, load_attention_backend
 from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.decoder import Decoder
@@ -133,6 +134,10 @@ class ModelRunner:
         self._memory = KVMemory(config, shape, groups, self._kernels, device, layers=stage.layers, clock=clock)
         max_blocks = -(-self._max_model_len // engine.cache.block_size)
         self._slots = Slots(engine.scheduler.max_num_seqs, max_blocks, device, len(groups))
+        self._adapters: RankAdapters | None = None
+        if engine.lora.enable_lora:
+            limits = engine.scheduler
+            self._adapters = RankAdapters(engine.lora, limits.max_num_batched_tokens, limits.max_num_seqs, device)
         self._sampler = StepSampler(config, self._placement, self._slots)
         self._plans = PlanBuffer(device, num_groups=len(groups))
         self._selector: KVSelector | None = None
@@ -159,6 +164,8 @@ class ModelRunner:
             "start_profile": self.start_profile,
             "stop_profile": self.stop_profile,
         }
+        if self._adapters is not None:
+            self._methods |= {"load_adapter": self._adapters.load, "unload_adapter": self._adapters.unload}
         self._profiler: StepProfiler | None = None
         self._profile_origin = 0
 
@@ -179,7 +186,7 @@ class ModelRunner:
         self._memory.open_host(f"{self.instruction_set()} {self._kernels.backend}", self._host_memory)
         cache = open_packed_cache(self._engine, self._checkpoint, self._rank)
         table = TensorTable(self._checkpoint)
-        self.model = self._causal_model(replace(self._placement, cache=cache), table)
+        self.model = self._causal_model(replace(self._placement, cache=cache, adapters=self._adapters), table)
         reader = weight_reader(self._checkpoint, table)
         self.model.load(ProgressReader(reader, self._checkpoint, advance))
         if cache is not None:
@@ -227,6 +234,8 @@ class ModelRunner:
         """
         on_gpu, samples = self._placement.device.type == "cuda", self._stage.is_last
         self._slots.apply(batch)
+        if self._adapters is not None:
+            self._adapters.apply(batch)
         if samples and not on_gpu:
             self._sampler.follow(batch)  # Before the forward pass: grammars compile in parallel with it.
         self._memory.move_blocks(batch)

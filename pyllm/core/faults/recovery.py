@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from pyllm._rust import Scheduler
+from pyllm.core.adapters import Adapters
 from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.faults.crash import Crash
@@ -35,6 +36,7 @@ class Recovery:
         *,
         shrink: Callable[[], bool],
         connect: Callable[[], Awaitable[None]],
+        adapters: Adapters,
         inventory: HostInventory,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
@@ -51,6 +53,7 @@ class Recovery:
         self._budget = budget
         self._shrink = shrink
         self._connect = connect
+        self._adapters = adapters
         self._inventory = inventory
         self._clock = clock
         self._sleep = sleep
@@ -96,6 +99,7 @@ class Recovery:
                 await self._executor.restart()
                 await self._allocate()
                 await self._connect()
+                await self._adapters.restore()
                 await self._inventory.restore()
             except EngineDeadError as error:
                 failure = error

@@ -5,6 +5,7 @@ and adds up the ranks' partial results: one exchange for the pair.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pyllm_kernels import PackedLinear, graph
 from pyllm_kernels.ops.elementwise import add_bias
@@ -14,6 +15,9 @@ from pyllm_kernels.tensors import Tensor, split
 from pyllm.workers.layers.packing import MatrixPart, pack
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
+
+if TYPE_CHECKING:
+    from pyllm.workers.adapters.adapter_layer import AdapterLayer
 
 
 class ColumnParallelLinear:
@@ -43,6 +47,7 @@ class ColumnParallelLinear:
         matrices = list(zip(names, self._shapes, self._shares, strict=True))
         parts = [MatrixPart(f"{name}.weight", shape, share) for name, shape, share in matrices]
         self.packed = pack(reader, self._placement, parts)
+        self._adapters = adapter_layer(self._placement, parts)
         if self._bias is not None:
             for (name, shape, share), out in zip(matrices, split(self._bias[None], self.sizes), strict=True):
                 reader.read(f"{name}.bias", shape[:1], out[0], share)
@@ -50,6 +55,8 @@ class ColumnParallelLinear:
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features] -> [tokens, sum(sizes)]
         kernels, packed = self._placement.kernels, self.packed
         products = kernels[packed_linear](x, packed[0]) if len(packed) == 1 else self._multiply_each(x)
+        if self._adapters is not None:
+            products = self._adapters.add(x, products)
         return products if self._bias is None else kernels[add_bias](products, self._bias)
 
     def _multiply_each(self, x: Tensor) -> Tensor:
@@ -81,14 +88,20 @@ class RowParallelLinear:
         """Read the matrix and the bias."""
         part = MatrixPart(f"{name}.weight", self._shape, columns=self._share)
         (self.packed,) = pack(reader, self._placement, [part])
+        self._adapters = adapter_layer(self._placement, [part])
         if self._bias is not None:
             reader.read(f"{name}.bias", self._shape[:1], self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features / ranks] -> [tokens, out_features]
-        kernels = self._placement.kernels
-        total = self._placement.group.sum(kernels[packed_linear](x, self.packed))
-        return total if self._bias is None else kernels[add_bias](total, self._bias)
+        total = self._placement.group.sum(self.partial(x))
+        return total if self._bias is None else self._placement.kernels[add_bias](total, self._bias)
 
     def partial(self, x: Tensor) -> Tensor:
         """This rank's part of the sum, without the bias."""
-        return self._placement.kernels[packed_linear](x, self.packed)
+        products = self._placement.kernels[packed_linear](x, self.packed)
+        return products if self._adapters is None else self._adapters.add(x, products)
+
+
+def adapter_layer(placement: WeightPlacement, parts: Sequence[MatrixPart]) -> "AdapterLayer | None":
+    """Room for adapters of a linear layer, if the rank has any."""
+    return None if placement.adapters is None else placement.adapters.layer(placement, parts)

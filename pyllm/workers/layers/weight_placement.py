@@ -4,6 +4,7 @@ Knows no layer.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyllm_kernels
 from pyllm_kernels import Kernels
@@ -16,13 +17,16 @@ from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.packed_cache import PackedCache
 
+if TYPE_CHECKING:
+    from pyllm.workers.adapters.rank_adapters import RankAdapters
+
 
 @dataclass(frozen=True, slots=True)
 class WeightPlacement:
     """The device and dtype of a rank's parameters, its group, and the kernels that its matrices are packed for.
 
     Packed matrices are looked up in `cache`, if there is one, and added to it. `by_expert`: a rank has some whole
-    experts, instead of a part of each.
+    experts, instead of a part of each. `adapters` keeps room for LoRA adapters of each linear layer, if there are any.
     """
 
     group: RankGroup
@@ -32,6 +36,7 @@ class WeightPlacement:
     quantization: str = "none"
     cache: PackedCache | None = None
     by_expert: bool = False
+    adapters: "RankAdapters | None" = None
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor for weights."""
