@@ -18,10 +18,11 @@ from pyllm.checkpoint.hub_files import choose_gguf
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_name import HubName, parse_model
 from pyllm.checkpoint.safetensors_files import read_file
+from pyllm.checkpoint.types import AdapterMatrices, LoraAdapter
 from pyllm.errors import ConfigError
 from pyllm.families.registry import find_family
 from pyllm.families.spec import ModelSpec, Shape
-from pyllm.families.tensors import FileTensor, TensorEntry, TensorNames, map_modules
+from pyllm.families.tensors import FileTensor, TensorNames, map_modules
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
@@ -31,32 +32,6 @@ _FLOATS = ("F32", "F16", "BF16")
 _DIGEST_BYTES = 16
 # These change the model's own weights when the training begins, and a folder does not have the change.
 _CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
-
-
-class AdapterMatrices(msgspec.Struct, frozen=True, array_like=True):
-    """The two matrices that change one parameter: its weight grows by `scale * up @ down`.
-
-    `entry` has the parameter's name, its shape and the order of its rows; its source is in no file.
-    """
-
-    entry: TensorEntry
-    down: FileTensor  # [rank, in_features]
-    up: FileTensor  # [out_features of the source, rank]
-    scale: float
-
-    @property
-    def rank(self) -> int:
-        return self.down.shape[0]
-
-
-class LoraAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter on disk. `digest` is a hash of all of its bytes, and of its configuration."""
-
-    path: str
-    files: tuple[str, ...]
-    digest: str
-    rank: int  # the largest one
-    matrices: tuple[AdapterMatrices, ...]
 
 
 class _PeftConfig(msgspec.Struct):

@@ -151,3 +151,29 @@ def weights_fingerprint(files: tuple[str, ...], entries: Sequence[TensorEntry]) 
         for file in opened:
             file.close()
     return digest.hexdigest()
+
+
+class AdapterMatrices(msgspec.Struct, frozen=True, array_like=True):
+    """The two matrices that change one parameter: its weight grows by `scale * up @ down`.
+
+    `entry` has the parameter's name, its shape and the order of its rows; its source is in no file.
+    """
+
+    entry: TensorEntry
+    down: FileTensor  # [rank, in_features]
+    up: FileTensor  # [out_features of the source, rank]
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+
+class LoraAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter on disk. `digest` is a hash of all of its bytes, and of its configuration."""
+
+    path: str
+    files: tuple[str, ...]
+    digest: str
+    rank: int  # the largest one
+    matrices: tuple[AdapterMatrices, ...]

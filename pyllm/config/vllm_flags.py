@@ -466,7 +466,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("offload-backend", "cpu-offload-params", "offload-group-size", "offload-num-in-group"),
         *("offload-prefetch-step", "offload-params", "enable-cumem-allocator"),
     ),
-    _NO_ADAPTERS: (
+    "adapters are served as --enable-lora says": (
         *("lora-dtype", "enable-tower-connector-lora", "fully-sharded-loras", "lora-target-modules"),
         *("default-mm-loras", "specialize-active-lora", "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
         *("max-lora-cls-labels", "lora-extra-vocab-size", "enable-prompt-adapter", "max-prompt-adapters"),

@@ -14,7 +14,7 @@ import msgspec
 
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.checkpoint.hub import Hub
-from pyllm.checkpoint.lora import AdapterMatrices, LoraAdapter, find_lora, read_lora
+from pyllm.checkpoint.types import AdapterMatrices, LoraAdapter
 from pyllm.config.lora_settings import LoraConfig, LoraModule
 from pyllm.core.executors.executor import Executor
 from pyllm.core.faults.quarantine import RequestKey
@@ -44,6 +44,8 @@ class AdapterSource(NamedTuple):
         Raises:
             ConfigError: it is missing, damaged, of another model, or of too large a rank.
         """
+        from pyllm.checkpoint.lora import find_lora, read_lora  # It imports all families.
+
         found = read_lora(find_lora(path, self.hub), self.spec)
         if found.rank > self.settings.max_lora_rank:
             raise ConfigError(

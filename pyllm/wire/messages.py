@@ -181,8 +181,8 @@ class Submit(Message, frozen=True):
     """Start or resume a request. `max_tokens` and `min_tokens` include the tokens in `outputs`; 0 for embeddings.
 
     In seconds: `age` since arrival, `timeout` from now until it ends unfinished; `ttft_target` from arrival to the
-    first token and `tpot_target` from token to token, which a policy may use. `adapter` is the name of one of the core's
-    adapters, or its `Adapter.key`, which stays the same adapter on the next core; empty: the model alone.
+    first token and `tpot_target` from token to token, which a policy may use. `adapter` is the name of one of the
+    core's adapters, or its `Adapter.key`, which stays the same adapter on the next core; empty: the model alone.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""The adapters of one rank: loads them into the host's memory, assigns them to device slots, follows the plan's rows."""
+"""One rank's adapters: reads them into the host's memory, assigns them to device slots, follows the plan's rows."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,7 @@ import numpy.typing as npt
 from pyllm_kernels.host_copies import fill
 from pyllm_kernels.tensors import Array, Tensor, numpy_dtype
 
-from pyllm.checkpoint.lora import AdapterMatrices
-from pyllm.checkpoint.types import read_tensor
+from pyllm.checkpoint.types import AdapterMatrices, read_tensor
 from pyllm.config.lora_settings import LoraConfig
 from pyllm.errors import ProtocolError
 from pyllm.families.tensors import FileTensor, Scale
