@@ -8,12 +8,11 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from pyllm._rust import Scheduler, SchedulerError
-from pyllm.checkpoint.hub import Hub
 from pyllm.checkpoint.types import AdapterMatrices, LoraAdapter
 from pyllm.config.lora_settings import LoraConfig, LoraModule
 from pyllm.core.executors.executor import Executor
@@ -22,6 +21,9 @@ from pyllm.errors import ConfigError, EngineDeadError, RequestError, WorkerDeadE
 from pyllm.families.spec import ModelSpec
 from pyllm.parameters.scheduling_params import MAX_NAME_CHARACTERS
 from pyllm.wire.messages import Adapter
+
+if TYPE_CHECKING:
+    from pyllm.checkpoint.hub import Hub
 
 HOLDER = "adapter"
 MAX_ADAPTERS = 10_000
@@ -35,7 +37,7 @@ class AdapterSource(NamedTuple):
     """The place of adapters: the model that they are for, and where the hub's are kept."""
 
     spec: ModelSpec
-    hub: Hub
+    hub: "Hub"
     settings: LoraConfig
 
     def read(self, name: str, path: str) -> tuple[Adapter, LoraAdapter]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyllm._rust import Scheduler, SchedulerError
-from pyllm.checkpoint.hub import Hub
 from pyllm.config.engine_settings import CACHE_SETTINGS_OF_SCHEDULER, EngineConfig, ParallelConfig, is_rust
 from pyllm.config.lora_settings import lora_module
 from pyllm.config.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
@@ -138,6 +137,8 @@ async def _adapters(config: CoreConfig, executor: Executor) -> tuple[AdapterSour
     engine, settings = config.engine, config.engine.lora
     if not settings.enable_lora:
         return None, []
+    from pyllm.checkpoint.hub import Hub  # Other cores need not import it.
+
     hub = Hub(cache_dir=engine.model.download_dir or None, token=engine.model.hf_token or None)
     source = AdapterSource(config.checkpoint.spec, hub, settings)
     modules = [lora_module(text) for text in settings.lora_modules]
