@@ -549,15 +549,13 @@ def map_tensors(
         place = _Place(source, Rows(skipped, skipped + shape[0]), skipped + shape[0], matrix=matrix)
         entry = _with_quantised(_entry(tensors, name, shape, place), quantised.get(source))
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
-    for index, layer in enumerate(spec.layers):
+    for index in range(len(spec.layers)):
         own = names.of_files(tensors, f"{root}{names.layer.format(index)}")
         for parameter in _parameters_in_files(spec, index, own, root, tensors):
             place = parameter.place
             if place.source in quantised:
                 place = place._replace(is_transposed=False)
             plain = _with_transforms(_entry(tensors, parameter.name, parameter.shape, place), parameter.transforms)
-            if (factor := layer.factors.get(parameter.part)) is not None:
-                plain = _with_transforms(plain, (Scale(factor),))
             entries.append(_with_quantised(plain, quantised.get(place.source), place.matrix))
     for entry in entries:
         if not names.are_all and entry.source.type not in (*_FLOATS, "F64") and entry.source.name not in quantised:
@@ -585,16 +583,11 @@ def map_modules(spec: ModelSpec, names: TensorNames, shapes: Mapping[str, Shape]
     )
     entries: dict[str, TensorEntry] = {}
     for index in range(len(spec.layers)):
-        # Files with a tensor of each part have no other names for them than files with one tensor for several.
-        for own in (names, replace(names, stacked={})):
+        for own in (names, _alone(names)):
             for parameter in _parameters_in_files(spec, index, own, root, tensors):
                 place, name = parameter.place._replace(is_transposed=False), parameter.name
-                if (
-                    place.source in tensors
-                    and place.matrix is None
-                    and len(parameter.shape) == 2
-                    and name not in entries
-                ):
+                is_matrix = len(parameter.shape) == 2 and place.matrix is None
+                if is_matrix and place.source in tensors and name not in entries:
                     entry = _entry(tensors, name, parameter.shape, place)
                     entries[name] = _with_transforms(entry, parameter.transforms)
     used = {entry.source.name for entry in entries.values()}
@@ -604,11 +597,16 @@ def map_modules(spec: ModelSpec, names: TensorNames, shapes: Mapping[str, Shape]
     return tuple(entries.values())
 
 
+def _alone(names: TensorNames) -> TensorNames:
+    """The names of files that have a tensor of each part, where the family has such names."""
+    stacked = {source: parts for source, parts in names.stacked.items() if not names.parts.keys() >= set(parts)}
+    return replace(names, stacked=stacked)
+
+
 class _Parameter(NamedTuple):
-    """A parameter of a layer, its part without the number of the layer, and its place in the files."""
+    """A parameter of a layer, and its place in the files."""
 
     name: str
-    part: str
     shape: Shape
     place: "_Place"
     transforms: tuple[Transform, ...]
@@ -636,7 +634,9 @@ def _parameters_in_files(
         tensor = f"{prefix}{_name_in_files(names, tensors, prefix, source, kind)}"
         place = _Place(tensor, rows, sum(sizes), part in names.transposed and len(shape) == 2, matrix)
         transforms = _transforms(spec, layer, f"{part}.{kind}", names)
-        yield _Parameter(f"layers.{index}.{name}", name, shape, place, transforms)
+        if (factor := layer.factors.get(name)) is not None:
+            transforms += (Scale(factor),)
+        yield _Parameter(f"layers.{index}.{name}", shape, place, transforms)
 
 
 def _name_in_files(names: TensorNames, tensors: Mapping[str, FileTensor], prefix: str, source: str, kind: str) -> str:
