@@ -52,10 +52,12 @@ class Plan(Buffer):
     - `slot_inits` [I], slots; `sampling_starts` [I + 1]; `sampling`, the bytes given to `add`, concatenated
     - `history_starts` [I + 1]; `histories`, all known tokens of stateful requests, prompt and output, concatenated;
       `prompt_lengths` [I], tokens of each slot's prompt
+    - `adapter_slots` [I], of each initialised slot's adapter: the slot of the device that it is in, or -1 without one;
+      `adapter_loads` [2 * loads], (slot of the device, adapter's number) pairs; both are empty without `max_loras`
 
-    A worker applies slot copies, slot initialisations, table changes, swaps and block copies, in that order, then
-    computes. An initialisation comes with the slot's whole block-table row. A slot copy copies the row and the
-    sampling state. Slot copies read every source before any destination is written; block copies may run at once.
+    A worker applies slot copies, adapter loads, slot initialisations, table changes, swaps and block copies, in that
+    order, then computes. An initialisation comes with the slot's whole block-table row. A slot copy copies the row, the
+    sampling state and the adapter's slot of the device. Slot copies read every source before any destination is written; block copies may run at once.
     """
 
     @property
@@ -102,6 +104,7 @@ class Scheduler:
         swap_state_seconds: float = 0.0,
         num_speculative_tokens: int = 0,
         pipeline_parallel_size: int = 1,
+        max_loras: int = 0,
         long_prefill_token_threshold: int = 0,
         inter_token_target: float = 0.0,
         policy: str = "fcfs",
@@ -127,7 +130,8 @@ class Scheduler:
         `max_saving_blocks` is the limit of blocks that `take_saves` keeps. `incarnation` names this run in its events.
         A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by prompt lookup. With
         several stages (`pipeline_parallel_size`) a sequence waits for its token before it is planned again, and each
-        step has its share of the running sequences: keep as many steps in flight. `reconfigure` explains the others.
+        step has its share of the running sequences: keep as many steps in flight. Running sequences have at most
+        `max_loras` adapters at once, each in a slot of the device (0: no adapters). `reconfigure` explains the others.
 
         Raises `SchedulerError` for a value out of its range, `TypeError` for one of another type and for an unknown
         setting.
@@ -182,6 +186,7 @@ class Scheduler:
         tenant: str = "",
         cache_salt: str = "",
         adapter: str = "",
+        adapter_number: int = 0,
         stateful: bool = False,
         prompt_logprobs: bool = False,
         num_logprobs: int = 0,
@@ -199,7 +204,8 @@ class Scheduler:
         is passed to the worker unchanged. `arrival` and `deadline`, at which it ends unfinished, are in the seconds of
         `schedule`'s clock. Targets are seconds to the first token and from token to token; some policies use
         `priority`, `policy_key` and targets, see `reconfigure`. Requests share cached blocks if `tenant`, `cache_salt`
-        and `adapter` are all equal.
+        and `adapter` are all equal. `adapter` is the name of an adapter with the digest of its weights, and
+        `adapter_number` the caller's number for that text, above 0: plans name the adapter by it.
 
         The worker of a `stateful` request gets all known tokens when its slot is initialised, and may sample none, or
         more than planned, see `commit`. With `prompt_logprobs` the whole prompt is computed, even if it is cached.
@@ -463,6 +469,11 @@ class Scheduler:
         """
     def tenants(self) -> list[tuple[str, int, int]]:
         """Tenant, service in tokens by cost and weight, and queued sequences; by tenant under "fair" only."""
+    def adapter_counts(self) -> list[tuple[int, int, int]]:
+        """Number, running sequences and other sequences, held ones included, of each adapter, by number.
+
+        Those are the adapters that have a live request or a slot of the device. Takes time linear in the sequences.
+        """
     def start_recording(self) -> None:
         """Record every input from now on. Raises `SchedulerError` unless the scheduler is new."""
     def take_recording(self) -> bytes:

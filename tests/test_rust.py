@@ -62,7 +62,7 @@ def test_a_plan_is_a_read_only_buffer_of_its_sections():
     view = memoryview(plan)
     assert (view.readonly, view.contiguous, view.format, view.ndim) == (True, True, "B", 1)
     assert (plan.step, plan.num_tokens, plan.num_rows) == (0, 5, 1)
-    assert plan.counts == [5, 5, 5, 2, 1, 1, 1, 2, 1, 2, 2, 2, 0, 0, 0, 1, 2, 6, 2, 0, 1, 0, 0, 0, 0, 0]
+    assert plan.counts == [5, 5, 5, 2, 1, 1, 1, 2, 1, 2, 2, 2, 0, 0, 0, 1, 2, 6, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0]
     *offsets, size = plan_offsets(tuple(plan.counts))
     assert all(offset % 64 == 0 for offset in offsets)
     assert view.nbytes == size
@@ -404,6 +404,24 @@ def test_each_holder_holds_and_releases_its_own():
     assert scheduler.schedule(0.0) is None
     scheduler.release(0, 1, "adapter")
     assert scheduler.stats()["num_held"] == 0
+
+
+def test_adapters_have_slots_of_the_device_and_counts():
+    scheduler = make_scheduler(max_loras=1)
+    for request, number in enumerate((0, 7, 9)):
+        adapter = f"adapter {number}" if number else ""
+        scheduler.add(
+            0, request, int32(request), seed=0, max_tokens=2, arrival=request, adapter=adapter, adapter_number=number
+        )
+    sections = read_plan(planned(scheduler))
+    assert sections["adapter_slots"].tolist() == [-1, 0]
+    assert sections["adapter_loads"].tolist() == [0, 7]
+    assert scheduler.adapter_counts() == [(7, 1, 0), (9, 0, 1)]
+    assert scheduler.explain(0, 2)[0]["reason"] == "adapters"
+    with pytest.raises(_rust.SchedulerError, match='adapter is "" and adapter_number 7'):
+        scheduler.add(0, 4, int32(1), seed=0, max_tokens=1, adapter_number=7)
+    with pytest.raises(_rust.SchedulerError, match="max_loras is 0"):
+        make_scheduler().add(0, 4, int32(1), seed=0, max_tokens=1, adapter="a", adapter_number=7)
 
 
 def test_threads_may_share_a_scheduler():

@@ -31,6 +31,8 @@ PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
         "state_swap_names",
         "B",
     ),  # per state swap to the host, likewise: a state has the name of the block that ends there
+    ("adapter_slots", "i"),  # one per slot initialisation, with `max_loras`: the adapter's slot of the device; -1: none
+    ("adapter_loads", "i"),  # (slot of the device, adapter's number) pairs
 )
 
 PLAN_ALIGNMENT = 64

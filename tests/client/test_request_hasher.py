@@ -39,9 +39,11 @@ def test_a_prompts_blocks_have_the_names_that_the_scheduler_gives_them(
         prefix_hash=prefix_hash,
         prefix_hash_seed=seed,
         cache_namespace=NAMESPACE.hex(),
+        max_loras=1,
     )
+    number = 1 if keys.get("adapter") else 0
     # The last token is computed in any case, so its block is not one to look for.
-    scheduler.add(0, 1, array("i", [*prompt, 0]).tobytes(), seed=0, max_tokens=1, **keys)
+    scheduler.add(0, 1, array("i", [*prompt, 0]).tobytes(), seed=0, max_tokens=1, adapter_number=number, **keys)
     hasher = RequestHasher(model(prefix_hash=prefix_hash, prefix_hash_seed=seed))
     assert hasher.hashes(prompt, **keys) == scheduler.known_prefix(0, 1)[1]
     assert hasher.hashes(array("i", prompt).tobytes(), **keys) == hasher.hashes(prompt, **keys)

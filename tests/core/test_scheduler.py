@@ -4,7 +4,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,7 +15,12 @@ from tests.plan_reader import read_plan
 
 
 def make_scheduler(
-    *, num_blocks: int = 64, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, enable_prefix_caching: bool = True
+    *,
+    num_blocks: int = 64,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    enable_prefix_caching: bool = True,
+    max_loras: int = 0,
 ) -> Scheduler:
     return Scheduler(
         block_size=4,
@@ -25,6 +30,7 @@ def make_scheduler(
         max_model_len=128,
         vocab_size=1000,
         enable_prefix_caching=enable_prefix_caching,
+        max_loras=max_loras,
     )
 
 
@@ -172,9 +178,11 @@ def test_the_last_token_is_computed_even_where_all_blocks_are_cached():
     assert step["positions"] == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("keys", [{"tenant": "acme"}, {"cache_salt": "salt"}, {"adapter": "lora"}])
-def test_tenant_salt_and_adapter_keep_prefixes_apart(keys: dict[str, str]):
-    scheduler = make_scheduler()
+@pytest.mark.parametrize(
+    "keys", [{"tenant": "acme"}, {"cache_salt": "salt"}, {"adapter": "lora", "adapter_number": 1}]
+)
+def test_tenant_salt_and_adapter_keep_prefixes_apart(keys: dict[str, Any]):
+    scheduler = make_scheduler(max_loras=1)
     prompt = pack(range(9))
     for request, extra in enumerate([{}, keys, keys]):
         scheduler.add(0, request, prompt, seed=0, max_tokens=1, **extra)

@@ -51,6 +51,8 @@ class Sections(Generic[Array]):
     state_swaps: Array
     swap_names: Array  # [40 * swaps to the host]
     state_swap_names: Array
+    adapter_slots: Array  # [I], or [0] without adapters
+    adapter_loads: Array  # [2 * loads]
 
     def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...]) -> None:
         self._memory = memory
@@ -145,6 +147,8 @@ def check_counts(counts: tuple[int, ...], num_groups: int = 1) -> None:
         and count["prompt_lengths"] == count["slot_inits"]
         and count["state_sources"] == count["state_destinations"]
         and count["state_sources"] in (0, count["slots"])
+        and count["adapter_slots"] in (0, count["slot_inits"])
+        and count["adapter_loads"] % 2 == 0
         and count["swap_names"] % SWAP_NAME_SIZE == count["state_swap_names"] % SWAP_NAME_SIZE == 0
         and count["swap_names"] // SWAP_NAME_SIZE <= count["swaps"] // 3
         and count["state_swap_names"] // SWAP_NAME_SIZE <= count["state_swaps"] // 3

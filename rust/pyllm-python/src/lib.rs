@@ -412,6 +412,10 @@ impl Scheduler {
         Ok(tenants.into_iter().map(|tenant| (tenant.tenant, tenant.service, tenant.num_waiting)).collect())
     }
 
+    fn adapter_counts(&self, py: Python<'_>) -> PyResult<Vec<(u32, u32, u32)>> {
+        self.call(py, |scheduler| Ok(scheduler.adapter_counts()))
+    }
+
     fn start_recording(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, pyllm_scheduler::Scheduler::start_recording)
     }

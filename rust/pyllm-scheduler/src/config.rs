@@ -63,6 +63,8 @@ pub struct Config {
     /// Pipeline stages. With several, as many steps should be in flight: a sequence is in one of them at a time, except
     /// for chunks of its prompt, and each step takes its share of the running sequences.
     pub pipeline_parallel_size: u32,
+    /// Slots of the device for adapters (LoRA): those that running sequences may have at once. 0: no adapters.
+    pub max_loras: u32,
 
     /// *Live.* Token budget of a step, prefill chunks and decodes together.
     pub max_num_batched_tokens: u32,
@@ -145,6 +147,7 @@ impl Default for Config {
             swap_state_seconds: 0.0,
             num_speculative_tokens: 0,
             pipeline_parallel_size: 1,
+            max_loras: 0,
             max_num_batched_tokens: 0,
             long_prefill_token_threshold: 0,
             inter_token_target: 0.0,
@@ -188,6 +191,7 @@ impl Config {
         }
         in_range("num_speculative_tokens", self.num_speculative_tokens, 0, Self::MAX_SPECULATIVE_TOKENS)?;
         in_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, Self::MAX_STAGES)?;
+        in_range("max_loras", self.max_loras, 0, Self::MAX_LORAS)?;
         not_negative("swap_block_seconds", self.swap_block_seconds, f64::MAX)?;
         not_negative("swap_state_seconds", self.swap_state_seconds, f64::MAX)?;
         not_negative("inter_token_target", self.inter_token_target, f64::MAX)?;
@@ -205,6 +209,9 @@ impl Config {
 
     /// Maximum of `pipeline_parallel_size`.
     pub const MAX_STAGES: u32 = 1024;
+
+    /// Maximum of `max_loras`.
+    pub const MAX_LORAS: u32 = 1024;
 
     /// Maximum of `num_speculative_tokens`.
     pub const MAX_SPECULATIVE_TOKENS: u32 = 16;
@@ -253,6 +260,7 @@ impl Config {
             swap_state_seconds,
             num_speculative_tokens,
             pipeline_parallel_size,
+            max_loras,
             max_num_batched_tokens: _,
             long_prefill_token_threshold: _,
             inter_token_target: _,
@@ -286,6 +294,7 @@ impl Config {
             ("swap_state_seconds", swap_state_seconds.to_bits() == other.swap_state_seconds.to_bits()),
             ("num_speculative_tokens", *num_speculative_tokens == other.num_speculative_tokens),
             ("pipeline_parallel_size", *pipeline_parallel_size == other.pipeline_parallel_size),
+            ("max_loras", *max_loras == other.max_loras),
         ];
         fixed.into_iter().find_map(|(name, equal)| (!equal).then_some(name))
     }

@@ -1,7 +1,7 @@
 //! The plan of one step: flat arrays in one buffer, in the layout of the kernels. Its size grows with rows and new
 //! tokens, and with context only where a stateful request's slot is initialised. Does not know why a row is planned.
 //!
-//! A worker applies a plan in this order: slot copies, slot initialisations, block table changes, swaps, block copies,
+//! A worker applies a plan in this order: slot copies, adapter loads, slot initialisations, block table changes, swaps, block copies,
 //! the forward pass. Swaps to the host come before swaps from it: a swapped-out block may be overwritten in the same
 //! plan, and swapped in again. No block is both the target of a block copy and the source of another, so the copies may
 //! run in parallel. Slot copies may run in parallel if every source is read before any destination is written.
@@ -22,7 +22,7 @@ const NO_GROUP: u32 = u32::MAX;
 ///
 /// T: tokens, R: rows, S: sampled positions, K: block table changes, I: slot initialisations, G: groups of layers, each
 /// with its own block tables.
-pub const SECTIONS: [(&str, char); 26] = [
+pub const SECTIONS: [(&str, char); 28] = [
     ("tokens", 'i'),           // [T] -1: the token that the slot sampled last
     ("positions", 'i'),        // [T]
     ("slot_mapping", 'i'),     // [G * T] block * block_size + offset, one group after another
@@ -52,6 +52,9 @@ pub const SECTIONS: [(&str, char); 26] = [
     // block that the prefix cache does not know has zeros and the group 2^32 - 1.
     ("swap_names", 'B'),
     ("state_swap_names", 'B'), // the same for `state_swaps`: a state has the name of the block that ends where it does
+    // Only with `max_loras`: the slot of the device that an initialised slot's adapter is in; -1: it has no adapter.
+    ("adapter_slots", 'i'), // [I]
+    ("adapter_loads", 'i'), // [2 * loads] slot of the device, number of the adapter to copy into it
 ];
 
 /// The work of one step.
@@ -107,6 +110,8 @@ pub(crate) struct Draft {
     state_destinations: Vec<i32>,
     state_swaps: Vec<i32>,
     state_swap_names: Vec<u8>,
+    adapter_slots: Vec<i32>,
+    adapter_loads: Vec<i32>,
 }
 
 impl Draft {
@@ -137,6 +142,8 @@ impl Draft {
             &mut self.state_sources,
             &mut self.state_destinations,
             &mut self.state_swaps,
+            &mut self.adapter_slots,
+            &mut self.adapter_loads,
         ] {
             section.clear();
         }
@@ -163,6 +170,16 @@ impl Draft {
         }
         self.history_starts.push(self.histories.len() as i32);
         self.prompt_lengths.push(prompt.len() as i32);
+    }
+
+    /// Sets the slot of the device for the adapter of the slot that was initialised last; none: it has no adapter.
+    pub(crate) fn use_adapter(&mut self, slot: Option<u32>) {
+        self.adapter_slots.push(slot.map_or(-1, |slot| slot as i32));
+    }
+
+    /// Copies an adapter into a slot of the device.
+    pub(crate) fn load_adapter(&mut self, slot: u32, number: u32) {
+        self.adapter_loads.extend([slot as i32, number as i32]);
     }
 
     pub(crate) fn change_table(&mut self, group: u32, slot: Slot, index: u32, block: BlockId) {
@@ -247,6 +264,8 @@ impl Draft {
             Section::Ints(&self.state_swaps),
             Section::Bytes(&self.swap_names),
             Section::Bytes(&self.state_swap_names),
+            Section::Ints(&self.adapter_slots),
+            Section::Ints(&self.adapter_loads),
         ];
         let size = sections.iter().fold(0, |end, section| aligned(end) + section.num_bytes());
         let mut buffer = Vec::with_capacity(size);
@@ -321,7 +340,7 @@ mod tests {
         draft.end_row(Slot(2), 40);
         draft.initialise_slot(Slot(2), b"abc", &[7, 8], Some(&[9]));
         let plan = draft.finish(StepId(9));
-        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!((plan.num_tokens(), plan.num_rows()), (17, 1));
         // 17 int32 reach into the second 64 bytes; every other non-empty section takes 64.
         assert_eq!(plan.buffer[64..68], 16_i32.to_le_bytes());
@@ -344,7 +363,7 @@ mod tests {
         let state_names = plan.buffer.len() - SWAP_NAME_SIZE;
         let names = &plan.buffer[state_names - 2 * ALIGNMENT..][..2 * SWAP_NAME_SIZE];
         let names: Vec<_> = names.chunks(SWAP_NAME_SIZE).collect();
-        assert_eq!(plan.counts[SECTIONS.len() - 2..], [80, 40]);
+        assert_eq!(plan.counts[SECTIONS.len() - 4..], [80, 40, 0, 0]);
         assert_eq!(&plan.buffer[state_names..], names[0]);
         assert_eq!(names[0], [&key.hash.as_bytes()[..], &3_u32.to_le_bytes(), &9_u32.to_le_bytes()].concat());
         assert_eq!(names[1], [&[0; 32][..], &u32::MAX.to_le_bytes(), &[0; 4]].concat());
@@ -363,6 +382,8 @@ mod tests {
         draft.copy_slot(Slot(1), Slot(0));
         draft.swap_out(BlockId(1), HostBlockId(0), None);
         draft.initialise_slot(Slot(1), b"x", &[1], Some(&[2]));
+        draft.use_adapter(Some(1));
+        draft.load_adapter(1, 7);
         draft.clear();
         assert_eq!(draft.finish(StepId(0)), empty);
     }

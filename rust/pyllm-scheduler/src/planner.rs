@@ -81,6 +81,7 @@ impl Planner {
             knows_growth: false,
             is_stalled: false,
             stop: None,
+            lacking: None,
             cut: None,
             rows: steps.take_rows(),
             loads: Vec::new(),
@@ -117,6 +118,9 @@ struct Planning<'a> {
     is_stalled: bool,
     /// The first sequence that was not admitted, and the reason.
     stop: Option<(Key<Sequence>, Reason)>,
+    /// The first in the queue that lacks a slot of the device for its adapter, as of the last search for one that may
+    /// run.
+    lacking: Option<Key<Sequence>>,
     /// The reason for the first running sequence without a row.
     cut: Option<Reason>,
     rows: Vec<Row>,
@@ -127,7 +131,7 @@ impl Planning<'_> {
     fn plan(mut self) -> Option<Plan> {
         self.table.order_running();
         for turn in self.planner.turns.to_try() {
-            (self.turn, self.stop, self.cut) = (turn, None, None);
+            (self.turn, self.stop, self.lacking, self.cut) = (turn, None, None, None);
             self.plan_turn();
             if !self.rows.is_empty() {
                 break;
@@ -181,7 +185,7 @@ impl Planning<'_> {
             stop: self.stop.map(|(_, reason)| reason),
         };
         self.observer.decided(decision, self.stop.map(|(key, _)| key), self.cut, self.turn);
-        self.table.note_decision();
+        self.table.note_decision(self.lacking.is_some());
         // Without rows, a plan is still needed for swaps: an asynchronous load may overwrite a swapped-out block.
         let cache = self.kv.cache_mut();
         if self.rows.is_empty() && !cache.has_swaps() {
@@ -192,6 +196,9 @@ impl Planning<'_> {
         let draft = &mut self.planner.draft;
         for (source, destination) in self.table.take_slot_copies() {
             draft.copy_slot(source, destination);
+        }
+        for (slot, adapter) in self.table.take_adapter_loads() {
+            draft.load_adapter(slot, adapter);
         }
         for (swap, name) in cache.drain_swaps() {
             match swap {
@@ -223,6 +230,30 @@ impl Planning<'_> {
     /// The first in the queue that may have a row in this turn.
     fn first_waiting(&self) -> Option<Key<Sequence>> {
         self.planner.turns.first_waiting(self.turn, self.table)
+    }
+
+    /// The first in the queue that may have a row in this turn, and whose adapter has a slot of the device or can have
+    /// one; `lacking` is the first that is passed over. No request after that one begins to use the least recently
+    /// used adapter, so that its slot becomes free.
+    fn first_with_adapter(&mut self) -> Option<Key<Sequence>> {
+        if self.config.max_loras == 0 {
+            return self.first_waiting();
+        }
+        let (table, turn, mut lacking) = (&*self.table, self.turn, None);
+        let slots = table.adapter_slots();
+        let draining = slots.least_recent();
+        let first = self.planner.turns.first_waiting_of(turn, table, |key| {
+            let (_, live) = table.pair(key);
+            let adapter = live.request.adapter_number;
+            let is_kept = lacking.is_some() && Some(adapter) == draining;
+            let may_run = adapter == 0 || slots.has_room(adapter) && !(is_kept && !table.has_running(live));
+            if !may_run {
+                lacking.get_or_insert(key);
+            }
+            may_run
+        });
+        self.lacking = lacking;
+        first
     }
 
     /// Whether a sequence may have a row in this turn.

@@ -65,8 +65,10 @@ pub struct Request {
     pub tenant: String,
     /// Requests share cached blocks only with requests that have the same salt.
     pub cache_salt: String,
-    /// The adapter's name, or empty. Blocks are never shared across adapters.
+    /// The adapter's name and the digest of its weights, or empty. Blocks are never shared across adapters.
     pub adapter: String,
+    /// The caller's number of the adapter: one for each text of `adapter`, and 0 without one.
+    pub adapter_number: u32,
     /// Retention of its blocks in an external store.
     pub kv_cache_retention: Retention,
 }
@@ -246,12 +248,26 @@ impl Request {
         if self.min_tokens > self.max_tokens {
             return refuse(format!("min_tokens {} is above max_tokens {}", self.min_tokens, self.max_tokens));
         }
+        self.validate_adapter(config)?;
         finite("arrival", self.arrival)?;
         finite("policy_key", self.policy_key)?;
         finite("length_penalty", self.length_penalty)?;
         self.deadline.map_or(Ok(()), |seconds| finite("deadline", seconds))?;
         self.ttft_target.map_or(Ok(()), |seconds| positive("ttft_target", seconds))?;
         self.tpot_target.map_or(Ok(()), |seconds| positive("tpot_target", seconds))
+    }
+
+    fn validate_adapter(&self, config: &Config) -> Result<()> {
+        let (adapter, number) = (&self.adapter, self.adapter_number);
+        if adapter.is_empty() != (number == 0) {
+            return refuse(format!(
+                "adapter is {adapter:?} and adapter_number {number}; give a text and a number above 0, or neither"
+            ));
+        }
+        if number > 0 && config.max_loras == 0 {
+            return refuse(format!("adapter_number is {number}, and max_loras is 0: there is no room for adapters"));
+        }
+        Ok(())
     }
 
     fn validate_pooling(&self) -> Result<()> {

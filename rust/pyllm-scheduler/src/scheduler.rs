@@ -20,7 +20,7 @@ use crate::observer::Observer;
 use crate::observer::explain::{Decision, Explainer, Explanation};
 use crate::observer::load_report::{LoadReport, changes, pack_load};
 use crate::observer::reports::{BlockOwners, RequestReport, block_owners};
-use crate::observer::stats::{Stats, TenantService, fragmentation, tenants};
+use crate::observer::stats::{Stats, TenantService, adapter_counts, fragmentation, tenants};
 use crate::output::deltas::{DeltaColumns, Outbox};
 use crate::output::embeddings::Embeddings;
 use crate::output::logprobs::Logprobs;
@@ -590,6 +590,12 @@ impl Scheduler {
     /// Fragmentation of the KV blocks, on the device and on the host. Takes some 2 ns per block.
     pub fn fragmentation(&self) -> Fragmentation {
         fragmentation(&self.config, &self.table, &self.kv)
+    }
+
+    /// The adapters that have a live request or a slot of the device, by number, each with its running sequences and
+    /// its others, held ones included. Takes time linear in the number of sequences.
+    pub fn adapter_counts(&self) -> Vec<(u32, u32, u32)> {
+        adapter_counts(&self.table)
     }
 
     /// The tenants with requests or remembered service; under a policy that does not share, one without a name.

@@ -1,6 +1,7 @@
 //! The table of live requests: their sequences, the queue, the running order, slots and deadlines. Every change of a
 //! sequence's state is a method here. Knows no block, no step and no client's output.
 
+pub(crate) mod adapter_slots;
 mod audit;
 pub(crate) mod beam_search;
 pub(crate) mod held_states;
@@ -21,6 +22,7 @@ use crate::ids::{ClientId, RequestId, Slot, StepId};
 use crate::output::deltas::Client;
 use crate::policy::ordered;
 use crate::request::{Output, Request};
+use crate::table::adapter_slots::AdapterSlots;
 use crate::table::beam_search::BeamSearch;
 use crate::table::queue::{Queue, QueueKey};
 use crate::table::ranking::Ranking;
@@ -38,6 +40,7 @@ pub(crate) struct Table {
     num_paused: usize,
     num_swapped_out: usize, // in the queue, with their keys and values on the host
     slots: Slots,
+    adapter_slots: AdapterSlots,
     ranking: Ranking,
     estimates: Estimates,
     now: f64,
@@ -60,6 +63,7 @@ impl Table {
             num_paused: 0,
             num_swapped_out: 0,
             slots: Slots::new(config.max_num_seqs),
+            adapter_slots: AdapterSlots::new(config.max_loras),
             ranking: Ranking::new(config),
             estimates: Estimates::new(),
             now: f64::NEG_INFINITY,
@@ -161,6 +165,7 @@ impl Table {
         let live = &mut self.requests[request];
         live.samples[sample as usize] = Sample::Live(key);
         if slot.is_some() {
+            self.use_adapter(key);
             self.insert_running(key);
         } else if live.holders.is_empty() {
             self.enqueue(key, State::Preempted);
@@ -173,6 +178,10 @@ impl Table {
     pub(crate) fn leave_slot(&mut self, key: Key<Sequence>) {
         if let State::Running(slot) = self.sequences[key].state {
             self.slots.free(slot);
+            let adapter = self.requests[self.sequences[key].request].request.adapter_number;
+            if adapter > 0 {
+                self.adapter_slots.leave(adapter);
+            }
         }
     }
 
@@ -222,8 +231,10 @@ impl Table {
     }
 
     /// Counts a decision of the planner; what is queued from now on waits since then.
-    pub(crate) fn note_decision(&mut self) {
+    /// `lacks_adapter`: one of those waits for a slot of the device for its adapter.
+    pub(crate) fn note_decision(&mut self, lacks_adapter: bool) {
         self.num_decisions += 1;
+        self.adapter_slots.note_decision(lacks_adapter);
     }
 }
 
@@ -307,6 +318,38 @@ impl Table {
         &self.running
     }
 
+    /// The slots of the device for adapters.
+    pub(crate) fn adapter_slots(&self) -> &AdapterSlots {
+        &self.adapter_slots
+    }
+
+    /// The slot of the device that a running sequence's adapter is in; none if it has no adapter.
+    pub(crate) fn adapter_slot(&self, key: Key<Sequence>) -> Option<u32> {
+        match self.pair(key).1.request.adapter_number {
+            0 => None,
+            adapter => self.adapter_slots.find(adapter),
+        }
+    }
+
+    /// Whether a sequence of a request runs.
+    pub(crate) fn has_running(&self, live: &LiveRequest) -> bool {
+        let runs = |sample: &Sample| matches!(sample, Sample::Live(key) if self.sequences[*key].slot().is_some());
+        live.samples.iter().any(runs)
+    }
+
+    /// Whether a waiting sequence had no slot of the device for its adapter at the last decision.
+    pub(crate) fn lacked_adapter(&self, key: Key<Sequence>) -> bool {
+        let adapter = self.pair(key).1.request.adapter_number;
+        adapter > 0 && self.adapter_slots.lacked(adapter)
+    }
+
+    /// Whether the slot of a waiting sequence's adapter was to become free for a sequence before it at the last
+    /// decision.
+    pub(crate) fn was_kept_from_adapter(&self, key: Key<Sequence>) -> bool {
+        let (_, live) = self.pair(key);
+        self.adapter_slots.drained(live.request.adapter_number) && !self.has_running(live)
+    }
+
     pub(crate) fn estimates(&self) -> &Estimates {
         &self.estimates
     }
@@ -376,11 +419,27 @@ impl Table {
     /// Gives a sequence that was taken from the queue a slot, which the caller has seen to be free, from `step` on.
     pub(crate) fn run(&mut self, key: Key<Sequence>, step: StepId) -> Slot {
         let slot = self.slots.take().expect("the caller has looked");
+        self.use_adapter(key);
         let sequence = &mut self.sequences[key];
         sequence.state = State::Running(slot);
         sequence.admitted = step;
         self.insert_running(key);
         slot
+    }
+
+    /// Counts a sequence that is about to run as a user of its adapter.
+    fn use_adapter(&mut self, key: Key<Sequence>) {
+        let live = &self.requests[self.sequences[key].request];
+        let adapter = live.request.adapter_number;
+        if adapter > 0 {
+            let is_first = !self.has_running(live);
+            self.adapter_slots.enter(adapter, is_first);
+        }
+    }
+
+    /// The pending loads of adapters, each a slot of the device and the adapter's number, for the next plan.
+    pub(crate) fn take_adapter_loads(&mut self) -> impl Iterator<Item = (u32, u32)> {
+        self.adapter_slots.take_loads()
     }
 
     /// Removes a sequence from the running order; the caller queues it.
@@ -459,6 +518,7 @@ impl Table {
             self.enqueue(key, State::Waiting);
         }
         self.slots.clear();
+        self.adapter_slots.clear();
     }
 
     /// Ends the run of all sequences; the caller queues them, in this order.

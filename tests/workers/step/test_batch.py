@@ -38,6 +38,8 @@ def consistent_counts(draw: st.DrawFn) -> dict[str, int]:
         "histories": draw(size),
         "prompt_lengths": inits,
         **dict.fromkeys(("state_sources", "state_destinations"), draw(st.sampled_from((0, rows)))),
+        "adapter_slots": draw(st.sampled_from((0, inits))),
+        "adapter_loads": 2 * draw(size),
     }
     return {name: counts[name] for name, _ in PLAN_SECTIONS}
 
@@ -90,13 +92,15 @@ def test_counts_that_do_not_go_together_are_refused(counts: dict[str, int], name
         "slot_copies": 2 * excess,
         "swaps": 3 * excess,
         "state_swaps": 3 * excess,
+        "adapter_slots": excess,
+        "adapter_loads": 2 * excess,
     }
     wrong = counts | {name: -excess} if name in free else counts | {name: counts[name] + excess}
     with pytest.raises(ProtocolError):
         check_counts(tuple(wrong.values()))
 
 
-@pytest.mark.parametrize("counts", [(), (0,) * 25, (0,) * 27])
+@pytest.mark.parametrize("counts", [(), (0,) * 27, (0,) * 29])
 def test_another_number_of_sections_is_refused(counts: tuple[int, ...]) -> None:
-    with pytest.raises(ProtocolError, match="26 counts"):
+    with pytest.raises(ProtocolError, match="28 counts"):
         check_counts(counts)

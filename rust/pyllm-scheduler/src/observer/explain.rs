@@ -39,6 +39,9 @@ pub enum Reason {
     Samples,
     /// All slots are taken: `max_num_seqs`.
     Slots,
+    /// All adapter slots are used by running requests: `max_loras`. Or that of its adapter is to become free for a
+    /// sequence before it.
+    Adapters,
     /// There are not enough free blocks for its tokens.
     Blocks,
     /// There is no free state for it to write to.
@@ -71,6 +74,7 @@ impl Reason {
             Self::Pipeline => "pipeline",
             Self::Samples => "samples",
             Self::Slots => "slots",
+            Self::Adapters => "adapters",
             Self::Blocks => "blocks",
             Self::States => "states",
             Self::Watermark => "watermark",
@@ -216,9 +220,11 @@ impl Explainer<'_> {
             State::Running(_) if sat_out => Reason::Isolation,
             // Without a cut, the sequence waited for the commit of a step in flight, which has happened since.
             State::Running(_) => self.decisions.cut.unwrap_or(Reason::InFlight),
+            _ if self.table.lacked_adapter(key) => Reason::Adapters,
             _ if self.decisions.stopped == Some(key) => last.and_then(|decision| decision.stop).unwrap_or(Reason::New),
             _ if sequence.num_in_flight > 0 => Reason::InFlight,
             _ if sat_out => Reason::Isolation,
+            _ if self.table.was_kept_from_adapter(key) => Reason::Adapters,
             _ => Reason::Policy,
         }
     }

@@ -1,5 +1,7 @@
 //! Statistics of the scheduler.
 
+use std::collections::BTreeMap;
+
 use crate::config::Config;
 use crate::estimates::histogram::{Histogram, bounds};
 use crate::kv::Kv;
@@ -159,6 +161,20 @@ pub(crate) fn fragmentation(config: &Config, table: &Table, kv: &Kv) -> Fragment
         device: TierFragmentation::of(config.num_blocks, kv.cache().free_blocks(), on_device),
         host: TierFragmentation::of(config.num_host_blocks, kv.cache().blocks.host.free_blocks(), on_host),
     }
+}
+
+/// See `Scheduler::adapter_counts`.
+pub(crate) fn adapter_counts(table: &Table) -> Vec<(u32, u32, u32)> {
+    let in_slots = table.adapter_slots().adapters().map(|adapter| (adapter, (0, 0)));
+    let mut counts: BTreeMap<u32, (u32, u32)> = in_slots.collect();
+    for (_, sequence) in table.sequences() {
+        let adapter = table[sequence.request].request.adapter_number;
+        if adapter > 0 {
+            let (running, waiting) = counts.entry(adapter).or_default();
+            *if sequence.slot().is_some() { running } else { waiting } += 1;
+        }
+    }
+    counts.into_iter().map(|(adapter, (running, waiting))| (adapter, running, waiting)).collect()
 }
 
 /// The service of a tenant under a policy that shares by tenant.

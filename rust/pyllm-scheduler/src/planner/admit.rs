@@ -15,8 +15,8 @@ use crate::table::sequence::{LiveRequest, Sequence};
 impl Planning<'_> {
     /// Admits from the queue, in order, while budget, slots and blocks last.
     pub(super) fn admit(&mut self) {
-        while let Some(key) = self.first_waiting() {
-            if let Err(reason) = self.may_run(key) {
+        while let Some((key, may_run)) = self.next_waiting() {
+            if let Err(reason) = may_run {
                 if self.is_stalled && self.set_back_waiting(key) {
                     continue;
                 }
@@ -32,13 +32,25 @@ impl Planning<'_> {
         }
     }
 
-    fn may_run(&mut self, key: Key<Sequence>) -> Result<(), Reason> {
+    /// The next in the queue, and whether it may run. One that lacks a slot for its adapter comes after all others.
+    fn next_waiting(&mut self) -> Option<(Key<Sequence>, Result<(), Reason>)> {
+        if let Err(reason) = self.has_room_for_any() {
+            return self.first_waiting().map(|key| (key, Err(reason))); // without a search for one with an adapter
+        }
+        match self.first_with_adapter() {
+            Some(key) => Some((key, self.may_run(key))),
+            None => self.lacking.map(|key| (key, Err(Reason::Adapters))),
+        }
+    }
+
+    fn has_room_for_any(&self) -> Result<(), Reason> {
         if self.budget.prefill_tokens() == 0 {
             return Err(self.budget.reason());
         }
-        if self.table.num_free_slots() == 0 {
-            return Err(Reason::Slots);
-        }
+        if self.table.num_free_slots() == 0 { Err(Reason::Slots) } else { Ok(()) }
+    }
+
+    fn may_run(&mut self, key: Key<Sequence>) -> Result<(), Reason> {
         let (sequence, live) = self.table.pair(key);
         // No row is planned while the sequence's last token is in flight, and none overtakes it.
         if sequence.num_in_flight > 0 {
@@ -133,17 +145,21 @@ impl Planning<'_> {
     /// Gives the first in the queue its slot and the blocks that `find_place` has found. False: it loads from an
     /// external store first.
     pub(super) fn admit_first(&mut self, key: Key<Sequence>) -> bool {
-        // In the turn of one request it is not in the order of the others.
-        self.table.take_from_queue(key, matches!(self.turn, Turn::Only(_)));
+        // In the turn of one request, and past one that lacks an adapter, it is not in the order of the others.
+        self.table.take_from_queue(key, matches!(self.turn, Turn::Only(_)) || self.lacking.is_some());
         if self.kv.begin_asynchronous_load(key, self.table) {
             return false;
         }
         let slot = self.table.run(key, self.step);
+        let adapter_slot = self.table.adapter_slot(key);
         let (sequence, live) = self.table.pair_mut(key);
         sequence.num_prompt_heard = 1;
         let history = sequence.is_stateful.then_some(&sequence.output[..]);
         let draft = &mut self.planner.draft;
         draft.initialise_slot(slot, &live.request.sampling, &live.request.prompt, history);
+        if self.config.max_loras > 0 {
+            draft.use_adapter(adapter_slot);
+        }
         let (num_cached, num_on_host) = self.kv.admit(sequence, live, self.step);
         self.loads.extend(self.kv.begin_load_in_step(key, self.table, self.step));
         for (group, chain) in (0..).zip(&self.table[key].chains) {

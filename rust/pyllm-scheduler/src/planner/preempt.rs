@@ -37,24 +37,33 @@ impl Planning<'_> {
 
     /// Lets waiting sequences of a higher class preempt running ones, before any row is planned.
     pub(super) fn make_way(&mut self) {
-        let mut is_worth_it = false; // for the first in the queue
-        while let Some(waiting) = self.first_waiting() {
-            let Some(&victim) = self.table.running().last() else { break };
-            let first = &self.table[waiting];
-            if first.num_in_flight > 0 || !self.may_take_the_place(first.queue_key().rank, victim) {
-                break;
-            }
+        let mut is_worth_it = None; // the sequence for which it is
+        while let Some((waiting, victim)) = self.next_to_make_way() {
             if self.table.num_free_slots() == 0 || self.find_place(waiting).is_err() {
-                if !is_worth_it && !self.is_way_to_make(waiting) {
+                if is_worth_it != Some(waiting) && !self.is_way_to_make(waiting) {
                     break;
                 }
-                is_worth_it = true;
+                is_worth_it = Some(waiting);
                 self.preempt(victim);
             } else {
                 self.admit_first(waiting);
-                is_worth_it = false;
             }
         }
+    }
+
+    /// The next waiting sequence that may preempt a running one, and the running one. None is preempted for the sake of
+    /// its adapter's slot.
+    fn next_to_make_way(&mut self) -> Option<(Key<Sequence>, Key<Sequence>)> {
+        let &victim = self.table.running().last()?;
+        // None after the first in the queue has a better rank, so that most steps end here.
+        let first = self.first_waiting()?;
+        if !self.may_take_the_place(self.table[first].queue_key().rank, victim) {
+            return None;
+        }
+        let waiting = self.first_with_adapter()?;
+        let sequence = &self.table[waiting];
+        let may_preempt = sequence.num_in_flight == 0 && self.may_take_the_place(sequence.queue_key().rank, victim);
+        may_preempt.then_some((waiting, victim))
     }
 
     /// Preempts a beam that waits for its siblings, so that the first in the queue can run; preferably one of another

@@ -92,7 +92,14 @@ impl Turns {
         if let Turn::Only(_) = turn {
             let lacks = matches!(
                 stop,
-                Some(Reason::Slots | Reason::Blocks | Reason::Watermark | Reason::Growth | Reason::Preempting)
+                Some(
+                    Reason::Slots
+                        | Reason::Adapters
+                        | Reason::Blocks
+                        | Reason::Watermark
+                        | Reason::Growth
+                        | Reason::Preempting
+                )
             );
             isolated.lacks_room = !has_rows && lacks;
         }
@@ -105,12 +112,26 @@ impl Turns {
     pub(super) fn first_waiting(&self, turn: Turn, table: &Table) -> Option<Key<Sequence>> {
         match turn {
             Turn::Everyone => table.queue().first(),
+            Turn::AllBut(_) | Turn::Only(_) => self.first_waiting_of(turn, table, |_| true),
+        }
+    }
+
+    /// The first in the queue that may have a row in this turn and that `may_be` accepts. It is asked in the order of
+    /// the queue, and only once in the turn of one request.
+    pub(super) fn first_waiting_of(
+        &self,
+        turn: Turn,
+        table: &Table,
+        mut may_be: impl FnMut(Key<Sequence>) -> bool,
+    ) -> Option<Key<Sequence>> {
+        match turn {
+            Turn::Everyone => table.queue().first_of(may_be),
             Turn::AllBut(_) if self.isolated.as_ref().is_some_and(|isolated| isolated.lacks_room) => None,
-            Turn::AllBut(one) => table.queue().first_of(|key| table[key].request != one),
+            Turn::AllBut(one) => table.queue().first_of(|key| table[key].request != one && may_be(key)),
             Turn::Only(one) => {
                 let keys = table.request(one)?.sequences().into_iter();
                 let queued = keys.filter(|&key| table[key].state().is_queued());
-                queued.min_by_key(|&key| table[key].queue_key())
+                queued.min_by_key(|&key| table[key].queue_key()).filter(|&key| may_be(key))
             }
         }
     }

@@ -11,6 +11,9 @@ impl Table {
     /// See `Scheduler::audit`.
     pub(crate) fn audit(&self) -> Audit {
         self.slots.audit(self.sequences.iter().filter_map(|(_, sequence)| sequence.slot()))?;
+        let running = self.sequences.iter().filter(|(_, sequence)| sequence.slot().is_some());
+        let running = running.map(|(_, sequence)| self.requests[sequence.request].request.adapter_number);
+        self.adapter_slots.audit(running)?;
         self.audit_places()?;
         self.audit_requests()?;
         self.audit_beams()?;

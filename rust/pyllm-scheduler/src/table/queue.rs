@@ -131,7 +131,7 @@ impl<T> Queue<T> {
     }
 
     /// The next sequence that `may_be` accepts.
-    pub(crate) fn first_of(&self, may_be: impl Fn(Key<T>) -> bool) -> Option<Key<T>> {
+    pub(crate) fn first_of(&self, mut may_be: impl FnMut(Key<T>) -> bool) -> Option<Key<T>> {
         let queued = self.waiting.values().flat_map(|&lane| self.lanes[lane].queue.values());
         queued.copied().find(|&sequence| may_be(sequence))
     }

@@ -13,6 +13,7 @@ mod loading;
 mod admission;
 mod preemption;
 mod isolation;
+mod adapters;
 mod endings;
 mod switching;
 mod reasons;

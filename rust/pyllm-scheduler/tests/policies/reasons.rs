@@ -284,7 +284,8 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         | Reason::Isolation
         | Reason::Pipeline
         | Reason::Samples
-        | Reason::States => false,
+        | Reason::States
+        | Reason::Adapters => false,
     }
 }
 

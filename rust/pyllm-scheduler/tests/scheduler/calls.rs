@@ -104,7 +104,8 @@ pub struct Prompt {
     pub length: usize,
     pub tenant: &'static str,
     pub salt: bool,
-    pub adapter: bool,
+    /// The number of its adapter; 0: none.
+    pub adapter: u32,
 }
 
 /// The number of positions that a worker returns for a row with drafts.
@@ -150,7 +151,8 @@ fn config() -> impl Strategy<Value = Config> {
     let outside = (select(&["", "model"][..]), prop_oneof![Just(0_u32), 1..=6_u32]);
     let features =
         (weighted(0.8), weighted(0.8), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]), 0..=16_u32, stages(), outside);
-    (sizes, features, vec(change::change(), 12), kv_groups()).prop_map(|(sizes, features, changes, kv_groups)| {
+    let rest = (vec(change::change(), 12), kv_groups(), 0..=3_u32);
+    (sizes, features, rest).prop_map(|(sizes, features, (changes, kv_groups, max_loras))| {
         let num_groups = kv_groups.len() as u32;
         let (block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len, max_pinned_blocks) = sizes;
         let (enable_prefix_caching, enable_kv_cache_events, incarnation, ..) = features;
@@ -172,6 +174,7 @@ fn config() -> impl Strategy<Value = Config> {
             swap_block_seconds,
             num_speculative_tokens,
             pipeline_parallel_size,
+            max_loras,
             max_num_batched_tokens: 32,
             ..Config::default()
         };
@@ -277,8 +280,14 @@ fn offer() -> impl Strategy<Value = Offer> {
 
 fn prompt() -> impl Strategy<Value = Prompt> {
     let tenants = select(&["", "", "", "", "one", "two"][..]);
-    (0..2_i32, 1..40_usize, tenants, weighted(0.2), weighted(0.1))
-        .prop_map(|(text, length, tenant, salt, adapter)| Prompt { text, length, tenant, salt, adapter })
+    let adapter = prop_oneof![3 => Just(0), 2 => 1..=4_u32];
+    (0..2_i32, 1..40_usize, tenants, weighted(0.2), adapter).prop_map(|(text, length, tenant, salt, adapter)| Prompt {
+        text,
+        length,
+        tenant,
+        salt,
+        adapter,
+    })
 }
 
 fn seconds() -> impl Strategy<Value = f64> {

@@ -1,5 +1,6 @@
 //! Decisions of the scheduler where several would give the right tokens: order, reuse and omissions.
 
+mod adapters;
 mod beams;
 mod drafts;
 mod host_blocks;

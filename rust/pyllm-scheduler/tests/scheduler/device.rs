@@ -4,6 +4,7 @@
 //! request it keeps the tokens, as a grammar would, and yields no token if it has missed some.
 
 use std::collections::BTreeSet;
+use std::iter;
 use std::rc::Rc;
 
 use pyllm_scheduler::{BlockId, Config, HostBlock, HostBlockId, KvGroup, LoadId};
@@ -33,6 +34,8 @@ struct Slot {
     history: Option<Vec<i32>>, // known tokens of a stateful request
     /// Whether its last row gave no token or several, so that rows in flight were planned wrongly.
     is_off: bool,
+    /// The slot for adapters that its request's is in.
+    adapter: Option<usize>,
     /// Tokens of the prompt whose log-probabilities it has sent.
     num_told: Option<usize>,
 }
@@ -50,6 +53,8 @@ pub trait Model {
     fn root(&self, request: &[u8]) -> Prefix;
     fn prompt(&self, request: &[u8]) -> &[i32];
     fn is_stateful(&self, request: &[u8]) -> bool;
+    /// The number of its adapter; 0: none.
+    fn adapter(&self, request: &[u8]) -> u32;
     /// Whether a row that starts with the first token sends log-probabilities of the prompt's next token, too; `None`:
     /// it sends none.
     fn tells_ahead(&self, request: &[u8]) -> Option<bool>;
@@ -72,6 +77,7 @@ pub struct Device {
     host_states: Vec<Option<State>>,
     host_state_names: Vec<Option<(Name, u32, u32)>>,
     has_state_outlived: Vec<bool>,
+    adapters: Vec<u32>, // 0: none yet
 }
 
 /// The input and output of a row.
@@ -126,6 +132,7 @@ impl Device {
             host_states: vec![None; config.num_host_states as usize],
             host_state_names: vec![None; config.num_host_states as usize],
             has_state_outlived: vec![false; config.num_host_states as usize],
+            adapters: vec![0; config.max_loras as usize],
         }
     }
 
@@ -150,6 +157,11 @@ impl Device {
     pub fn forget_host_names(&mut self) {
         self.host_names.fill(None);
         self.host_state_names.fill(None);
+    }
+
+    /// The adapters in its slots for them.
+    pub fn adapters(&self) -> &[u32] {
+        &self.adapters
     }
 
     pub fn has_outlived(&self, host: usize) -> bool {
@@ -234,14 +246,25 @@ impl Device {
         for (&(_, destination), source) in copies.iter().zip(sources) {
             self.slots[destination] = source;
         }
+        let loads = plan.pairs("adapter_loads");
+        assert_distinct("slots with a new adapter", loads.iter().map(|load| load.0));
+        for (slot, adapter) in loads {
+            assert!(!self.adapters.contains(&(adapter as u32)), "adapter {adapter} is there");
+            self.adapters[slot] = adapter as u32;
+        }
+        let adapters = plan.ints("adapter_slots");
+        assert_eq!(adapters.len(), if self.adapters.is_empty() { 0 } else { plan.slot_inits().len() });
         assert_distinct("initialised slots", plan.slot_inits().iter().map(|init| init.0));
-        for ((slot, request), (prompt, output)) in plan.slot_inits().into_iter().zip(plan.histories()) {
+        let adapters = adapters.iter().copied().chain(iter::repeat(-1));
+        let inits = plan.slot_inits().into_iter().zip(plan.histories()).zip(adapters);
+        for (((slot, request), (prompt, output)), adapter) in inits {
             let is_stateful = model.is_stateful(request);
             assert_eq!(prompt, if is_stateful { model.prompt(request) } else { &[] });
             assert!(is_stateful || output.is_empty());
             let history = is_stateful.then(|| [prompt, output].concat());
             let tables = vec![Vec::new(); self.groups.len()];
-            self.slots[slot] = Slot { request: Some(request.to_vec()), tables, history, ..Slot::default() };
+            let adapter = usize::try_from(adapter).ok();
+            self.slots[slot] = Slot { request: Some(request.to_vec()), tables, history, adapter, ..Slot::default() };
         }
         let changes = plan.ints("table_slots").iter().zip(plan.ints("table_indices")).zip(plan.ints("table_blocks"));
         for ((&slot, &index), &block) in changes {
@@ -300,6 +323,8 @@ impl Device {
         for (row, ((&slot, range), &length)) in rows.zip(plan.ints("sequence_lengths")).enumerate() {
             let slot = self.slots[slot as usize].clone();
             assert!(!range.is_empty(), "a row computes something");
+            let adapter = slot.adapter.map_or(0, |adapter| self.adapters[adapter]);
+            assert_eq!(adapter, model.adapter(slot.request()), "a row is computed with its request's adapter");
             let (start, end) = (length as usize - range.len(), length as usize);
             let (mut tokens, mut prefix) = match start.checked_sub(1) {
                 Some(before) => {

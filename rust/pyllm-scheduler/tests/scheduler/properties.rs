@@ -10,7 +10,10 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case, state_case};
 use crate::world;
 
-const CORNERS: [&str; 94] = [
+const CORNERS: [&str; 98] = [
+    "adapters evicted",
+    "adapters kept for running requests alone",
+    "adapters loaded",
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -89,6 +92,7 @@ const CORNERS: [&str; 94] = [
     "tokens in flight",
     "tokens of prompts told of",
     // Reasons, by name.
+    "adapters",
     "blocks",
     "budget",
     "forking",
@@ -108,7 +112,9 @@ const CORNERS: [&str; 94] = [
     "watermark",
 ];
 
-const SEARCHING_CORNERS: [&str; 14] = [
+const SEARCHING_CORNERS: [&str; 16] = [
+    "adapters",
+    "adapters evicted",
     "answers of several beams",
     "aborts with tokens in flight",
     "block copies",

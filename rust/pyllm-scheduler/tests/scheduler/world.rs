@@ -210,6 +210,7 @@ impl World {
             panic!("the books do not add up: {problem}");
         }
         self.check_isolation();
+        self.check_adapters();
         let stats = self.scheduler.stats();
         assert_eq!(stats.num_free_blocks + stats.num_used_blocks, stats.num_blocks);
         let device = self.scheduler.fragmentation().device;

@@ -23,8 +23,8 @@ pub fn searching_case() -> impl Strategy<Value = Case> {
 
 fn config() -> impl Strategy<Value = Config> {
     let sizes = (1..=4_u32, 6..=24_u32, 0..=8_u32, 2..=5_u32, 4..=20_u32);
-    let rest = (any::<bool>(), vec(change::change(), 12), kv_groups());
-    (sizes, rest).prop_map(|(sizes, (enable_prefix_caching, changes, kv_groups))| {
+    let rest = (any::<bool>(), vec(change::change(), 12), kv_groups(), 0..=2_u32);
+    (sizes, rest).prop_map(|(sizes, (enable_prefix_caching, changes, kv_groups, max_loras))| {
         let num_groups = kv_groups.len() as u32;
         let (block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len) = sizes;
         let mut config = Config {
@@ -36,6 +36,7 @@ fn config() -> impl Strategy<Value = Config> {
             max_model_len,
             vocab_size: VOCABULARY,
             enable_prefix_caching,
+            max_loras,
             max_num_batched_tokens: 16,
             ..Config::default()
         };

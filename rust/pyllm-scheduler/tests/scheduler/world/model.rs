@@ -27,6 +27,10 @@ impl Model for Requests<'_> {
         self.known(request).request.stateful
     }
 
+    fn adapter(&self, request: &[u8]) -> u32 {
+        self.known(request).request.adapter_number
+    }
+
     fn tells_ahead(&self, request: &[u8]) -> Option<bool> {
         self.known(request).tells_ahead
     }

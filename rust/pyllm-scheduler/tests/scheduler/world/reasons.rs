@@ -1,5 +1,7 @@
 //! Explanations: each live sample has tokens in the last step or one reason, and the reason fits the visible state.
 
+use std::collections::BTreeMap;
+
 use pyllm_scheduler::{Decision, Explanation, Plan, Reason, Stats};
 
 use super::World;
@@ -44,7 +46,12 @@ impl World {
                 assert!(!(is_stream && is_passed && has_drafts), "drafts leave every stream its row: {one:?}");
                 self.check_explanation(known, one, &decision);
                 num_tokens += one.num_tokens;
-                num_stopped += u32::from(one.reason == decision.stop && one.reason.is_some());
+                // One that lacks an adapter's slot does so whatever else the step has no room for.
+                let is_stopped = one.reason == decision.stop || one.reason == Some(Reason::Adapters);
+                num_stopped += u32::from(is_stopped && one.reason.is_some());
+                let is_there = self.device.adapters().contains(&known.request.adapter_number);
+                let is_kept = one.reason == Some(Reason::Adapters) && is_there;
+                seen.extend(is_kept.then_some("adapters kept for running requests alone"));
                 seen.extend(one.reason.map(Reason::name));
             }
         }
@@ -96,6 +103,12 @@ impl World {
                 is_in(&queued);
                 holds = stats.num_running == u64::from(config.max_num_seqs);
             }
+            Some(Reason::Adapters) => {
+                is_in(&queued);
+                let counts = self.scheduler.adapter_counts();
+                let num_used = counts.iter().filter(|&&(_, num_running, _)| num_running > 0).count();
+                holds = known.request.adapter_number > 0 && num_used == config.max_loras as usize;
+            }
             Some(Reason::Blocks) => {}
             Some(Reason::States) => {
                 is_in(&queued);
@@ -116,10 +129,27 @@ impl World {
             }
             Some(Reason::Policy) => {
                 is_in(&queued);
-                holds = decision.stop.is_some();
+                // Those that lack an adapter's slot stop no others.
+                holds = decision.stop.is_some_and(|stop| stop != Reason::Adapters);
             }
         }
         assert!(holds, "the reason does not fit: {one:?}, {decision:?}");
+    }
+
+    /// Checks the numbers of sequences with each adapter.
+    pub(super) fn check_adapters(&self) {
+        let slots = self.device.adapters().iter().filter(|&&adapter| adapter > 0);
+        let mut counts: BTreeMap<u32, (u32, u32)> = slots.map(|&adapter| (adapter, (0, 0))).collect();
+        for known in self.requests.iter().filter(|known| known.request.adapter_number > 0) {
+            let samples = self.scheduler.explain(known.request.client, known.request.id).unwrap_or_default();
+            let live = samples.iter().filter(|one| one.state != "finished" && one.reason != Some(Reason::Forking));
+            for one in live {
+                let (running, waiting) = counts.entry(known.request.adapter_number).or_default();
+                *if one.state == "running" { running } else { waiting } += 1;
+            }
+        }
+        let counts = counts.into_iter().map(|(adapter, (running, waiting))| (adapter, running, waiting));
+        assert_eq!(self.scheduler.adapter_counts(), counts.collect::<Vec<_>>());
     }
 
     fn last_decision(&self) -> Decision {

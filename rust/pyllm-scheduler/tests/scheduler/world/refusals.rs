@@ -73,7 +73,10 @@ impl World {
             15 => Request { pooling: Pooling::Last, ..valid },
             16 => Request { pooling: Pooling::Last, max_tokens: 0, n: 2, ..valid },
             17 => Request { pooling: Pooling::Last, max_tokens: 0, stateful: true, ..valid },
-            18 => Request { pooling: Pooling::Last, max_tokens: 0, outputs: vec![output(0, false)], ..valid },
+            18 => Request { adapter_number: 1, ..valid },
+            19 => Request { adapter: "one".to_owned(), ..valid },
+            20 if self.config.max_loras == 0 => Request { adapter: "one".to_owned(), adapter_number: 1, ..valid },
+            21 => Request { pooling: Pooling::Last, max_tokens: 0, outputs: vec![output(0, false)], ..valid },
             _ => Request { outputs: vec![Output { tokens: vec![i32::MAX], finished: false }], ..valid },
         });
         assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");
@@ -189,6 +192,7 @@ impl World {
             11 => Config { prefix_hash: PrefixHash::Sha256Cbor, ..config },
             12 => Config { prefix_hash_seed: "another".to_owned(), ..config },
             13 => Config { separate_outputs: true, ..config },
+            14 => Config { max_loras: self.config.max_loras + 1, ..config },
             _ => Config { swap_block_seconds: 0.5, ..config },
         };
         // The other changes of a refused call are not made either.

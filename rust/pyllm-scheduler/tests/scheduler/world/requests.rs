@@ -166,7 +166,7 @@ impl World {
             num_logprobs: [0, 1, 10_000, self.config.most_logprobs() as u32 / n][(add.seed / 4 % 4) as usize],
             kv_cache_retention: [Retention::None, Retention::Default, Retention::Default, Retention::Long]
                 [(add.seed % 4) as usize],
-            ..request(add.prompt)
+            ..request(Prompt { adapter: if self.config.max_loras > 0 { add.prompt.adapter } else { 0 }, ..add.prompt })
         }
     }
 
@@ -360,7 +360,8 @@ pub(super) fn request(prompt: Prompt) -> Request {
         prompt: (0..prompt.length as i32).map(|position| prompt.text * 100 + position % 50).collect(),
         tenant: prompt.tenant.to_owned(),
         cache_salt: name(prompt.salt, "salt"),
-        adapter: name(prompt.adapter, "adapter"),
+        adapter: name(prompt.adapter > 0, &format!("adapter {}", prompt.adapter)),
+        adapter_number: prompt.adapter,
         ..Request::default()
     }
 }

@@ -111,7 +111,14 @@ impl World {
         };
         let saved: BTreeSet<_> = self.saves.values().map(|saving| saving.block.0 as usize).collect();
         assert!(sections.written_blocks(self.config.block_size).all(|block| !saved.contains(&block)));
+        let begins = |&number: &u32| sections.slot_inits().iter().any(|init| model.adapter(init.1) == number);
+        let loaded = sections.pairs("adapter_loads").into_iter().map(|(slot, number)| (slot, number as u32));
+        let (loaded, unused): (Vec<_>, Vec<_>) = loaded.partition(|(_, number)| begins(number));
+        assert!(unused.is_empty(), "an adapter is loaded for a sequence that begins to run");
+        let evicted = loaded.iter().filter(|&&(slot, _)| self.device.adapters()[slot] > 0).count();
         let rows = self.device.execute(&sections, &loads, &model);
+        *self.seen.entry("adapters evicted").or_default() += evicted as u64;
+        *self.seen.entry("adapters loaded").or_default() += loaded.len() as u64;
         for row in rows.iter().filter(|row| !row.is_stale) {
             self.check_row(row);
         }
