@@ -84,8 +84,12 @@ class Planner:
         sampling: Sampling = GREEDY,
         history: tuple[list[int], list[int]] = ([], []),
         prompt_length: int = 0,
+        adapter: int = -1,
     ) -> None:
-        """Initialise a slot with the next step; `history` is the prompt and the output so far, where it is stateful."""
+        """Initialise a slot with the next step; `history` is the prompt and the output so far, where it is stateful.
+
+        `adapter` is the slot of the device that has its adapter.
+        """
         for row in self._table_rows(slot):
             self.free += self.tables.get(row, [])
             self.tables[row] = []
@@ -94,6 +98,11 @@ class Planner:
         self._sampling.append(msgspec.msgpack.encode(sampling))
         self._histories.append(history)
         self._prompt_lengths.append(prompt_length or len(history[0]))
+        self._adapters.append(adapter)
+
+    def assign(self, slot_of_device: int, adapter: int) -> None:
+        """Put the adapter of a number into a slot of the device with the next step."""
+        self._changes["adapter_loads"] += [slot_of_device, adapter]
 
     def fork(self, source: int, destination: int) -> None:
         """Copy a slot with the next step; the last block, which both would write to, is copied, too."""
@@ -165,6 +174,7 @@ class Planner:
                 "history_starts": np.cumsum([0, *(len(prompt) + len(output) for prompt, output in histories)]),
                 "histories": [token for prompt, output in histories for token in (*prompt, *output)],
                 "prompt_lengths": self._prompt_lengths,
+                "adapter_slots": self._adapters,
                 "state_sources": sources,
                 "state_destinations": [row.slot for row in rows],
                 **changes,
@@ -185,6 +195,7 @@ class Planner:
         self._changes["table_blocks"].append(self.tables[table_row][index])
 
     def _forget_changes(self) -> None:
-        tables = ("table_slots", "table_indices", "table_blocks")
-        self._changes = {name: [] for name in (*tables, "block_copies", "swaps", "slot_copies", "slot_inits")}
+        tables, copies = ("table_slots", "table_indices", "table_blocks"), ("block_copies", "swaps", "slot_copies")
+        self._changes = {name: [] for name in (*tables, *copies, "slot_inits", "adapter_loads")}
         self._sampling, self._histories, self._prompt_lengths = [], [], []
+        self._adapters: list[int] = []

@@ -1,7 +1,7 @@
 """A core over the counting model, and one raw client that keeps what it is sent."""
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 
 from pyllm._rust import Scheduler
 from pyllm.config.option_reading import engine_config
+from pyllm.core.adapters import AdapterSource, ReadAdapter
 from pyllm.core.calls import live_settings
 from pyllm.core.composition import NOTHING_KEPT, CoreSetup, Surroundings, compose
 from pyllm.core.policy_plugins import Policy
@@ -71,6 +72,8 @@ class Engine:
         keep: Callable[[Kept], object] = lambda kept: None,
         set_log_level: Callable[[str], None] | None = None,
         connector: SchedulerConnector | None = None,
+        adapter_source: AdapterSource | None = None,
+        adapters: Sequence[ReadAdapter] = (),
         max_saving_blocks: int = 0,
         **options: Any,
     ) -> None:
@@ -89,6 +92,7 @@ class Engine:
             max_saving_blocks=max_saving_blocks,
             enable_kv_cache_events=config.cache.enable_kv_cache_events,
             incarnation=epoch,
+            max_loras=config.lora.num_slots,
             **live_settings(config.scheduler),
         )
         self.now = 0.0
@@ -104,6 +108,8 @@ class Engine:
             connector=connector,
             token_seconds=token_seconds,
             earlier=earlier,
+            adapter_source=adapter_source,
+            adapters=adapters,
             on_crash=on_crash,
         )
         around = Surroundings(

@@ -24,17 +24,19 @@ class Sequences:
         slots = runner._slots
         num_groups = len(slots.tables_of_groups())
         max_num_seqs = len(slots.last_tokens)
-        self._planner = Planner(num_blocks=256, num_groups=num_groups, max_num_seqs=max_num_seqs)
+        self.planner = Planner(num_blocks=256, num_groups=num_groups, max_num_seqs=max_num_seqs)
 
     def start(self, *slots: int) -> None:
         for slot in slots:
-            self._planner.start(slot)
+            self.planner.start(slot)
 
     def logits(self, *rows: Row) -> dict[int, Array]:
         """Of each row's slot, [tokens, vocab_size]."""
-        step, frame = self._planner.step(*rows)
+        step, frame = self.planner.step(*rows)
         batch = self._runner._plans.load(step.counts, frame)
         self._runner._slots.apply(batch)
+        if self._runner._adapters is not None:
+            self._runner._adapters.apply(batch)
         hidden = self._runner.forward(batch).copy()
         parts, start = {}, 0
         for row in rows:
