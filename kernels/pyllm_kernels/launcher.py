@@ -17,7 +17,7 @@ _MAX_KINDS = 4096
 
 Grid = tuple[int, int, int]
 Number = int | float
-Constant = int | float | str | None
+Constant = int | float | str | tuple[int, ...] | None
 
 
 class Launcher:

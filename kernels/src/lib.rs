@@ -114,6 +114,8 @@ mod _cpu {
         #[pymodule_export]
         use crate::rows::gated_norm::gated_norm;
         #[pymodule_export]
+        use crate::rows::lora::add_lora;
+        #[pymodule_export]
         use crate::rows::norm::{add_norm, norm};
         #[pymodule_export]
         use crate::rows::streams::{

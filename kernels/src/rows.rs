@@ -3,5 +3,6 @@
 pub(crate) mod activation;
 pub(crate) mod elementwise;
 pub(crate) mod gated_norm;
+pub(crate) mod lora;
 pub(crate) mod norm;
 pub(crate) mod streams;
