@@ -14,7 +14,7 @@ from pyllm.families.kv_layout import kv_groups, kv_tokens_per_plane, plane_heads
 from pyllm.families.spec import FeedForwardSpec, ModelSpec
 from pyllm.families.stage_layout import PipelineStage, split_into_stages
 from pyllm.families.state_layout import state_bytes
-from pyllm.families.tensors import FileTensor, TensorEntry, num_parameters
+from pyllm.families.tensors import FileTensor, TensorEntry, num_parameters, parameters_of_layer
 from pyllm.machine.memory import Memory, host_memory
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,26 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 
 def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """Bytes that the weights and processes of a core take on a CPU, without its KV cache."""
-    return weights_bytes(engine, checkpoint) + _PROCESS_BYTES * (num_ranks(engine.parallel) + 1)
+    processes = _PROCESS_BYTES * (num_ranks(engine.parallel) + 1)
+    return weights_bytes(engine, checkpoint) + processes + adapter_bytes(engine, checkpoint)
+
+
+def adapter_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+    """Bytes of LoRA adapters of the largest rank, on the device and on the host, as many as may be there.
+
+    Ranks may have parts of a matrix or all of it: each rank counts the whole.
+    """
+    spec, lora = checkpoint.spec, engine.lora
+    if not lora.enable_lora:
+        return 0
+    shapes = [
+        shape
+        for layer in spec.layers
+        for name, shape in parameters_of_layer(spec, layer).items()
+        if len(shape) == 2 and ".experts." not in name
+    ]
+    numbers = (lora.num_slots + lora.num_on_host) * lora.max_lora_rank * sum(map(sum, shapes))
+    return engine.parallel.tensor_parallel_size * numbers * ELEMENT_BYTES[engine.model.dtype]
 
 
 def kv_bytes(engine: EngineConfig, checkpoint: Checkpoint, num_tokens: int) -> int:
