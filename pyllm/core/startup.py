@@ -182,7 +182,7 @@ async def _allocate(config: CoreConfig, executor: Executor) -> _CacheSizes:
     return _CacheSizes(num_blocks, num_host_blocks, *states)
 
 
-def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], max_loras: int = 0, **measured: Any) -> Scheduler:
+def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: Any) -> Scheduler:
     """The scheduler, from the settings and `measured` or derived values. Raises SchedulerError."""
     engine = config.engine
     return Scheduler(
@@ -193,7 +193,6 @@ def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], max_loras: in
         max_loras=engine.lora.num_slots,
         num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
         pipeline_parallel_size=engine.parallel.pipeline_parallel_size,
-        max_loras=max_loras,
         **{name: getattr(engine.cache, name) for name in CACHE_SETTINGS_OF_SCHEDULER},
         **measured,
         **live_settings(engine.scheduler),

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from pyllm_kernels.host_copies import fill
 from pyllm_kernels.tensors import Array, Tensor, numpy_dtype
 
 from pyllm.checkpoint.types import AdapterMatrices, read_tensor
@@ -108,7 +107,8 @@ class RankAdapters:
         size = max(len(rows), self._num_filled)
         padded = np.full(size, -1, np.int32)
         padded[: len(rows)] = rows
-        fill(self._rows[:size], padded)
+        every = np.arange(size)
+        self._device.assign(self._rows, every, self._device.from_host(padded), every)  # A GPU is not waited for.
         self._num_filled = len(rows)
 
     def _rows_of(self, num_tokens: int) -> Tensor:
