@@ -145,7 +145,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         RestartBudget(config.recovery.max_restarts),
         shrink=calls.halve_budget,
         connect=transfers.connect,
-        adapters=adapters,
+        restore_adapters=adapters.restore,
         inventory=inventory,
         clock=clock,
         sleep=sleep,

@@ -88,7 +88,9 @@ def test_what_would_change_an_answer_is_refused_by_name(
 def test_modules_and_shapes_of_other_models_are_named(
     tmp_path: Path, spec: ModelSpec, shapes: dict[str, tuple[int, int]]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"1 modules are no linear layer of LlamaForCausalLM's layers: model\.lm_head"):
+    with pytest.raises(
+        ConfigError, match=r"1 modules are no linear layer of LlamaForCausalLM's layers: model\.lm_head"
+    ):
         read_lora(write_lora(tmp_path / "head", shapes | {"model.lm_head": (290, 48)}), spec)
     rows, columns = shapes[QUERY]
     with pytest.raises(ConfigError, match=rf"q_proj.weight' has the shape \({rows}, {columns + 1}\)"):

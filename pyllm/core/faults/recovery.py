@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from pyllm._rust import Scheduler
-from pyllm.core.adapters import Adapters
 from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.faults.crash import Crash
@@ -25,7 +24,7 @@ class Recovery:
     """Recovery of one core. `reason` says why there are no workers, and is empty while there are.
 
     `shrink` makes later steps take less memory, and returns whether that was possible. `connect` is called when new
-    ranks have their KV caches. `inventory` tells the scheduler what host memory that outlives the workers still holds.
+    ranks have their KV caches, and `restore_adapters` after it. `inventory` tells the scheduler what host memory that outlives the workers still holds.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Recovery:
         *,
         shrink: Callable[[], bool],
         connect: Callable[[], Awaitable[None]],
-        adapters: Adapters,
+        restore_adapters: Callable[[], Awaitable[None]],
         inventory: HostInventory,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
@@ -53,7 +52,7 @@ class Recovery:
         self._budget = budget
         self._shrink = shrink
         self._connect = connect
-        self._adapters = adapters
+        self._restore_adapters = restore_adapters
         self._inventory = inventory
         self._clock = clock
         self._sleep = sleep
@@ -99,7 +98,7 @@ class Recovery:
                 await self._executor.restart()
                 await self._allocate()
                 await self._connect()
-                await self._adapters.restore()
+                await self._restore_adapters()
                 await self._inventory.restore()
             except EngineDeadError as error:
                 failure = error

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from pyllm_kernels import Kernels
 from pyllm_kernels.host_copies import fill
 from pyllm_kernels.ops.add_lora import LoraMatrices, add_lora
 from pyllm_kernels.tensors import Array, Tensor
 
-from pyllm.workers.layers.packing import MatrixPart
-from pyllm.workers.layers.weight_placement import WeightPlacement
+from pyllm.workers.devices.device import Device
+from pyllm.workers.loaders.weights import MatrixPart
 
 
 class AdapterLayer:
@@ -19,17 +20,20 @@ class AdapterLayer:
 
     def __init__(
         self,
-        placement: WeightPlacement,
         parts: Sequence[MatrixPart],
+        dtype: str,
+        kernels: Kernels,
+        device: Device,
+        *,
         max_loras: int,
         max_rank: int,
         rows_of: Callable[[int], Tensor],
     ) -> None:
-        self._kernels = placement.kernels
+        self._kernels = kernels
         self._rows_of = rows_of
         self._max_rank = max_rank
         sizes = tuple(part.share[0] for part in parts)
-        zeros, dtype, features = placement.device.zeros, placement.dtype, parts[0].share[1]
+        zeros, features = device.zeros, parts[0].share[1]
         self.matrices = LoraMatrices(
             down=zeros((max_loras, len(parts) * max_rank, features), dtype),
             up=zeros((max_loras, max_rank, sum(sizes)), dtype),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from pyllm_kernels import Kernels
 from pyllm_kernels.tensors import Array, Tensor, numpy_dtype
 
 from pyllm.checkpoint.types import AdapterMatrices, read_tensor
@@ -13,11 +14,9 @@ from pyllm.errors import ProtocolError
 from pyllm.families.tensors import FileTensor, Scale
 from pyllm.workers.adapters.adapter_layer import AdapterLayer
 from pyllm.workers.devices.device import Device
-from pyllm.workers.layers.packing import MatrixPart
-from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.tensor_table import DTYPES
 from pyllm.workers.loaders.transforms import source_rows
-from pyllm.workers.loaders.weights import check_finite
+from pyllm.workers.loaders.weights import MatrixPart, check_finite
 from pyllm.workers.step.batch import Batch, gather
 
 # Layers that do not compute one row a token, or whose matrix is not multiplied as such.
@@ -47,16 +46,24 @@ class RankAdapters:
         self._places: dict[str, _Place] = {}
         self._on_host: dict[int, dict[str, tuple[Array, Array]]] = {}
 
-    def layer(self, placement: WeightPlacement, parts: Sequence[MatrixPart]) -> AdapterLayer | None:
+    def layer(self, parts: Sequence[MatrixPart], dtype: str, kernels: Kernels) -> AdapterLayer | None:
         """Room for adapters of one linear layer; None where adapters cannot be."""
         if any(name in part.name for part in parts for name in _WITHOUT_ADAPTERS) or not min(
             min(part.share) for part in parts
         ):
             return None
         settings = self._settings
-        layer = AdapterLayer(placement, parts, settings.max_loras, settings.max_lora_rank, self._rows_of)
+        layer = AdapterLayer(
+            parts,
+            dtype,
+            kernels,
+            self._device,
+            max_loras=settings.max_loras,
+            max_rank=settings.max_lora_rank,
+            rows_of=self._rows_of,
+        )
         self._layers[layer] = len(parts)
-        self._places |= {part.name: _Place(layer, index, part, placement.dtype) for index, part in enumerate(parts)}
+        self._places |= {part.name: _Place(layer, index, part, dtype) for index, part in enumerate(parts)}
         return layer
 
     def load(self, number: int, files: Sequence[str], matrices: bytes) -> list[str]:

@@ -16,9 +16,9 @@ from pyllm_kernels.tensors import Tensor
 from pyllm.errors import ConfigError
 from pyllm.families.spec import EXPERT_FEATURES, FeedForwardSpec, RoutingSpec, SharedExpertSpec
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
-from pyllm.workers.layers.packing import MatrixPart, pack
+from pyllm.workers.layers.packing import pack
 from pyllm.workers.layers.weight_placement import WeightPlacement
-from pyllm.workers.loaders.weights import WHOLE, WeightReader
+from pyllm.workers.loaders.weights import WHOLE, MatrixPart, WeightReader
 
 
 class SharedExpert:

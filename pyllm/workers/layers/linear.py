@@ -5,19 +5,16 @@ and adds up the ranks' partial results: one exchange for the pair.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pyllm_kernels import PackedLinear, graph
 from pyllm_kernels.ops.elementwise import add_bias
 from pyllm_kernels.ops.packed_linear import packed_linear
 from pyllm_kernels.tensors import Tensor, split
 
-from pyllm.workers.layers.packing import MatrixPart, pack
+from pyllm.workers.adapters.adapter_layer import AdapterLayer
+from pyllm.workers.layers.packing import pack
 from pyllm.workers.layers.weight_placement import WeightPlacement
-from pyllm.workers.loaders.weights import WeightReader
-
-if TYPE_CHECKING:
-    from pyllm.workers.adapters.adapter_layer import AdapterLayer
+from pyllm.workers.loaders.weights import MatrixPart, WeightReader
 
 
 class ColumnParallelLinear:
@@ -102,6 +99,7 @@ class RowParallelLinear:
         return products if self._adapters is None else self._adapters.add(x, products)
 
 
-def adapter_layer(placement: WeightPlacement, parts: Sequence[MatrixPart]) -> "AdapterLayer | None":
+def adapter_layer(placement: WeightPlacement, parts: Sequence[MatrixPart]) -> AdapterLayer | None:
     """Room for adapters of a linear layer, if the rank has any."""
-    return None if placement.adapters is None else placement.adapters.layer(placement, parts)
+    adapters = placement.adapters
+    return None if adapters is None else adapters.layer(parts, placement.dtype, placement.kernels)

@@ -5,7 +5,6 @@ Knows the part of a matrix that a rank needs, but neither the bytes of a format 
 
 from collections.abc import Sequence
 from itertools import accumulate, groupby
-from typing import NamedTuple
 
 from pyllm_kernels import (
     GGUF_BLOCKS,
@@ -20,22 +19,7 @@ from pyllm_kernels.ops.packed_linear import kept_format, pack_linear, pack_rows
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.layers.weight_placement import WeightPlacement
-from pyllm.workers.loaders.weights import WHOLE, WeightReader, not_finite
-
-
-class MatrixPart(NamedTuple):
-    """A rank's share of a matrix [out_features, in_features] in a file."""
-
-    name: str
-    shape: tuple[int, int]
-    rows: slice = WHOLE
-    columns: slice = WHOLE
-
-    @property
-    def share(self) -> tuple[int, int]:
-        """Rows and columns of the share."""
-        rows, columns = (range(size)[part] for size, part in zip(self.shape, (self.rows, self.columns), strict=True))
-        return len(rows), len(columns)
+from pyllm.workers.loaders.weights import MatrixPart, WeightReader, not_finite
 
 
 def pack(

@@ -7,9 +7,9 @@ from pyllm_kernels import PackedLinear
 from pyllm_kernels.ops.packed_linear import packed_linear, packed_rows
 from pyllm_kernels.tensors import Tensor
 
-from pyllm.workers.layers.packing import MatrixPart, pack
+from pyllm.workers.layers.packing import pack
 from pyllm.workers.layers.weight_placement import WeightPlacement
-from pyllm.workers.loaders.weights import WeightReader
+from pyllm.workers.loaders.weights import MatrixPart, WeightReader
 
 
 class VocabularyParallelEmbedding:

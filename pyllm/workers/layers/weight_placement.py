@@ -4,7 +4,6 @@ Knows no layer.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyllm_kernels
 from pyllm_kernels import Kernels
@@ -13,12 +12,10 @@ from pyllm_kernels.tensors import Array, Tensor, dtype_name
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import ConfigError
+from pyllm.workers.adapters.rank_adapters import RankAdapters
 from pyllm.workers.devices.device import Device
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.packed_cache import PackedCache
-
-if TYPE_CHECKING:
-    from pyllm.workers.adapters.rank_adapters import RankAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class WeightPlacement:
     quantization: str = "none"
     cache: PackedCache | None = None
     by_expert: bool = False
-    adapters: "RankAdapters | None" = None
+    adapters: RankAdapters | None = None
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor for weights."""

@@ -1,7 +1,7 @@
 """The interface between layers and weight files. Knows no format."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from pyllm_kernels import MatrixRows
@@ -11,6 +11,21 @@ from pyllm_kernels.tensors import Array, Tensor, dtype_name, numpy_dtype
 from pyllm.errors import ConfigError
 
 WHOLE = slice(None)
+
+
+class MatrixPart(NamedTuple):
+    """A rank's share of a matrix [out_features, in_features] in a file."""
+
+    name: str
+    shape: tuple[int, int]
+    rows: slice = WHOLE
+    columns: slice = WHOLE
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Rows and columns of the share."""
+        rows, columns = (range(size)[part] for size, part in zip(self.shape, (self.rows, self.columns), strict=True))
+        return len(rows), len(columns)
 
 
 class WeightReader(Protocol):

@@ -11,10 +11,10 @@ from pyllm_kernels.tensors import Tensor, numpy_dtype
 
 from pyllm.errors import ConfigError
 from pyllm.workers.devices.host import HostDevice
-from pyllm.workers.layers.packing import MatrixPart, pack
+from pyllm.workers.layers.packing import pack
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
-from pyllm.workers.loaders.weights import WHOLE
+from pyllm.workers.loaders.weights import WHOLE, MatrixPart
 
 IN_FEATURES = 256
 ONES = np.ones((1, IN_FEATURES), np.float32)
