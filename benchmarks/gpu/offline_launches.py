@@ -30,6 +30,7 @@ from pyllm_kernels.gpu import (
     elementwise,
     expert_routing,
     grouped_experts,
+    lora,
     norm,
     rope,
     sampling,
@@ -37,6 +38,7 @@ from pyllm_kernels.gpu import (
 from pyllm_kernels.gpu.attention_tasks import make_tasks
 from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
 from pyllm_kernels.gpu.linears import linear_fp8, linear_invariant, linear_w4a16, linear_w8a8, linear_w8a16
+from pyllm_kernels.ops.add_lora import LoraMatrices
 from pyllm_kernels.ops.packed_linear import pack_linear
 
 MODULES = (
@@ -53,6 +55,7 @@ MODULES = (
     linear_fp8,
     expert_routing,
     grouped_experts,
+    lora,
     attention_prefill,
     attention_decode,
 )
@@ -231,10 +234,22 @@ def launch_experts(target: Target) -> None:
                 grouped_experts.experts(x, logits, router, clamped, biased, card=target.card)
 
 
+def launch_lora(target: Target) -> None:
+    """Launch the products of adapters of few ranks and of many, for layers of one part and of three."""
+    x = torch.zeros(TOKENS, HIDDEN, dtype=target.dtype)
+    for max_rank, sizes in ((8, (HIDDEN,)), (64, (HIDDEN, HIDDEN // 4, HIDDEN // 4))):
+        down = torch.zeros(2, len(sizes) * max_rank, HIDDEN, dtype=target.dtype)
+        up = torch.zeros(2, max_rank, sum(sizes), dtype=target.dtype)
+        matrices = LoraMatrices(down, up, torch.zeros(2, len(sizes), dtype=torch.int32), sizes)
+        adapters, out = torch.zeros(TOKENS, dtype=torch.int32), torch.zeros(TOKENS, sum(sizes), dtype=target.dtype)
+        lora.add_lora(x, out, adapters, matrices, card=target.card)
+
+
 CASES: dict[str, Callable[[Target], None]] = {
     "small_ops": launch_small_ops,
     "linears": launch_linears,
     "experts": launch_experts,
+    "lora": launch_lora,
     **{f"attention_{size}": partial(launch_attention, head_size=size) for size in HEAD_SIZES},
 }
 """By name; each compiles kernels of its own."""

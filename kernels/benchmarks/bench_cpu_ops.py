@@ -16,6 +16,7 @@ import pyllm_kernels
 from pyllm_kernels import AttentionLayer, AttentionMetadata, select
 from pyllm_kernels.graph import Graph
 from pyllm_kernels.ops.activation import activation
+from pyllm_kernels.ops.add_lora import LoraMatrices, add_lora
 from pyllm_kernels.ops.norm import add_rms_norm
 from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
@@ -23,6 +24,7 @@ from pyllm_kernels.tensors import Array, numpy_dtype, split
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 30, 576, 1536, 9, 3, 64
 BLOCK_SIZE = 16
+ADAPTERS, RANK = 8, 16
 DTYPES = ["float32", "bfloat16"]
 # Rows, query tokens of each, tokens in the cache before them.
 STEPS = {
@@ -44,7 +46,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bfloat16"])
     parser.add_argument("--cache-dtype", choices=DTYPES, help="as the dtype, if not given")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
-    parser.add_argument("--ops", nargs="+", default=["attention", "rope", "norm", "activation"])
+    parser.add_argument("--ops", nargs="+", default=["attention", "rope", "norm", "activation", "lora"])
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
     parser.add_argument("--eager", action="store_true", help="without a graph")
     arguments = parser.parse_args()
@@ -78,6 +80,13 @@ class Step:
         self.x, self.residual = normal(self.tokens, HIDDEN), normal(self.tokens, HIDDEN)
         self.gate_up = normal(self.tokens, 2 * INTERMEDIATE)
         self.weight = normal(HIDDEN)
+        self.lora = LoraMatrices(
+            down=normal(ADAPTERS, RANK, HIDDEN),
+            up=normal(ADAPTERS, RANK, 2 * INTERMEDIATE),
+            ranks=np.full((ADAPTERS, 1), RANK, np.int32),
+            sizes=(2 * INTERMEDIATE,),
+        )
+        self.adapters = np.repeat(np.arange(rows, dtype=np.int32) % ADAPTERS, queries)
         self.positions = np.tile(np.arange(context, length, dtype=np.int32), rows)
         self.cos_sin = normal(length, HEAD_DIM, dtype="float32")
         tables = rng.permutation(rows * blocks).astype(np.int32).reshape(rows, blocks)
@@ -108,6 +117,8 @@ class Step:
                 )
             if op == "norm":
                 return [kernels[add_rms_norm](self.x, self.residual, self.weight, 1e-5) for _ in range(2)]
+            if op == "lora":
+                return kernels[add_lora](self.x, self.gate_up, self.adapters, self.lora)
             return kernels[activation](self.gate_up, "silu")
 
         return lambda: [run(*cache) for cache in self.caches]

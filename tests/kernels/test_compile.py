@@ -37,6 +37,8 @@ KERNELS = {
     "_align_kernel",
     "_grouped_kernel",
     "_weighted_sum_kernel",
+    "_lora_down_kernel",
+    "_lora_up_kernel",
     "_sample_kernel",
     "_tiles_kernel",
     "_shares_kernel",
@@ -46,7 +48,7 @@ KERNELS = {
 }
 
 
-CASES = ("small_ops", "linears", "experts", "attention_128")
+CASES = ("small_ops", "linears", "experts", "lora", "attention_128")
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -90,7 +90,7 @@ def _down_launcher(
 ) -> Launcher:
     sizes = {"IN_FEATURES": in_features, "PARTS": parts, "MAX_RANK": max_rank, "SHARES": shares}
     tile = {"BLOCK_M": _BLOCK_M, "BLOCK_N": block_ranks, "BLOCK_K": block_k}
-    return Launcher(_down_kernel, sizes | tile | {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True})
+    return Launcher(_lora_down_kernel, sizes | tile | {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True})
 
 
 @functools.cache
@@ -98,12 +98,12 @@ def _up_launcher(sizes: tuple[int, ...], max_rank: int, shares: int) -> Launcher
     constants: dict[str, Constant] = {"OUT_FEATURES": sum(sizes), "SIZES": sizes, "PARTS": len(sizes)}
     constants |= {"MAX_RANK": max_rank, "SHARES": shares}
     tile = {"BLOCK_M": _BLOCK_M, "BLOCK_N": _COLUMNS, "BLOCK_R": _RANKS[0]}
-    return Launcher(_up_kernel, constants | tile | {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True})
+    return Launcher(_lora_up_kernel, constants | tile | {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True})
 
 
 # If the compiler knew that the number is 1, or a multiple of 16, it might choose another order.
 @triton.jit(do_not_specialize=["tokens"])
-def _down_kernel(
+def _lora_down_kernel(
     x_ptr,
     down_ptr,
     ranks_ptr,
@@ -149,7 +149,7 @@ def _down_kernel(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _up_kernel(
+def _lora_up_kernel(
     inner_ptr,
     up_ptr,
     ranks_ptr,
