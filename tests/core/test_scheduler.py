@@ -178,9 +178,7 @@ def test_the_last_token_is_computed_even_where_all_blocks_are_cached():
     assert step["positions"] == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(
-    "keys", [{"tenant": "acme"}, {"cache_salt": "salt"}, {"adapter": "lora", "adapter_number": 1}]
-)
+@pytest.mark.parametrize("keys", [{"tenant": "acme"}, {"cache_salt": "salt"}, {"adapter": "lora", "adapter_number": 1}])
 def test_tenant_salt_and_adapter_keep_prefixes_apart(keys: dict[str, Any]):
     scheduler = make_scheduler(max_loras=1)
     prompt = pack(range(9))
