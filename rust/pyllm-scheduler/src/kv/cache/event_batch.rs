@@ -102,9 +102,9 @@ impl BatchFormat {
                 text(out, medium(*tier));
                 self.key(out, "lora_name");
                 if adapter.is_empty() {
-                    null(out)
+                    null(out);
                 } else {
-                    text(out, adapter)
+                    text(out, adapter);
                 }
                 if is_grouped {
                     self.key(out, "group_idx");
