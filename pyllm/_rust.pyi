@@ -57,7 +57,8 @@ class Plan(Buffer):
 
     A worker applies slot copies, adapter loads, slot initialisations, table changes, swaps and block copies, in that
     order, then computes. An initialisation comes with the slot's whole block-table row. A slot copy copies the row, the
-    sampling state and the adapter's slot of the device. Slot copies read every source before any destination is written; block copies may run at once.
+    sampling state and the adapter's slot of the device. Slot copies read every source before any destination is
+    written; block copies may run at once.
     """
 
     @property

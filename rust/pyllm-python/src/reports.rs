@@ -18,7 +18,7 @@ pub(crate) fn events<'py>(py: Python<'py>, events: &[KvEvent], has_tokens: bool)
     let nothing = || PyBytes::new(py, b"");
     let converted = events.iter().map(|event| {
         Ok(match event {
-            KvEvent::Stored { hash: name, parent, tokens, tier, group } => (
+            KvEvent::Stored { hash: name, parent, tokens, tier, group, .. } => (
                 "stored",
                 hash(name),
                 parent.as_ref().map(hash),

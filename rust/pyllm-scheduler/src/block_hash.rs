@@ -36,6 +36,7 @@ pub(crate) struct Content<'a> {
     pub(crate) parent: BlockHash,              // the root for the first block
     pub(crate) index: u32,                     // of the block in its chain
     pub(crate) tokens: (&'a [i32], &'a [i32]), // head and tail, read only if events are enabled
+    pub(crate) adapter: &'a str,               // empty: none; likewise
 }
 
 impl BlockHash {

@@ -360,11 +360,11 @@ mod tests {
         draft.swap_in(HostBlockId(1), BlockId(4));
         draft.swap_out_state(StateId(1), HostStateId(0), Some((key, 9)));
         let plan = draft.finish(StepId(0));
-        let state_names = plan.buffer.len() - SWAP_NAME_SIZE;
+        let state_names = plan.buffer.len() - ALIGNMENT;
         let names = &plan.buffer[state_names - 2 * ALIGNMENT..][..2 * SWAP_NAME_SIZE];
         let names: Vec<_> = names.chunks(SWAP_NAME_SIZE).collect();
         assert_eq!(plan.counts[SECTIONS.len() - 4..], [80, 40, 0, 0]);
-        assert_eq!(&plan.buffer[state_names..], names[0]);
+        assert_eq!(&plan.buffer[state_names..][..SWAP_NAME_SIZE], names[0]);
         assert_eq!(names[0], [&key.hash.as_bytes()[..], &3_u32.to_le_bytes(), &9_u32.to_le_bytes()].concat());
         assert_eq!(names[1], [&[0; 32][..], &u32::MAX.to_le_bytes(), &[0; 4]].concat());
     }

@@ -245,8 +245,8 @@ impl Planning<'_> {
         let first = self.planner.turns.first_waiting_of(turn, table, |key| {
             let (_, live) = table.pair(key);
             let adapter = live.request.adapter_number;
-            let is_kept = lacking.is_some() && Some(adapter) == draining;
-            let may_run = adapter == 0 || slots.has_room(adapter) && !(is_kept && !table.has_running(live));
+            let may_use = lacking.is_none() || Some(adapter) != draining || table.has_running(live);
+            let may_run = adapter == 0 || (slots.has_room(adapter) && may_use);
             if !may_run {
                 lacking.get_or_insert(key);
             }

@@ -230,8 +230,8 @@ impl Table {
         &mut self.estimates
     }
 
-    /// Counts a decision of the planner; what is queued from now on waits since then.
-    /// `lacks_adapter`: one of those waits for a slot of the device for its adapter.
+    /// Counts a decision of the planner; what is queued from now on waits since then. `lacks_adapter`: a sequence in the
+    /// queue lacks a slot of the device for its adapter.
     pub(crate) fn note_decision(&mut self, lacks_adapter: bool) {
         self.num_decisions += 1;
         self.adapter_slots.note_decision(lacks_adapter);

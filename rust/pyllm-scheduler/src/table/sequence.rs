@@ -431,6 +431,7 @@ impl Sequence {
             parent: index.checked_sub(1).map_or(live.root, |before| self.hash(live, before)),
             index,
             tokens: self.tokens(&live.request.prompt, start, start + block_size),
+            adapter: &live.request.adapter,
         }
     }
 

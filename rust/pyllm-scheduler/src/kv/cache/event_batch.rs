@@ -33,8 +33,19 @@ pub struct EventBatch {
 
 /// Blocks of one event of vLLM.
 enum Run<'a> {
-    Stored { parent: Option<BlockHash>, hashes: Vec<BlockHash>, tokens: Vec<&'a [i32]>, tier: Tier, group: u32 },
-    Removed { hashes: Vec<BlockHash>, tier: Tier, group: u32 },
+    Stored {
+        parent: Option<BlockHash>,
+        hashes: Vec<BlockHash>,
+        tokens: Vec<&'a [i32]>,
+        adapter: &'a str,
+        tier: Tier,
+        group: u32,
+    },
+    Removed {
+        hashes: Vec<BlockHash>,
+        tier: Tier,
+        group: u32,
+    },
     Cleared,
 }
 
@@ -66,7 +77,7 @@ impl BatchFormat {
         // Consumers expect one group unless events name several.
         let is_grouped = !self.is_array && (groups.len() > 1 || config.num_states > 0);
         match run {
-            Run::Stored { parent, hashes, tokens, tier, group } => {
+            Run::Stored { parent, hashes, tokens, adapter, tier, group } => {
                 let window = groups.get(*group as usize).and_then(|group| group.window);
                 let num_group_fields = 2 + usize::from(window.is_some());
                 self.begin(out, "BlockStored", 7 + if is_grouped { num_group_fields } else { 0 });
@@ -90,7 +101,11 @@ impl BatchFormat {
                 self.key(out, "medium");
                 text(out, medium(*tier));
                 self.key(out, "lora_name");
-                null(out);
+                if adapter.is_empty() {
+                    null(out);
+                } else {
+                    text(out, adapter);
+                }
                 if is_grouped {
                     self.key(out, "group_idx");
                     integer(out, u64::from(*group));
@@ -158,7 +173,7 @@ fn runs<'a>(events: impl Iterator<Item = &'a KvEvent>) -> Vec<Run<'a>> {
     for event in events {
         match (event, runs.last_mut()) {
             (
-                KvEvent::Stored { hash, parent: Some(parent), tokens: new, tier, group },
+                KvEvent::Stored { hash, parent: Some(parent), tokens: new, tier, group, .. },
                 Some(Run::Stored { hashes, tokens, tier: of, group: in_group, .. }),
             ) if hashes.last() == Some(parent) && (tier, group) == (&*of, &*in_group) => {
                 hashes.push(*hash);
@@ -169,10 +184,11 @@ fn runs<'a>(events: impl Iterator<Item = &'a KvEvent>) -> Vec<Run<'a>> {
             {
                 hashes.push(*hash);
             }
-            (KvEvent::Stored { hash, parent, tokens, tier, group }, _) => runs.push(Run::Stored {
+            (KvEvent::Stored { hash, parent, tokens, adapter, tier, group }, _) => runs.push(Run::Stored {
                 parent: *parent,
                 hashes: vec![*hash],
                 tokens: vec![tokens],
+                adapter,
                 tier: *tier,
                 group: *group,
             }),

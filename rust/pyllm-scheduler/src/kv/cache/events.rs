@@ -21,6 +21,8 @@ pub enum KvEvent {
         parent: Option<BlockHash>,
         /// The block's tokens.
         tokens: Vec<i32>,
+        /// `Request::adapter` of the requests that may share it.
+        adapter: String,
         /// The tier.
         tier: Tier,
         /// The group of layers, as an index into `Config::kv_groups`; the group after the last is that of states, which
@@ -97,6 +99,7 @@ struct Known {
     parent: BlockHash,
     index: u32,
     tokens: Vec<i32>,
+    adapter: String,
     on_device: bool,
     on_host: bool,
 }
@@ -115,9 +118,11 @@ impl EventLog {
     /// Logs new contents on the device.
     pub(crate) fn stored(&mut self, group: u32, content: &Content<'_>) {
         if self.enabled {
-            let &Content { hash, parent, index, tokens: (head, tail) } = content;
+            let &Content { hash, parent, index, tokens: (head, tail), adapter } = content;
             let (key, tokens) = (hash.of(group), [head, tail].concat());
-            self.known.entry(key).or_insert(Known { parent, index, tokens, on_device: false, on_host: false });
+            let adapter = adapter.to_owned();
+            let known = Known { parent, index, tokens, adapter, on_device: false, on_host: false };
+            self.known.entry(key).or_insert(known);
             self.added(key, Tier::Device);
             if self.untold.remove(&key) {
                 self.added(key, Tier::Host);
@@ -239,7 +244,8 @@ impl Known {
 
     fn stored(&self, key: GroupHash, tier: Tier) -> KvEvent {
         let parent = (self.index > 0).then_some(self.parent);
-        KvEvent::Stored { hash: key.hash, parent, tokens: self.tokens.clone(), tier, group: key.group }
+        let (tokens, adapter) = (self.tokens.clone(), self.adapter.clone());
+        KvEvent::Stored { hash: key.hash, parent, tokens, adapter, tier, group: key.group }
     }
 }
 
@@ -250,7 +256,7 @@ mod tests {
     fn store(log: &mut EventLog, parent: BlockHash, index: u32, tokens: &[i32]) -> BlockHash {
         let hash = parent.child(tokens);
         let (head, tail) = tokens.split_at(1);
-        log.stored(0, &Content { hash, parent, index, tokens: (head, tail) });
+        log.stored(0, &Content { hash, parent, index, tokens: (head, tail), adapter: "" });
         hash
     }
 
@@ -266,6 +272,7 @@ mod tests {
             hash,
             parent,
             tokens: tokens.to_vec(),
+            adapter: String::new(),
             tier,
             group: 0,
         };

@@ -136,7 +136,7 @@ fn full_device(num_host_blocks: u32) -> (KvCache, Vec<BlockId>, Vec<BlockHash>) 
     let hashes = chain(0, 2);
     for (index, parent) in [root(), hashes[0]].into_iter().enumerate() {
         let tokens = (&tokens(0, index as i32)[..], &[][..]);
-        let content = Content { hash: hashes[index], parent, index: index as u32, tokens };
+        let content = Content { hash: hashes[index], parent, index: index as u32, tokens, adapter: "" };
         cache.store(blocks[index], 0, content, StepId(0));
     }
     (cache, blocks, hashes)
@@ -437,7 +437,8 @@ impl World {
         let parent = if index == 0 { root() } else { chain[index - 1] };
         let tokens = tokens(text, index as i32);
         self.saw("same names twice", u64::from(self.cache.blocks.device.get(chain[index].of(0)).is_some()));
-        let content = Content { hash: chain[index], parent, index: index as u32, tokens: tokens.split_at(1) };
+        let tokens = tokens.split_at(1);
+        let content = Content { hash: chain[index], parent, index: index as u32, tokens, adapter: "" };
         self.cache.store(block, 0, content, self.planning);
     }
 
@@ -648,7 +649,7 @@ impl Listener {
         assert_eq!(number, self.next);
         self.next += 1;
         match event {
-            KvEvent::Stored { hash, parent, tokens, tier, group: 0 } => {
+            KvEvent::Stored { hash, parent, tokens, tier, group: 0, .. } => {
                 assert_eq!(parent.unwrap_or_else(root).child(tokens), *hash);
                 assert!(self.known.insert((*hash.as_bytes(), *tier)));
             }

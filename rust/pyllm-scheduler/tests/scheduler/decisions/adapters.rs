@@ -1,6 +1,6 @@
 //! Adapters: their slots of the device, and the order in which sequences with different ones run.
 
-use pyllm_scheduler::{Config, Error, PolicyName, Reason, Request, RequestId, Scheduler};
+use pyllm_scheduler::{BatchFormat, Config, Error, KvEvent, PolicyName, Reason, Request, RequestId, Scheduler};
 
 use super::{CLIENT, commit, config, plan, request, run_to_the_end};
 use crate::sections::Sections;
@@ -114,7 +114,7 @@ fn a_running_request_gets_its_other_samples_while_its_slot_is_to_become_free() -
     scheduler.add(of(0, 2, 2))?;
     let first = plan(&mut scheduler);
     commit(&mut scheduler, &first, 90); // its second sample finds no free slot
-    scheduler.add(of(9, 3, 4))?;
+    scheduler.add(Request { arrival: 0.0, ..of(9, 3, 4) })?;
     scheduler.add(of(7, 4, 4))?;
     let second = plan(&mut scheduler);
     commit(&mut scheduler, &second, 90);
@@ -182,6 +182,26 @@ fn an_isolated_request_gets_a_slot_before_others() -> Result<(), Error> {
         order.extend(begun(&mut scheduler));
     }
     assert_eq!(order, [3, 2]);
+    Ok(())
+}
+
+#[test]
+fn events_name_the_adapter_of_a_block() -> Result<(), Error> {
+    let settings = Config { max_loras: 1, enable_kv_cache_events: true, ..config(64, 4, 64) };
+    let mut scheduler = Scheduler::new(settings)?;
+    for (id, adapter) in [(1, 7), (2, 0)] {
+        scheduler.add(Request { prompt: vec![5; 9], ..of(adapter, id, 1) })?;
+    }
+    run_to_the_end(&mut scheduler, 90);
+    let adapters = scheduler.events(0, 99).events.into_iter().map(|event| match event {
+        KvEvent::Stored { adapter, .. } => adapter,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(adapters.collect::<Vec<_>>(), ["adapter 7", "adapter 7", "", ""]);
+    let batch = scheduler.event_batch(0, BatchFormat::default(), 0.0).expect("there are events");
+    let name = b"adapter 7";
+    let num_named = batch.payload.windows(name.len()).filter(|window| window == name).count();
+    assert_eq!(num_named, 1, "both of its blocks are in one event");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use super::logprobs::Columns;
 use super::model::{Requests, known};
 use super::requests::KnownSample;
 use crate::calls::Positions;
-use crate::device::{Reach, Row};
+use crate::device::{Model, Reach, Row};
 use crate::oracle::{self, mix};
 use crate::sections::Sections;
 

@@ -39,7 +39,7 @@ impl Subscriber {
         self.next += events.events.len() as u64;
         for event in &events.events {
             match event {
-                KvEvent::Stored { hash, parent, tokens, tier, group } => {
+                KvEvent::Stored { hash, parent, tokens, tier, group, .. } => {
                     let name = *hash.as_bytes();
                     assert_eq!(tokens.len(), config.block_size as usize, "full blocks alone have names");
                     if let Some(parent) = parent {
