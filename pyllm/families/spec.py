@@ -486,11 +486,62 @@ class SelectiveScanSpec(msgspec.Struct, frozen=True, kw_only=True, tag="selectiv
         return self.size // ranks, self.state_size
 
 
-RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec | SelectiveScanSpec
+class LightningSpec(msgspec.Struct, frozen=True, kw_only=True, tag="lightning"):
+    """Lightning attention (arXiv 2401.04658): linear attention whose state fades by a constant factor of each head.
+
+    Each head has a matrix [head_size, head_size] as its state. There is no convolution. The output is normalised, and
+    multiplied by the sigmoid of another projection.
+
+    - `slopes`: a token multiplies the state of a head by `exp(-slope)`.
+    - `scale`: multiplies the queries.
+    - `activated`: queries, keys and values go through SiLU (MiniMax-01).
+    - `query_key_norm`: over each head, before the rotation, as in attention.
+    - `rope`: the index in `ModelSpec.ropes`; None for a layer without positions.
+    - `norm_groups`: groups of features whose output is normalised, over each alone.
+    """
+
+    heads: int
+    head_size: int
+    slopes: tuple[float, ...]
+    epsilon: float
+    scale: float = 1.0
+    activated: bool = False
+    query_key_norm: NormSpec | None = None
+    rope: int | None = None
+    norm_groups: int = 1
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`: nothing is convolved."""
+        return ()
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """The projections of the layer's input, with their features."""
+        return dict.fromkeys(("query", "key", "value", "gate"), self.output_size)
+
+    @property
+    def output_size(self) -> int:
+        """See `ShortConvolutionSpec`."""
+        return self.heads * self.head_size
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return (self.heads,)
+
+    def memory(self, ranks: int) -> Shape:
+        """See `ShortConvolutionSpec`."""
+        return self.heads // ranks, self.head_size, self.head_size
+
+
+ConvolvedSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec | SelectiveScanSpec
+"""A layer with a state and a convolution."""
+RecurrenceSpec = ConvolvedSpec | LightningSpec
 """A layer that keeps a state of all tokens before: a convolution's last inputs, and maybe numbers for each head."""
 
 
-def convolution_tensors(recurrence: RecurrenceSpec) -> dict[str, int]:
+def convolution_tensors(recurrence: ConvolvedSpec) -> dict[str, int]:
     """The tensors of a convolution, with their features."""
     if isinstance(recurrence, GatedDeltaSpec) and recurrence.are_convolutions_apart:
         parts = zip(recurrence.inputs, recurrence.convolved, strict=False)
@@ -512,6 +563,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     each with a norm of its own. Both outputs are normalised by `experts_norm`, too, and added.
 
     `factors` multiply parameters of the layer when they are loaded, by the parameters' names (Falcon-H1).
+
+    With a `post_norm_factor` the residual stream is what the norms give (MiniMax-01): the output of attention is added
+    to its normalised input times this factor, the output of feed-forward to its own times `residual_multiplier`.
     """
 
     attention: AttentionSpec | None = None
@@ -525,6 +579,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     experts_norm: NormSpec | None = None
     parallel: bool = False
     factors: dict[str, float] = msgspec.field(default_factory=dict)
+    post_norm_factor: float | None = None
 
     @property
     def own_attention(self) -> AttentionSpec:

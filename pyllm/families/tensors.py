@@ -18,6 +18,7 @@ from pyllm.families.spec import (
     GatedDeltaSpec,
     LatentSpec,
     LayerSpec,
+    LightningSpec,
     ModelSpec,
     NormSpec,
     RecurrenceSpec,
@@ -413,6 +414,8 @@ def _of_latent_attention(attention: AttentionSpec, latent: LatentSpec, hidden: i
 def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
     matrices = {f"recurrence.{name}": (size, hidden) for name, size in recurrence.inputs.items()}
     matrices["recurrence.output"] = (hidden, recurrence.output_size)
+    if isinstance(recurrence, LightningSpec):
+        return _matrices(matrices, ()) | _norms_of_lightning(recurrence)
     has_bias = not isinstance(recurrence, GatedDeltaSpec) and recurrence.bias
     shapes = _matrices(matrices, set(matrices) if has_bias else set())
     for name, channels in convolution_tensors(recurrence).items():
@@ -448,6 +451,14 @@ def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
             shapes["recurrence.skip.weight"] = (size,)
             for name, (norm, features) in recurrence.norms.items():
                 shapes |= _of_norm(f"recurrence.{name}", norm, features)
+    return shapes
+
+
+def _norms_of_lightning(lightning: LightningSpec) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {"recurrence.norm.weight": (lightning.output_size,)}
+    if (norm := lightning.query_key_norm) is not None:
+        for name in ("query_norm", "key_norm"):
+            shapes |= _of_norm(f"recurrence.{name}", norm, lightning.head_size)
     return shapes
 
 
@@ -796,8 +807,11 @@ def _rows(names: TensorNames, source: str, sizes: Sequence[int], at: int, groups
 
 def _num_groups(parts: Sequence[str], layer: LayerSpec) -> int:
     """The heads for each of which a grouped tensor has all its parts."""
-    if isinstance(layer.recurrence, GatedDeltaSpec) and parts[0].startswith("recurrence."):
-        return layer.recurrence.key_heads
+    if parts[0].startswith("recurrence."):
+        if isinstance(layer.recurrence, GatedDeltaSpec):
+            return layer.recurrence.key_heads
+        assert isinstance(layer.recurrence, LightningSpec), "no other recurrence has such tensors"
+        return layer.recurrence.heads
     assert layer.attention is not None, "query, key and value are of attention"
     is_by_query_head = "attention.gate" in parts or layer.attention.latent is not None
     return layer.attention.heads if is_by_query_head else layer.attention.kv_heads

@@ -200,13 +200,16 @@ class DecoderLayer:
     """Attention and feed-forward around the residual stream.
 
     A layer takes and returns a pending output and the residual stream, so that each addition fuses with the next norm;
-    one with a scale returns the scaled stream, and None.
+    one with a scale returns the scaled stream, and None. Where the stream is what the norms give, that is pending, as
+    it has the factor, and the output takes the stream's place.
     """
 
     def __init__(self, model: ModelSpec, layer: int, placement: WeightPlacement) -> None:
         spec, size = model.layers[layer], model.hidden_size
         self._kernels = placement.kernels
         self._factor = model.residual_multiplier
+        self._keeps_normed = spec.post_norm_factor is not None
+        self._middle_factor = self._factor if spec.post_norm_factor is None else spec.post_norm_factor
         self._parallel = spec.parallel
         self.attention = None if spec.attention is None else _attention(spec.attention, size, layer, placement)
         self.recurrence = None if spec.recurrence is None else recurrence_of(spec.recurrence, size, layer, placement)
@@ -254,7 +257,7 @@ class DecoderLayer:
         if self.streams is not None:
             return self._alternate(self.streams, x, context), None
         if self._mixers:
-            normed, residual = self._enter("attention_norm", x, residual)
+            normed, residual = self._enter("attention_norm", x, residual, self._factor)
             first, *others = self._mixers
             x = first(normed, context)
             for mixer in others:
@@ -264,13 +267,17 @@ class DecoderLayer:
                 own_norm = self.norms.get("feed_forward_norm")
                 normed = normed if own_norm is None else own_norm(residual)
                 return self._kernels[add](x, self.feed_forward(normed)), residual
+            if self._keeps_normed:
+                x, residual = normed, x
         if self.feed_forward is not None:
-            normed, residual = self._enter("feed_forward_norm", x, residual)
+            normed, residual = self._enter("feed_forward_norm", x, residual, self._middle_factor)
             x = self.feed_forward(normed)
             if self.experts is not None:
                 routed = self.experts(self.norms["experts_norm"](residual), self.norms["router_norm"](residual))
                 x = self._kernels[add](self.norms["dense_norm"](x), self.norms["experts_output_norm"](routed))
             x = self._leave("feed_forward_output_norm", x)
+            if self._keeps_normed:
+                x, residual = normed, x
         assert residual is not None, "a layer that computes nothing"
         if self.per_layer is not None:
             assert context.per_layer_inputs is not None, "the model has per-layer inputs"
@@ -297,14 +304,14 @@ class DecoderLayer:
         assert context.per_layer_inputs is not None, "the model has per-layer inputs"
         return streams.add_to_others(corrected, self.per_layer(scaled, context.per_layer_inputs))
 
-    def _enter(self, name: str, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add x to the residual stream; return the stream, normalised if there is a norm, and the stream itself."""
+    def _enter(self, name: str, x: Tensor, residual: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+        """Add `factor * x` to the residual stream; return the stream, normalised if there is a norm, and itself."""
         norm = self.norms.get(name)
         if residual is None:
             return (x if norm is None else norm(x)), x
         if norm is not None:
-            return norm.add(x, residual, self._factor)
-        total = self._kernels[add](x, residual, self._factor)
+            return norm.add(x, residual, factor)
+        total = self._kernels[add](x, residual, factor)
         return total, total
 
     def _leave(self, name: str, x: Tensor) -> Tensor:

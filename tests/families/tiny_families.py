@@ -291,6 +291,16 @@ _KIMI = {
     "moe_intermediate_size": 64,
 }
 
+_LIGHTNING = _HEAD | {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "block_size": 16,
+}
+_ALPHAS = {f"{part}_alpha_factor": 1.5 for part in ("full_attn", "linear_attn", "mlp")}
+
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _HEAD | _BIASES),
@@ -585,6 +595,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         _FALCON_H1
         | _BIASES
         | {"mamba_norm_before_gate": True, "mamba_proj_bias": True, "projectors_bias": True, "mamba_conv_bias": False},
+    ),
+    "minimax-01": ("MiniMax", _LIGHTNING | _ALPHAS),
+    "minimax-01-factors": (
+        "MiniMax",
+        _LIGHTNING
+        | {"full_attn_alpha_factor": 0.7, "linear_attn_alpha_factor": 2.5, "mlp_alpha_factor": 1.3}
+        | {"full_attn_beta_factor": 1.2, "linear_attn_beta_factor": 0.6, "mlp_beta_factor": 2.0}
+        | {"head_dim": None, "rms_norm_eps": 0.1},
     ),
     "kimi-linear": ("KimiLinear", _KIMI | {"mlp_layer_types": ["sparse"] * 4}),
     "kimi-linear-dense": (
