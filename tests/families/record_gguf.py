@@ -71,6 +71,7 @@ FAMILIES = (
     "ernie",
     "ernie-moe",
     "minimax-m2",
+    "minimax-01",
     "hunyuan",
     "hunyuan-moe",
     "llama4-scout",
@@ -188,6 +189,8 @@ def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
         for model in kind.__subclasses__():
             if "set_vocab" in vars(model):
                 model.set_vocab = lambda self: self._set_vocab_gpt2()
+            if "_get_suppress_tokens" in vars(model):
+                model._get_suppress_tokens = lambda self: None
             patch(model)
 
     def load_hparams(folder: Path, *rest: object, **options: object) -> dict[str, object]:

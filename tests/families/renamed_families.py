@@ -56,6 +56,11 @@ def _stack_alike(tensors: Tensors, _: dict[str, Any]) -> Tensors:
     return stacked
 
 
+def _without_decays(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+    """Leave out what follows from the configuration of MiniMax-01."""
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(("_decay", ".slope_rate"))}
+
+
 RENAMED = {
     "chatglm": Renaming(
         {
@@ -111,6 +116,28 @@ RENAMED = {
         },
         lambda _: {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False},
         _stack_by_key_head,
+    ),
+    "minimax-01": Renaming(
+        {
+            "full_attn_alpha_factor": "layernorm_full_attention_alpha",
+            "full_attn_beta_factor": "layernorm_full_attention_beta",
+            "linear_attn_alpha_factor": "layernorm_linear_attention_alpha",
+            "linear_attn_beta_factor": "layernorm_linear_attention_beta",
+            "mlp_alpha_factor": "layernorm_mlp_alpha",
+            "mlp_beta_factor": "layernorm_mlp_beta",
+            "layer_types": "",
+            "rope_parameters": "",
+        },
+        {},
+        lambda config: {
+            "architectures": ["MiniMaxText01ForCausalLM"],
+            "model_type": "minimax_text_01",
+            "attn_type_list": [int(kind == "full_attention") for kind in config["layer_types"]],
+            "rotary_dim": config["head_dim"],
+            "rope_theta": config["rope_parameters"]["rope_theta"],
+            "postnorm": True,
+        },
+        _without_decays,
     ),
     "minicpm": Renaming(
         dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), ""),

@@ -299,7 +299,7 @@ _LIGHTNING = _HEAD | {
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "block_size": 16,
 }
-_ALPHAS = {f"{part}_alpha_factor": 1.5 for part in ("full_attn", "linear_attn", "mlp")}
+_ALPHAS = {f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")}
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -596,7 +596,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | _BIASES
         | {"mamba_norm_before_gate": True, "mamba_proj_bias": True, "projectors_bias": True, "mamba_conv_bias": False},
     ),
-    "minimax-01": ("MiniMax", _LIGHTNING | _ALPHAS),
+    # llama.cpp has every eighth layer with softmax attention, and one epsilon for all norms.
+    "minimax-01": (
+        "MiniMax",
+        _LIGHTNING
+        | _ALPHAS
+        | {"num_hidden_layers": 8, "layer_types": ["linear_attention"] * 7 + ["full_attention"], "rms_norm_eps": 1e-6},
+    ),
     "minimax-01-factors": (
         "MiniMax",
         _LIGHTNING
