@@ -124,8 +124,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
     - `slopes`: the scores of each head fall by its slope for each position of distance (ALiBi, arXiv 2108.12409).
     - `clip`: query, key and value are brought into the range from `-clip` to `clip` before norms and rotation (MPT).
-    - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
+    - `output_gate`: the heads' outputs are multiplied by a function of another projection (arXiv 2505.06708).
     - `head_gate`: the same with one number for each head.
+    - `gate_function`: the function of the gate.
     - `value_norm`: a norm without weights over each head of the value.
     - `values_are_keys`: the value is the key before its norm and rotation; it needs a `value_norm`.
     - `kv_source`: an earlier layer whose keys and values it reads, instead of its own (arXiv 2405.12981).
@@ -151,6 +152,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     clip: float | None = None
     output_gate: bool = False
     head_gate: bool = False
+    gate_function: Literal["sigmoid", "softplus"] = "sigmoid"
     value_norm: NormSpec | None = None
     values_are_keys: bool = False
     kv_source: int | None = None
@@ -316,6 +318,7 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     - `rank`: decays and the output's gate are products with two matrices, of so many features between them.
     - `gate`: the function of the output's gate.
     - `are_convolutions_apart`: the file has the convolutions of queries, keys and values in a tensor each.
+    - `greatest_share`, `strongest_decay`: see `gated_delta_rule` in `pyllm_kernels`.
     """
 
     key_heads: int
@@ -329,6 +332,8 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     rank: int | None = None
     gate: Literal["silu", "sigmoid"] = "silu"
     are_convolutions_apart: bool = False
+    greatest_share: float = 1.0
+    strongest_decay: float | None = None
 
     @property
     def convolved(self) -> tuple[int, ...]:

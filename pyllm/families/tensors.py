@@ -403,6 +403,8 @@ def _of_latent_attention(attention: AttentionSpec, latent: LatentSpec, hidden: i
         "attention.value": (heads * latent.value_size, latent.rank),
         "attention.output": (hidden, heads * latent.value_size),
     }
+    if attention.head_gate:
+        matrices["attention.gate"] = (heads, hidden)
     norms = _of_norm("attention.latent_norm", latent.norm, latent.rank)
     if latent.query_rank is not None:
         matrices["attention.query_down"] = (latent.query_rank, hidden)

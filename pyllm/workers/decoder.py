@@ -10,7 +10,7 @@ from math import exp, log1p
 import numpy as np
 from pyllm_kernels import PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
-from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate
+from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate, softplus_gate
 from pyllm_kernels.ops.streams import gaussian_top_k
 from pyllm_kernels.tensors import Tensor, copied, numpy_dtype, split
 
@@ -44,7 +44,8 @@ class Attention:
             placement.share_of_heads(spec.kv_heads, spec.head_size),
         )
         query, key_value = self._shares
-        self._clip, self._has_head_gate = spec.clip, spec.head_gate
+        self._clip = spec.clip
+        self._gate = placement.kernels[softplus_gate if spec.gate_function == "softplus" else sigmoid_gate]
         self._names = tuple(spec.projections)
         by_name = {"key": key_value, "value": key_value}
         if spec.head_gate:
@@ -106,7 +107,7 @@ class Attention:
             attended = self._attend(products, context)
         attended = attended.reshape(len(x), -1)
         if self._has_gate:
-            self._multiply(attended, split(products, self.qkv.sizes)[-1])
+            self._gate(attended, split(products, self.qkv.sizes)[-1])
         return self.output(attended)
 
     def _attend(self, products: Tensor, context: ForwardContext) -> Tensor:
@@ -125,16 +126,6 @@ class Attention:
             key = self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head)
         heads = self._heads_of
         return self.attention(heads(query), heads(key), heads(value), context)
-
-    def _multiply(self, attended: Tensor, gate: Tensor) -> None:
-        """Gate the features in place, or those of each head by its one number."""
-        if not self._has_head_gate:
-            self._kernels[sigmoid_gate](attended, gate)
-            return
-        num_heads = gate.shape[1]
-        heads = split(attended, [self._head_size] * num_heads)
-        for head, number in zip(heads, split(gate, [1] * num_heads), strict=True):
-            self._kernels[sigmoid_gate](head, number)
 
     def _heads_of(self, part: Tensor) -> Tensor:
         return part.reshape(len(part), -1, self._head_size)

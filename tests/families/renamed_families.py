@@ -56,6 +56,47 @@ def _stack_alike(tensors: Tensors, _: dict[str, Any]) -> Tensors:
     return stacked
 
 
+def _stack_for_ling(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+    """Query, key and value in one tensor, in this order, as in Ling; latent attention has no such parts."""
+    stacked = {name: tensor for name, tensor in tensors.items() if not re.search(r"self_attn\.[kv]_proj", name)}
+    for name in [name for name in tensors if name.endswith("k_proj.weight")]:
+        query = name.replace("k_proj", "q_proj")
+        parts = [stacked.pop(query), tensors[name], tensors[name.replace("k_proj", "v_proj")]]
+        stacked[name.replace("k_proj", "query_key_value")] = torch.cat(parts)
+    return stacked
+
+
+_LING_PARTS = {
+    "embed_tokens": "word_embeddings",
+    "self_attn.": "attention.",
+    "o_proj": "dense",
+    "q_norm": "query_layernorm",
+    "k_norm": "key_layernorm",
+    "e_score_correction_bias": "expert_bias",
+}
+_LING_FIELDS = {"n_shared_experts": "num_shared_experts", "n_routed_experts": "num_experts", "rope_parameters": ""}
+
+
+def _ling(architecture: str, model_type: str, **fields: Any) -> Renaming:
+    """Ling 2's names. Lightning attention has the sizes of its reference."""
+
+    def added(config: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "architectures": [architecture],
+            "model_type": model_type,
+            "rope_theta": config["rope_parameters"]["rope_theta"],
+            "partial_rotary_factor": 0.5,
+            "score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_shared_expert_intermediate_size": config["moe_intermediate_size"],
+            "use_bias": False,
+            "use_qkv_bias": False,
+            **fields,
+        }
+
+    return Renaming(_LING_FIELDS, _LING_PARTS, added, _stack_for_ling)
+
+
 def _without_decays(tensors: Tensors, _: dict[str, Any]) -> Tensors:
     """Leave out what follows from the configuration of MiniMax-01."""
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(("_decay", ".slope_rate"))}
@@ -117,6 +158,11 @@ RENAMED = {
         lambda _: {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False},
         _stack_by_key_head,
     ),
+    "ling-2": _ling("BailingMoeV2ForCausalLM", "bailing_moe"),
+    "ring-linear": _ling(
+        "BailingMoeLinearV2ForCausalLM", "bailing_moe_linear", layer_group_size=3, group_norm_size=2, head_dim=16
+    ),
+    "ling-2.5": _ling("BailingMoeV2_5ForCausalLM", "bailing_hybrid", layer_group_size=3, group_norm_size=2, head_dim=16),
     "minimax-01": Renaming(
         {
             "full_attn_alpha_factor": "layernorm_full_attention_alpha",

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from tests.families.lightning_reference import with_lightning
 from tests.families.renamed_families import RENAMED, rename
 from tests.tiny_model import write_tokenizer
 
@@ -298,6 +300,25 @@ _LIGHTNING = _HEAD | {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "block_size": 16,
+}
+_LING = _HEAD | _DEEPSEEK | {"n_group": 2, "topk_group": 1, "use_qk_norm": True, "rms_norm_eps": 0.002}
+_LING_3 = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "kv_lora_rank": 32,
+    "v_head_dim": 32,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_group": 3,
+    "topk_group": 2,
+    "layer_group_size": 3,
+    "first_k_dense_replace": 1,
+    "num_mtp_layers": 0,
+    "rms_norm_eps": 0.002,
 }
 _ALPHAS = {f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")}
 
@@ -610,6 +631,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"full_attn_beta_factor": 1.2, "linear_attn_beta_factor": 0.6, "mlp_beta_factor": 2.0}
         | {"head_dim": None, "rms_norm_eps": 0.1},
     ),
+    "ling-2": ("Glm4Moe", _LING | {"head_dim": 8} | _rope("default", partial_rotary_factor=0.5)),
+    "ring-linear": ("Glm4Moe", _LING | {"num_hidden_layers": 4} | _rope("default", partial_rotary_factor=0.5)),
+    "ling-2.5": ("DeepseekV3", _LING | _LATENT | {"head_dim": 8, "num_hidden_layers": 4}),
+    "ling-3": ("BailingHybrid", _LING_3),
+    "ling-3-unbounded": (
+        "BailingHybrid",
+        _LING_3
+        | {"kda_safe_gate": False, "norm_topk_prob": False, "short_conv_kernel_size": 3}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]},
+    ),
     "kimi-linear": ("KimiLinear", _KIMI | {"mlp_layer_types": ["sparse"] * 4}),
     "kimi-linear-dense": (
         "KimiLinear",
@@ -665,6 +696,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4-unified": ("Gemma4UnifiedText", _GEMMA4_LARGE | {"num_kv_shared_layers": 2}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
+# What changes a model of a class of transformers into one of the family, which has no class there.
+_CHANGED: dict[str, Callable[[PreTrainedModel], None]] = {
+    "ring-linear": with_lightning(0, 1),
+    "ling-2.5": with_lightning(0, 1),
+}
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
 LONG_CONTEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-longrope-long": ("Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}),
@@ -680,7 +716,9 @@ def oracle(name: str) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some biases and sinks are random from the start
         head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-        model = getattr(transformers, f"{kind.removesuffix('Text')}{head}")(config).float().eval()
+        model = getattr(transformers, f"{kind.removesuffix('Text')}{head}")(config).float()
+        _CHANGED.get(name, lambda _: None)(model)
+        model.eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)

@@ -4,6 +4,8 @@ Each projects its input, convolves some of the projections along the sequence, a
 attention, which convolves nothing, is in `lightning_attention.py`.
 """
 
+from functools import partial
+
 from pyllm_kernels import PackedLinear
 from pyllm_kernels.ops.causal_convolution import causal_convolution, gated_convolution
 from pyllm_kernels.ops.elementwise import silu_gate
@@ -137,6 +139,11 @@ class GatedDelta:
         self.decay_scale = empty((self._heads.stop - self._heads.start,), "float32")
         self.decay_bias = empty((self._decays.stop - self._decays.start,), "float32")
         self.norm = empty((spec.value_size,), "float32")
+        self._rule = placement.kernels[gated_delta_rule]
+        if spec.greatest_share != 1 or spec.strongest_decay is not None:
+            self._rule = partial(
+                self._rule, greatest_share=spec.greatest_share, strongest_decay=spec.strongest_decay
+            )
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.projections.load(reader, prefix)
@@ -154,7 +161,7 @@ class GatedDelta:
         parts = dict(zip(self._names, others, strict=True))
         parts |= {name: linear(x) for name, linear in layer.low_rank.items()}
         convolved = kernels[causal_convolution](convolved, layer.weight, layer.bias, rows, tail)
-        values = kernels[gated_delta_rule](
+        values = self._rule(
             convolved,
             parts["decay"],
             parts["beta"],
