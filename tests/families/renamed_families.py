@@ -97,6 +97,18 @@ def _ling(architecture: str, model_type: str, **fields: Any) -> Renaming:
     return Renaming(_LING_FIELDS, _LING_PARTS, added, _stack_for_ling)
 
 
+def _split_convolutions(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    """Split OLMo Hybrid's convolutions as published files have them: transformers writes three equal parts."""
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    split = dict(tensors)
+    for name in [name for name in tensors if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        whole = torch.cat([tensors[part] for part in names])
+        split |= {part: rows.clone() for part, rows in zip(names, whole.split([keys, keys, values]), strict=True)}
+    return split
+
+
 def _without_decays(tensors: Tensors, _: dict[str, Any]) -> Tensors:
     """Leave out what follows from the configuration of MiniMax-01."""
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(("_decay", ".slope_rate"))}
@@ -185,6 +197,8 @@ RENAMED = {
         },
         _without_decays,
     ),
+    "olmo-hybrid": Renaming({}, {}, lambda _: {}, _split_convolutions),
+    "olmo-hybrid-rope": Renaming({}, {}, lambda _: {}, _split_convolutions),
     "minicpm": Renaming(
         dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), ""),
         {},

@@ -320,6 +320,11 @@ _LING_3 = {
     "num_mtp_layers": 0,
     "rms_norm_eps": 0.002,
 }
+_OLMO_HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rms_norm_eps": 0.002,
+}
 _ALPHAS = {f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")}
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
@@ -360,6 +365,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "olmo2-one-kv-head": ("Olmo2", {"num_key_value_heads": 1}),
     "olmo3": ("Olmo3", _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}),
+    "olmo-hybrid": ("OlmoHybrid", _OLMO_HYBRID | {"rope_parameters": {"rope_type": "default", "rope_theta": None}}),
+    "olmo-hybrid-rope": (
+        "OlmoHybrid",
+        _OLMO_HYBRID
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 24}
+        | {"linear_allow_neg_eigval": False, "attention_bias": True, "linear_key_head_dim": 16}
+        | _rope("default"),
+    ),
     "granite": ("Granite", _SCALED | _BIASES),
     "granite-4": ("GraniteMoeHybrid", _SCALED | _DENSE | {"position_embedding_type": "rope"}),
     "granite-4-nope": ("GraniteMoeHybrid", _DENSE | {"attention_multiplier": 0.2}),
