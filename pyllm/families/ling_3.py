@@ -71,7 +71,6 @@ def read(config: Config) -> ModelSpec:
         strongest_decay=_strongest_decay(config),
     )
     every = config.integer("layer_group_size", 6)
-    whole = num_layers(config) // every * every
     layers = [
         LayerSpec(
             attention=replace(attention, head_gate=True) if kind == "full_attention" else None,
@@ -80,7 +79,7 @@ def read(config: Config) -> ModelSpec:
             attention_norm=norm,
             feed_forward_norm=norm,
         )
-        for kind in layer_types(config, lambda index: (index + 1) % every == 0 or index >= whole, LINEAR_KINDS)
+        for kind in layer_types(config, lambda index: (index + 1) % every == 0, LINEAR_KINDS)
     ]
     return with_deepseek_experts(config, read_model(config, layers, [rope]))
 

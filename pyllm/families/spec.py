@@ -720,7 +720,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionSpec:
-        """The attention of the first layer that has some: every such layer has as many query heads.
+        """The attention of the first layer that has some.
 
         Without such a layer, attention with no heads of no size.
         """

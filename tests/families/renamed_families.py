@@ -89,6 +89,7 @@ def _ling(architecture: str, model_type: str, **fields: Any) -> Renaming:
             "score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
             "moe_shared_expert_intermediate_size": config["moe_intermediate_size"],
+            "num_nextn_predict_layers": 0,
             "use_bias": False,
             "use_qkv_bias": False,
             **fields,

@@ -303,7 +303,7 @@ _LIGHTNING = _HEAD | {
 }
 _LING = _HEAD | _DEEPSEEK | {"n_group": 2, "topk_group": 1, "use_qk_norm": True, "rms_norm_eps": 0.002}
 _LING_3 = {
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "num_key_value_heads": 4,
     "head_dim": 16,
     "qk_nope_head_dim": 16,
@@ -325,6 +325,24 @@ _OLMO_HYBRID = {
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "rms_norm_eps": 0.002,
 }
+_FLINT = _HEAD | _WINDOW | _EXPERTS | _QWEN3_MOE | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 40}
+_LAGUNA = (
+    _HEAD
+    | _WINDOW
+    | _EXPERTS
+    | _QWEN3_MOE
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        "num_attention_heads_per_layer": [4, 8, 8, 8],
+        "shared_expert_intermediate_size": 40,
+        "moe_routed_scaling_factor": 1.5,
+        "rope_parameters": {
+            "full_attention": _YARN | {"partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 1.0},
+        },
+    }
+)
 _ALPHAS = {f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")}
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
@@ -384,6 +402,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe": ("GraniteMoe", _SCALED | _EXPERTS),
     "gpt-oss": ("GptOss", _GPT_OSS),
     "gpt-oss-clamped": ("GptOss", _GPT_OSS | {"swiglu_limit": 0.8, "swiglu_alpha": 1.3, "attention_bias": False}),
+    "flint": ("Flint", _FLINT | {"num_experts": 6}),
+    "flint-sparse": (
+        "Flint",
+        _FLINT
+        | {"num_experts": 6, "mlp_only_layers": [2], "norm_topk_prob": False, "attention_bias": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "laguna": ("Laguna", _LAGUNA | {"num_experts": 6}),
+    "laguna-wide-gates": (
+        "Laguna",
+        _LAGUNA
+        | {"num_experts": 6, "gating": "per-element"}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"], "num_attention_heads_per_layer": None},
+    ),
     "glm": ("Glm", _HEAD),
     "glm-9b": ("Glm", {"head_dim": 8}),
     "chatglm": ("Glm", _HEAD),
@@ -652,7 +684,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "BailingHybrid",
         _LING_3
         | {"kda_safe_gate": False, "norm_topk_prob": False, "short_conv_kernel_size": 3}
-        | {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]},
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]},
     ),
     "kimi-linear": ("KimiLinear", _KIMI | {"mlp_layer_types": ["sparse"] * 4}),
     "kimi-linear-dense": (
