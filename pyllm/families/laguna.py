@@ -96,6 +96,9 @@ def _complete(config: Config) -> Config:
     parameters = {"full_attention": {name: full.value(name) for name in full}, "sliding_attention": sliding}
     heads = heads if isinstance(heads, list) else [heads] * count
     gate = "per-head" if config.equals("attention_gate_size", heads[0]) else "per-element"
+    if "layer_types" not in config and "sliding_window" in config:
+        # llama.cpp takes every fourth layer, from the first one on, as one with full attention.
+        config = config.replaced(layer_types=[_KINDS[index % 4 > 0] for index in range(count)])
     config = config.without("rope_scaling", "partial_rotary_factor", "rope_theta")
     return config.replaced(
         rope_parameters=parameters, num_attention_heads=heads[0], num_attention_heads_per_layer=heads, gating=gate

@@ -96,7 +96,8 @@ def _complete(config: Config) -> Config:
     """Add the fields that llama.cpp's files have in other terms, or not at all."""
     kinds = [LINEAR_KINDS[not has] for has in config.items("attention_layers", num_layers(config))]
     size = config.integer("kda_head_dim")
-    return complete_latent_attention(config).replaced(layer_types=kinds, linear_head_dim=size)
+    config = complete_latent_attention(config).with_defaults(n_group=1, topk_group=1)
+    return config.replaced(layer_types=kinds, linear_head_dim=size)
 
 
 _PARTS = {

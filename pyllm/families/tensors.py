@@ -89,8 +89,8 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
     value: float
 
 
-class LogOfNegative(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The logarithm of the element without its sign: llama.cpp's files have `-exp` of the decays of a state."""
+class LogOfMagnitude(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The logarithm of the element without its sign: llama.cpp's files have `-exp` of the decays of a state, or `exp`."""
 
 
 class Scale(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -99,7 +99,7 @@ class Scale(msgspec.Struct, frozen=True, array_like=True, tag=6):
     value: float
 
 
-Transform = Rows | Deinterleave | GroupRows | LastFirst | Transpose | Add | LogOfNegative | Scale
+Transform = Rows | Deinterleave | GroupRows | LastFirst | Transpose | Add | LogOfMagnitude | Scale
 
 
 class Quantised(msgspec.Struct, frozen=True, array_like=True):
@@ -839,7 +839,7 @@ def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: Tensor
         if part in {"attention.query_norm", "attention.key_norm"}:
             return _offset(attention.query_key_norm, names) if kind == "weight" else ()
     if part == "recurrence.decay_scale" and names.has_negative_decays:
-        return (LogOfNegative(),)
+        return (LogOfMagnitude(),)
     return _offset(layer.norms.get(part), names) if kind == "weight" else ()
 
 

@@ -137,10 +137,15 @@ _OLDER_FIELDS = {
     "nemotron-h-experts": {"hybrid_override_pattern": "ME*ME", "layers_block_type": None},
     "ling-3": {
         "architectures": ["BailingMoeV3ForCausalLM"],
+        "model_type": "bailing_moe_v3",  # transformers' class would put another head_dim in its place
         "head_dim": 16,
+        "max_position_embeddings": 256,
+        "num_experts_per_tok": 2,
         "num_experts": 6,
         "num_shared_experts": 1,
         "moe_shared_expert_intermediate_size": 64,
+        "n_group": 3,
+        "topk_group": 2,
         "norm_topk_prob": True,
         "no_kda_lora": True,
         "gated_attention_proj_granularity_type": "head_wise",
