@@ -12,6 +12,7 @@ from pyllm.families import (
     afmoe,
     apertus,
     bamba,
+    bitnet,
     bloom,
     cohere,
     dbrx,
@@ -168,6 +169,7 @@ FAMILIES = (
     hunyuan.HY_V3,
     llama4.FAMILY,
     phimoe.FAMILY,
+    bitnet.FAMILY,
 )
 
 

@@ -128,6 +128,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `head_gate`: the same with one number for each head.
     - `gate_function`: the function of the gate.
     - `value_norm`: a norm without weights over each head of the value.
+    - `output_norm`: a norm over the outputs of all heads together, before the last projection (BitNet).
     - `values_are_keys`: the value is the key before its norm and rotation; it needs a `value_norm`.
     - `kv_source`: an earlier layer whose keys and values it reads, instead of its own (arXiv 2405.12981).
     - `latent`: keys and values are latents, one head of `LatentSpec.size` for all query heads. Its `bias` is that of
@@ -154,6 +155,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     head_gate: bool = False
     gate_function: Literal["sigmoid", "softplus"] = "sigmoid"
     value_norm: NormSpec | None = None
+    output_norm: NormSpec | None = None
     values_are_keys: bool = False
     kv_source: int | None = None
     latent: LatentSpec | None = None
@@ -254,7 +256,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     With `routing` the layer has experts of this size, and `bias` also applies to the router. `clamped_gate` replaces
     the activation. With a `cutoff` the gate becomes its part above its mean and so many standard deviations (arXiv
-    2506.06644), before the activation.
+    2506.06644), before the activation. `inner_norm` is a norm before the last projection, of a layer without experts.
     """
 
     size: int
@@ -264,6 +266,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingSpec | None = None
     clamped_gate: ClampedGate | None = None
     cutoff: float | None = None
+    inner_norm: NormSpec | None = None
 
 
 class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short_convolution"):

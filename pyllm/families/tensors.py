@@ -386,6 +386,8 @@ def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
     shapes = _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set()))
     if attention.sinks:
         shapes["attention.sinks.weight"] = (attention.heads,)
+    if attention.output_norm is not None:
+        shapes |= _of_norm("attention.output_norm", attention.output_norm, attention.query_size)
     if (norm := attention.query_key_norm) is not None:
         over_all = attention.norm_over == "all"
         shapes |= _of_norm("attention.query_norm", norm, attention.query_size if over_all else attention.head_size)
@@ -484,6 +486,8 @@ def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Sh
         shapes["feed_forward.correction.bias"] = (routing.experts,)
     if routing is not None and routing.expert_factors:
         shapes["feed_forward.expert_factors.weight"] = (routing.experts,)
+    if feed_forward.inner_norm is not None:
+        shapes |= _of_norm("feed_forward.inner_norm", feed_forward.inner_norm, feed_forward.size)
     if feed_forward.activation == "xielu":
         shapes |= {"feed_forward.positive.weight": (1,), "feed_forward.negative.weight": (1,)}
     return shapes

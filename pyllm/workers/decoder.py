@@ -21,7 +21,7 @@ from pyllm.workers.layers.experts import Experts
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.latent_attention import LatentAttention
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
-from pyllm.workers.layers.norm import Norm
+from pyllm.workers.layers.norm import Norm, SharedNorm
 from pyllm.workers.layers.per_layer_inputs import PerLayerInput, PerLayerInputs
 from pyllm.workers.layers.recurrence import recurrence_of
 from pyllm.workers.layers.residual_streams import LayerStreams, StreamProjections
@@ -38,12 +38,9 @@ class Attention:
 
     def __init__(self, spec: AttentionSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._head_size = spec.head_size
-        self._group, self._device, self._kernels = placement.group, placement.device, placement.kernels
-        self._shares = (
-            placement.share_of_heads(spec.heads, spec.head_size),
-            placement.share_of_heads(spec.kv_heads, spec.head_size),
-        )
-        query, key_value = self._shares
+        self._kernels = placement.kernels
+        query = placement.share_of_heads(spec.heads, spec.head_size)
+        key_value = placement.share_of_heads(spec.kv_heads, spec.head_size)
         self._clip = spec.clip
         self._gate = placement.kernels[softplus_gate if spec.gate_function == "softplus" else sigmoid_gate]
         self._names = tuple(spec.projections)
@@ -55,21 +52,26 @@ class Attention:
         self._num_heads = [size // spec.head_size for size in self.qkv.sizes]
         self._has_gate = spec.output_gate or spec.head_gate
         self._has_own_kv = spec.kv_source is None
-        self._value_norm = None if spec.value_norm is None else Norm(spec.value_norm, spec.head_size, placement)
-        self.query_norm, self.key_norm, head_norm = None, None, None
-        if (norm := spec.query_key_norm) is not None:
-            over_all = spec.norm_over == "all"
-            self.query_norm = query_norm = Norm(norm, spec.query_size if over_all else spec.head_size, placement)
-            if self._has_own_kv:
-                self.key_norm = Norm(norm, spec.kv_size if over_all else spec.head_size, placement)
-                if not over_all:
-                    weights = query_norm.weight, self.key_norm.weight
-                    head_norm = QKNorm(*weights, norm.epsilon, spec.norm_after_rotation)
-        self._normalises_all = self.query_norm is not None and head_norm is None
-        has_all = self._has_own_kv and not spec.values_are_keys
-        self._is_plain = has_all and self._value_norm is None and not self._normalises_all and not spec.head_gate
         # The number of adjacent ranks that hold the same KV head, if there are more ranks than KV heads.
-        self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
+        ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
+        self.norms: dict[str, Norm | SharedNorm] = {}
+        head_norm = None
+        if (norm := spec.query_key_norm) is not None and spec.norm_over == "all":
+            self.norms["query_norm"] = SharedNorm(norm, spec.query_size, placement, query)
+            if self._has_own_kv:
+                self.norms["key_norm"] = SharedNorm(norm, spec.kv_size, placement, key_value, ranks_a_kv_head)
+        elif norm is not None:
+            self.norms["query_norm"] = query_norm = Norm(norm, spec.head_size, placement)
+            if self._has_own_kv:
+                self.norms["key_norm"] = key_norm = Norm(norm, spec.head_size, placement)
+                head_norm = QKNorm(query_norm.weight, key_norm.weight, norm.epsilon, spec.norm_after_rotation)
+        if spec.value_norm is not None:
+            self.norms["value_norm"] = Norm(spec.value_norm, spec.head_size, placement)
+        if spec.output_norm is not None:
+            self.norms["output_norm"] = SharedNorm(spec.output_norm, spec.query_size, placement, query)
+        self._normalises_all = "query_norm" in self.norms and head_norm is None
+        has_all = self._has_own_kv and not spec.values_are_keys
+        self._is_plain = has_all and spec.value_norm is None and not self._normalises_all and not spec.head_gate
         self._heads = spec.heads
         self._own_heads = placement.share_of_heads(spec.heads, 1)
         self.sinks = None
@@ -85,10 +87,8 @@ class Attention:
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.qkv.load(reader, *(f"{prefix}{name}" for name in self._names))
         self.output.load(reader, f"{prefix}output")
-        norms = {"query_norm": self.query_norm, "key_norm": self.key_norm, "value_norm": self._value_norm}
-        for name, norm in norms.items():
-            if norm is not None:
-                norm.load(reader, f"{prefix}{name}")
+        for name, norm in self.norms.items():
+            norm.load(reader, f"{prefix}{name}")
         if self.sinks is not None:
             reader.read(f"{prefix}sinks.weight", (self._heads,), self.sinks, self._own_heads)
 
@@ -108,35 +108,26 @@ class Attention:
         attended = attended.reshape(len(x), -1)
         if self._has_gate:
             self._gate(attended, split(products, self.qkv.sizes)[-1])
-        return self.output(attended)
+        return self.output(self._normalised("output_norm", attended))
 
     def _attend(self, products: Tensor, context: ForwardContext) -> Tensor:
         """Attention of a layer that normalises more than each head, or that lacks some projections."""
         parts = dict(zip(self._names, split(products, self.qkv.sizes), strict=True))
-        query = parts["query"]
+        query, heads = parts["query"], self._heads_of
         if not self._has_own_kv:
-            query = query if self.query_norm is None else self.query_norm(query)
-            return self.attention.shared(self._heads_of(query), context)
+            return self.attention.shared(heads(self._normalised("query_norm", query)), context)
         key = parts["key"]
-        value = parts.get("value", key)
-        if self._value_norm is not None:
-            value = self._value_norm(value)
+        value = self._normalised("value_norm", parts.get("value", key))
         if self._normalises_all:
-            query = self._normalise(query, self.query_norm, self._shares[0], 1)
-            key = self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head)
-        heads = self._heads_of
+            query, key = self._normalised("query_norm", query), self._normalised("key_norm", key)
         return self.attention(heads(query), heads(key), heads(value), context)
+
+    def _normalised(self, name: str, part: Tensor) -> Tensor:
+        norm = self.norms.get(name)
+        return part if norm is None else norm(part)
 
     def _heads_of(self, part: Tensor) -> Tensor:
         return part.reshape(len(part), -1, self._head_size)
-
-    def _normalise(self, part: Tensor, norm: Norm | None, share: slice, ranks_a_head: int) -> Tensor:
-        """This rank's share of the norm over the heads of all ranks (OLMo 2), bitwise equal to the norm on one rank."""
-        assert norm is not None
-        if self._group.size == 1:
-            return norm(part)
-        whole = self._device.concatenate(self._group.gather(part)[::ranks_a_head], -1)
-        return copied(norm(whole)[:, share])
 
 
 class FeedForward:
@@ -149,6 +140,9 @@ class FeedForward:
         self._gated = spec.gated
         self._learned = placement.device.empty((2,), "float32") if spec.activation == "xielu" else None
         sizes = (spec.size, spec.size) if spec.gated else (spec.size,)
+        self.norm = None
+        if spec.inner_norm is not None:
+            self.norm = SharedNorm(spec.inner_norm, spec.size, placement, self._share)
         self.up = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias)
         self.down = RowParallelLinear(spec.size, hidden_size, placement, spec.bias)
 
@@ -156,6 +150,8 @@ class FeedForward:
         names = ("gate", "up") if self._gated else ("up",)
         self.up.load(reader, *(f"{prefix}{name}" for name in names))
         self.down.load(reader, f"{prefix}down")
+        if self.norm is not None:
+            self.norm.load(reader, f"{prefix}inner_norm")
         if self._learned is not None:
             self._activation = self._read_xielu(reader, prefix, self._learned)
 
@@ -176,7 +172,8 @@ class FeedForward:
         inner = self.up(x)
         if self._cutoff is not None:
             self._cut(inner[:, : self.up.sizes[0]], self._cutoff)
-        return self.down(self._kernels[activation](inner, self._activation, self._gated))
+        inner = self._kernels[activation](inner, self._activation, self._gated)
+        return self.down(inner if self.norm is None else self.norm(inner))
 
     def _cut(self, gate: Tensor, cutoff: float) -> None:
         """Cut off the gate in place, by the mean and the deviation over all ranks."""

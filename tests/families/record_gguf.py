@@ -75,6 +75,7 @@ FAMILIES = (
     "ling-2",
     "ling-3",
     "laguna",
+    "bitnet-first",
     "hunyuan",
     "hunyuan-moe",
     "llama4-scout",

@@ -198,6 +198,9 @@ RENAMED = {
         },
         _without_decays,
     ),
+    "bitnet-first": Renaming(
+        {}, {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"}, lambda _: {}
+    ),
     "olmo-hybrid": Renaming({}, {}, lambda _: {}, _split_convolutions),
     "olmo-hybrid-rope": Renaming({}, {}, lambda _: {}, _split_convolutions),
     "minicpm": Renaming(

@@ -416,6 +416,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 6, "gating": "per-element"}
         | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"], "num_attention_heads_per_layer": None},
     ),
+    "bitnet": ("BitNet", {"tie_word_embeddings": True}),
+    "bitnet-first": ("BitNet", {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": True}),
+    "bitnet-bias": ("BitNet", {"attention_bias": True, "hidden_act": "silu", "rms_norm_eps": 0.1}),
     "glm": ("Glm", _HEAD),
     "glm-9b": ("Glm", {"head_dim": 8}),
     "chatglm": ("Glm", _HEAD),
@@ -767,6 +770,8 @@ def oracle(name: str) -> PreTrainedModel:
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
+            if name == "bitnet-first" and "layers" in parameter_name:
+                parameter.data = parameter.data.sign() / 4  # two values, which llama.cpp's converter keeps
         else:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
             kinds = (
