@@ -1,4 +1,4 @@
-"""BitNet b1.58 (arXiv 2402.17764, 2504.12285): Llama with norms before the last projection of attention and feed-forward.
+"""BitNet b1.58 (arXiv 2402.17764): Llama with norms before the last projection of attention and of feed-forward.
 
 The weights are those of the files: three values in a model that is converted, and its activations stay floats.
 """

@@ -1,5 +1,5 @@
-"""Flint: experts chosen by sigmoids and one that every token goes through, sinks of heads, and RoPE in layers with windows
-alone.
+"""Flint: experts chosen by sigmoids and one that every token goes through, sinks of heads, and RoPE in layers with
+windows alone.
 """
 
 from msgspec.structs import replace

@@ -1,5 +1,5 @@
-"""Ling 2 (arXiv 2510.22115): attention with norms of heads, and experts as in DeepSeek V3; Ring-linear (arXiv 2510.19338):
-lightning attention in most layers; Ling 2.5: the same beside latent attention.
+"""Ling 2 (arXiv 2510.22115): attention with norms of heads, and experts as in DeepSeek V3; Ring-linear (arXiv
+2510.19338): lightning attention in most layers; Ling 2.5: the same beside latent attention.
 """
 
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ def _lightning(config: Config, norm: NormSpec, index: int, rope: int) -> Lightni
     groups = config.integer("group_norm_size", 1)
     if heads % groups:
         raise config.error("group_norm_size", groups, f"a divisor of num_attention_heads, {heads}")
-    # The published code counts layers from 1 elsewhere: the first one has a factor above 1.
+    # As in the published code, the first layer has a factor above 1.
     factor = 1 - (index - 1) / max(1, num_layers(config) - 1) + 1e-5
     return LightningSpec(
         heads=heads,

@@ -1,5 +1,5 @@
-"""MiniMax-01 (arXiv 2501.08313) and MiniMax-M1: lightning attention in most layers, softmax attention in the others, and
-experts; the residual stream is what the norms give.
+"""MiniMax-01 (arXiv 2501.08313) and MiniMax-M1: lightning attention in most layers, softmax attention in the others,
+and experts; the residual stream is what the norms give.
 """
 
 from dataclasses import replace as replace_names

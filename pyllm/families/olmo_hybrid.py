@@ -1,5 +1,5 @@
-"""OLMo Hybrid: the gated delta rule (arXiv 2412.06464) with negative eigenvalues (arXiv 2411.12537) in most layers, OLMo
-3's attention, mostly without positions, in the others.
+"""OLMo Hybrid: the gated delta rule (arXiv 2412.06464) with negative eigenvalues (arXiv 2411.12537) in most layers,
+OLMo 3's attention, mostly without positions, in the others.
 """
 
 from pyllm.families.config import Config

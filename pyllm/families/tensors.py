@@ -90,7 +90,10 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class LogOfMagnitude(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The logarithm of the element without its sign: llama.cpp's files have `-exp` of the decays of a state, or `exp`."""
+    """The logarithm of the element without its sign.
+
+    llama.cpp's files have `-exp` of the decays of a state, or `exp`.
+    """
 
 
 class Scale(msgspec.Struct, frozen=True, array_like=True, tag=6):

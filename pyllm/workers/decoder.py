@@ -12,7 +12,7 @@ from pyllm_kernels import PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate, softplus_gate
 from pyllm_kernels.ops.streams import gaussian_top_k
-from pyllm_kernels.tensors import Tensor, copied, numpy_dtype, split
+from pyllm_kernels.tensors import Tensor, numpy_dtype, split
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
 from pyllm.families.stage_layout import PipelineStage

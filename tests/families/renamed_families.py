@@ -175,7 +175,9 @@ RENAMED = {
     "ring-linear": _ling(
         "BailingMoeLinearV2ForCausalLM", "bailing_moe_linear", layer_group_size=3, group_norm_size=2, head_dim=16
     ),
-    "ling-2.5": _ling("BailingMoeV2_5ForCausalLM", "bailing_hybrid", layer_group_size=3, group_norm_size=2, head_dim=16),
+    "ling-2.5": _ling(
+        "BailingMoeV2_5ForCausalLM", "bailing_hybrid", layer_group_size=3, group_norm_size=2, head_dim=16
+    ),
     "minimax-01": Renaming(
         {
             "full_attn_alpha_factor": "layernorm_full_attention_alpha",
@@ -199,7 +201,9 @@ RENAMED = {
         _without_decays,
     ),
     "bitnet-first": Renaming(
-        {}, {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"}, lambda _: {}
+        {},
+        {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"},
+        lambda _: {},
     ),
     "olmo-hybrid": Renaming({}, {}, lambda _: {}, _split_convolutions),
     "olmo-hybrid-rope": Renaming({}, {}, lambda _: {}, _split_convolutions),

@@ -75,7 +75,9 @@ def test_of_greater_shares_and_bounded_decays(options: dict[str, float], many: b
     computes_the_reference(tested, "float32")
     plain = case(2, 6, 17, 5, many=many)
     rows, states = state_rows([TOKENS], [-1], [0]), [made.states() for made in (tested, plain)]
-    with_options, without = (made.on(CPU, slice(None), rows, of) for made, of in zip((tested, plain), states, strict=True))
+    with_options, without = (
+        made.on(CPU, slice(None), rows, of) for made, of in zip((tested, plain), states, strict=True)
+    )
     assert np.abs(with_options - without).max() > 0.01
 
 

@@ -81,7 +81,8 @@ def _scale_and_cap_launcher(size: int, capped: bool) -> Launcher:
 
 @functools.cache
 def _gate_launcher(size: int, features: int, function: str) -> Launcher:
-    return Launcher(_gate_kernel, {"FEATURES": features, "FUNCTION": function} | _row_constants(size))
+    constants: dict[str, Constant] = {"FEATURES": features, "FUNCTION": function}
+    return Launcher(_gate_kernel, constants | _row_constants(size))
 
 
 def _row_constants(size: int) -> dict[str, Constant]:

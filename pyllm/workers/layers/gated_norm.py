@@ -1,5 +1,4 @@
-"""A norm of groups of features with a gate, over the features of one rank or of several. Knows not whose output it is.
-"""
+"""A norm of groups of features with a gate, over the features of one rank or of several."""
 
 from typing import Literal
 
@@ -22,6 +21,7 @@ class GatedNorm:
         groups: int,
         epsilon: float,
         placement: WeightPlacement,
+        *,
         gate_first: bool = False,
         function: Literal["silu", "sigmoid"] = "silu",
     ) -> None:

@@ -66,9 +66,7 @@ class LightningAttention:
         if self._spec.rope is not None:
             table = context.position_tables.rotation(self._spec.rope)
             for part in (query, key):
-                self._kernels[rope](
-                    part.reshape(len(part), self._num_heads, -1), context.positions, table
-                )
+                self._kernels[rope](part.reshape(len(part), self._num_heads, -1), context.positions, table)
         if self._spec.scale != 1:
             query = self._kernels[scale_and_cap](query, self._spec.scale)
         return query, key

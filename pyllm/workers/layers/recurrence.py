@@ -141,9 +141,7 @@ class GatedDelta:
         self.norm = empty((spec.value_size,), "float32")
         self._rule = placement.kernels[gated_delta_rule]
         if spec.greatest_share != 1 or spec.strongest_decay is not None:
-            self._rule = partial(
-                self._rule, greatest_share=spec.greatest_share, strongest_decay=spec.strongest_decay
-            )
+            self._rule = partial(self._rule, greatest_share=spec.greatest_share, strongest_decay=spec.strongest_decay)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.projections.load(reader, prefix)
@@ -189,7 +187,9 @@ class StateSpace:
         self.decay_scale, self.step_bias, self.skip = (empty((step,), "float32") for _ in range(3))
         self.norm = None
         if spec.norm_groups:
-            self.norm = GatedNorm(spec.output_size, spec.norm_groups, spec.epsilon, placement, spec.gate_first)
+            self.norm = GatedNorm(
+                spec.output_size, spec.norm_groups, spec.epsilon, placement, gate_first=spec.gate_first
+            )
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.projections.load(reader, prefix)
