@@ -110,7 +110,9 @@ mod _cpu {
         #[pymodule_export]
         use crate::rows::activation::activation;
         #[pymodule_export]
-        use crate::rows::elementwise::{add, add_bias, clamp, scale_and_cap, sigmoid_gate, silu_gate, widen};
+        use crate::rows::elementwise::{
+            add, add_bias, clamp, scale_and_cap, sigmoid_gate, silu_gate, softplus_gate, widen,
+        };
         #[pymodule_export]
         use crate::rows::gated_norm::gated_norm;
         #[pymodule_export]

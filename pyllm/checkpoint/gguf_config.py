@@ -90,6 +90,7 @@ def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in shapes,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
+        "attention_gate_size": shapes.get("blk.0.attn_gate.weight", (0,))[0],
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
         "mamba_proj_bias": any(name.endswith(".ssm_in.bias") for name in shapes),
         "mamba_rms_norm": any(name.endswith(".ssm_norm.weight") for name in shapes),

@@ -24,6 +24,8 @@ from pyllm.families.spec import (
 from pyllm.families.tensors import GGUF_NAMES, HUGGINGFACE_NAMES, TensorNames
 
 MAX_LAYERS = 1024
+LINEAR_KINDS = ("linear_attention", "full_attention")
+"""The types of layers in a model most of whose layers keep a state."""
 MAX_EXPERTS = 1024
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")  # names of their number
 _BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}  # DeepSeek V2 and V3 score a group by so many of its experts.
@@ -207,15 +209,17 @@ def without_further_layers(config: Config) -> Config:
     return config.replaced(num_hidden_layers=num_layers(config) - further)
 
 
-def layer_types(config: Config, pattern: Callable[[int], bool]) -> list[str]:
-    """The type of each layer, from the field layer_types; without it, sliding where `pattern(index)` is true."""
+def layer_types(
+    config: Config, pattern: Callable[[int], int], kinds: Sequence[str] = ("full_attention", "sliding_attention")
+) -> list[str]:
+    """The type of each layer, from the field layer_types; without it, `kinds[pattern(index)]`."""
     count = num_layers(config)
     if "layer_types" not in config:
-        return ["sliding_attention" if pattern(index) else "full_attention" for index in range(count)]
-    types = config.items("layer_types", count)
+        return [kinds[pattern(index)] for index in range(count)]
+    types: list[str] = config.items("layer_types", count)
     for kind in types:
-        if kind not in ("sliding_attention", "full_attention"):  # a value of any JSON type
-            raise config.error("layer_types", kind, "a list of sliding_attention and full_attention")
+        if kind not in kinds:  # a value of any JSON type
+            raise config.error("layer_types", kind, f"a list of {' and '.join(kinds)}")
     return types
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pyllm.families.config import Config
 from pyllm.families.family import (
     GGUF_EXPERTS,
+    LINEAR_KINDS,
     Family,
     GgufNames,
     layer_types,
@@ -241,7 +242,7 @@ _DENSE = "shared_mlp.dense"  # A model without experts has its feed-forward laye
 def _complete_granite4(config: Config) -> Config:
     """Add the kind of each layer, and the fields that llama.cpp's files have in other terms."""
     layers = num_layers(config)
-    kinds = [("linear_attention", "full_attention")[attends] for attends in config.items("attention_layers", layers)]
+    kinds = [LINEAR_KINDS[attends] for attends in config.items("attention_layers", layers)]
     size = config.integer("shared_intermediate_size", config.integer("intermediate_size"))
     experts = config.integer("num_local_experts", 0, least=0)
     config = with_gguf_head_size(_complete(config))

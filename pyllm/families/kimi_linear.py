@@ -9,8 +9,10 @@ from msgspec.structs import replace
 from pyllm.families.config import Config
 from pyllm.families.family import (
     GGUF_DEEPSEEK_EXPERTS,
+    LINEAR_KINDS,
     Family,
     GgufNames,
+    layer_types,
     num_layers,
     read_feed_forward,
     read_model,
@@ -26,7 +28,6 @@ from pyllm.families.latents import (
 )
 from pyllm.families.spec import GatedDeltaSpec, LayerSpec, ModelSpec
 
-_KINDS = ("linear_attention", "full_attention")
 _DEFAULTS = {
     "kv_lora_rank": 512,
     "q_lora_rank": None,
@@ -87,34 +88,23 @@ def read(config: Config) -> ModelSpec:
             attention_norm=norm,
             feed_forward_norm=norm,
         )
-        for kind in delta_layer_types(config, _default_layer_types(config))
+        for kind in _layer_types(config)
     ]
     return with_deepseek_experts(config, read_model(config, layers, ()))
 
 
-def _default_layer_types(config: Config) -> list[str]:
-    count, section = num_layers(config), config.section("linear_attn_config")
+def _layer_types(config: Config) -> list[str]:
+    section = config.section("linear_attn_config")
     if "full_attn_layers" not in section:
-        return [_KINDS[index > 0 and index % 4 == 0] for index in range(count)]
+        return layer_types(config, lambda index: index > 0 and index % 4 == 0, LINEAR_KINDS)
     full = set(section.integers("full_attn_layers"))  # counted from 1
-    return [_KINDS[index + 1 in full] for index in range(count)]
-
-
-def delta_layer_types(config: Config, default: list[str]) -> list[str]:
-    """The type of each layer, linear_attention or full_attention, from the field layer_types or by default."""
-    if "layer_types" not in config:
-        return default
-    types: list[str] = config.items("layer_types", num_layers(config))
-    for kind in types:
-        if kind not in _KINDS:  # a value of any JSON type
-            raise config.error("layer_types", kind, f"a list of {' and '.join(_KINDS)}")
-    return types
+    return layer_types(config, lambda index: index + 1 in full, LINEAR_KINDS)
 
 
 def _complete(config: Config) -> Config:
     """Add the fields that llama.cpp's files have in other terms, or not at all."""
     # The keys of layers with latents are in tensors of another name.
-    kinds = [_KINDS[not has] for has in config.items("attention_layers", num_layers(config))]
+    kinds = [LINEAR_KINDS[not has] for has in config.items("attention_layers", num_layers(config))]
     return complete_latent_attention(config).replaced(
         layer_types=kinds, linear_num_heads=config.integer("num_attention_heads")
     )

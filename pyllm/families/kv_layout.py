@@ -22,13 +22,14 @@ class KVGroup:
     """Some layers of a model with the same window; None for full attention. The last group of a kind may be smaller.
 
     Each group has its own block for the same tokens; blocks have the same size in every group. `heads` are the KV heads
-    of a rank and their size.
+    of a rank and their size, `query_heads` its query heads.
     """
 
     window: int | None
     layers: tuple[int, ...]  # indices of layers, in order
     heads: tuple[int, int]
     layers_of_plane: int = 1
+    query_heads: int = 0
 
     @property
     def num_planes(self) -> int:
@@ -50,15 +51,16 @@ def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True, ranks: i
             continue
         window = layer.attention.window
         reach = window if hybrid and window is not None and window < max_model_len else None
-        layers.setdefault((reach, heads_of_rank(layer.attention, ranks)), []).append(index)
+        kind = reach, heads_of_rank(layer.attention, ranks), layer.attention.heads // ranks
+        layers.setdefault(kind, []).append(index)
     if not layers:
         return (KVGroup(None, (), plane_heads(spec, ranks)),)
-    kinds = sorted(layers, key=lambda kind: (-1 if kind[0] is None else kind[0], kind[1]))
+    kinds = sorted(layers, key=lambda kind: (-1 if kind[0] is None else kind[0], *kind[1:]))
     width = math.prod(plane_heads(spec, ranks))
     of_plane = {kind: width // math.prod(kind[1]) for kind in kinds}
     size = _planes_of_group({kind: -(-len(layers[kind]) // of_plane[kind]) for kind in kinds}, max_model_len)
     return tuple(
-        KVGroup(kind[0], tuple(layers[kind][start : start + size * of_plane[kind]]), kind[1], of_plane[kind])
+        KVGroup(kind[0], tuple(layers[kind][start : start + size * of_plane[kind]]), kind[1], of_plane[kind], kind[2])
         for kind in kinds
         for start in range(0, len(layers[kind]), size * of_plane[kind])
     )
@@ -95,12 +97,12 @@ def kv_tokens_per_plane(groups: Sequence[KVGroup], num_tokens: int) -> int:
     return planes_of_block(groups) * sum(min(group.window or num_tokens, num_tokens) for group in groups)
 
 
-_Kind = tuple[int | None, tuple[int, int]]  # window and heads of a group's layers
+_Kind = tuple[int | None, tuple[int, int], int]  # window, KV heads and query heads of a group's layers
 
 
 def _planes_of_group(counts: dict[_Kind, int], max_model_len: int) -> int:
     def kept(size: int) -> int:
-        return sum(-(-count // size) * size * (window or max_model_len) for (window, _), count in counts.items())
+        return sum(-(-count // size) * size * (window or max_model_len) for (window, *_), count in counts.items())
 
     def number(size: int) -> int:
         return sum(-(-count // size) for count in counts.values())

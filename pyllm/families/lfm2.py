@@ -12,6 +12,7 @@ from pyllm.families.family import (
     GGUF_SCORES,
     Family,
     GgufNames,
+    layer_types,
     num_layers,
     read_attention,
     read_model,
@@ -82,10 +83,7 @@ def read_lfm3(config: Config) -> ModelSpec:
         width=config.integer("conv_L_cache", 7, least=2, most=8),
         bias=config.flag("conv_bias", False),
     )
-    types = [
-        "full_attention" if index % 4 == 2 else "sliding_attention" if index and index % 4 == 0 else "conv"
-        for index in range(num_layers(config))
-    ]
+    kinds = ("conv", *attentions)
     layers = [
         LayerSpec(
             attention=attentions.get(kind),
@@ -96,22 +94,16 @@ def read_lfm3(config: Config) -> ModelSpec:
             feed_forward_norm=norm,
             feed_forward_output_norm=after,
         )
-        for kind in (_layer_types(config, ("conv", *attentions)) if "layer_types" in config else types)
+        for kind in layer_types(config, lambda index: (2 * (index > 0), 0, 1, 0)[index % 4], kinds)
     ]
     ropes = [read_rope(config, full.head_size, layer_type=kind) for kind in attentions]
     return read_model(config, layers, ropes, tie_word_embeddings=config.flag("tie_word_embeddings", True))
 
 
-def _layer_types(config: Config, kinds: tuple[str, ...] = _KINDS) -> list[str]:
+def _layer_types(config: Config) -> list[str]:
     count = num_layers(config)
-    if "layer_types" not in config:
-        full = set(config.integers("full_attn_idxs")) or set(range(count))
-        return ["full_attention" if index in full else "conv" for index in range(count)]
-    types: list[str] = config.items("layer_types", count)
-    for kind in types:
-        if kind not in kinds:  # a value of any JSON type
-            raise config.error("layer_types", kind, f"a list of {' and '.join(kinds)}")
-    return types
+    full = set(config.integers("full_attn_idxs")) or set(range(count))
+    return layer_types(config, full.__contains__, _KINDS)
 
 
 def _feed_forward_size(config: Config) -> int:

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 from pyllm.families.config import Config
 from pyllm.families.family import (
     GGUF_EXPERTS,
+    LINEAR_KINDS,
     Family,
     GgufNames,
+    layer_types,
     num_layers,
     read_attention,
     read_feed_forward,
@@ -24,8 +26,6 @@ from pyllm.families.qwen import SHARED_EXPERT_PARTS
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import GatedDeltaSpec, LayerSpec, ModelSpec, SharedExpertSpec
 from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
-
-_KINDS = ("linear_attention", "full_attention")
 
 
 def read_qwen3_next(config: Config) -> ModelSpec:
@@ -67,6 +67,7 @@ def _read(config: Config) -> ModelSpec:
     if delta.value_heads % delta.key_heads:
         raise config.error("linear_num_value_heads", delta.value_heads, f"a multiple of {delta.key_heads} key heads")
     attention = read_attention(config, bias=bias, output_bias=bias, query_key_norm=norm, output_gate=True)
+    interval = config.integer("full_attention_interval", 4)
     layers = [
         LayerSpec(
             attention=attention if kind == "full_attention" else None,
@@ -75,7 +76,7 @@ def _read(config: Config) -> ModelSpec:
             attention_norm=norm,
             feed_forward_norm=norm,
         )
-        for kind in _layer_types(config)
+        for kind in layer_types(config, lambda index: (index + 1) % interval == 0, LINEAR_KINDS)
     ]
     config = config.with_defaults(partial_rotary_factor=rope_parameters(config).number("partial_rotary_factor", 0.25))
     return read_model(config, layers, [read_rope(config, attention.head_size)])
@@ -85,17 +86,6 @@ def _read_experts(config: Config) -> ModelSpec:
     shared = SharedExpertSpec(size=config.integer("shared_expert_intermediate_size", 512), gated=True)
     routing = read_routing(config, config.flag("norm_topk_prob"), shared=shared)
     return with_experts(_read(config), routing, config.integer("moe_intermediate_size"))
-
-
-def _layer_types(config: Config) -> list[str]:
-    count, interval = num_layers(config), config.integer("full_attention_interval", 4)
-    if "layer_types" not in config:
-        return [_KINDS[(index + 1) % interval == 0] for index in range(count)]
-    types: list[str] = config.items("layer_types", count)
-    for kind in types:
-        if kind not in _KINDS:  # a value of any JSON type
-            raise config.error("layer_types", kind, f"a list of {' and '.join(_KINDS)}")
-    return types
 
 
 _PARTS = (
@@ -135,7 +125,7 @@ _NAMES = replace_names(
 
 def _complete(config: Config) -> Config:
     """Add the fields that llama.cpp's files of Qwen3-Next have in other terms, or not at all."""
-    kinds = [_KINDS[has] for has in config.items("attention_layers", num_layers(config))]
+    kinds = [LINEAR_KINDS[has] for has in config.items("attention_layers", num_layers(config))]
     size = config.integer("ssm_inner_size") // config.integer("linear_num_value_heads")
     return config.replaced(layer_types=kinds, linear_value_head_dim=size, norm_topk_prob=True)
 

@@ -124,9 +124,11 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
     - `slopes`: the scores of each head fall by its slope for each position of distance (ALiBi, arXiv 2108.12409).
     - `clip`: query, key and value are brought into the range from `-clip` to `clip` before norms and rotation (MPT).
-    - `output_gate`: the heads' outputs are multiplied by the sigmoid of another projection (arXiv 2505.06708).
+    - `output_gate`: the heads' outputs are multiplied by a function of another projection (arXiv 2505.06708).
     - `head_gate`: the same with one number for each head.
+    - `gate_function`: the function of the gate.
     - `value_norm`: a norm without weights over each head of the value.
+    - `output_norm`: a norm over the outputs of all heads together, before the last projection (BitNet).
     - `values_are_keys`: the value is the key before its norm and rotation; it needs a `value_norm`.
     - `kv_source`: an earlier layer whose keys and values it reads, instead of its own (arXiv 2405.12981).
     - `latent`: keys and values are latents, one head of `LatentSpec.size` for all query heads. Its `bias` is that of
@@ -151,7 +153,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     clip: float | None = None
     output_gate: bool = False
     head_gate: bool = False
+    gate_function: Literal["sigmoid", "softplus"] = "sigmoid"
     value_norm: NormSpec | None = None
+    output_norm: NormSpec | None = None
     values_are_keys: bool = False
     kv_source: int | None = None
     latent: LatentSpec | None = None
@@ -252,7 +256,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     With `routing` the layer has experts of this size, and `bias` also applies to the router. `clamped_gate` replaces
     the activation. With a `cutoff` the gate becomes its part above its mean and so many standard deviations (arXiv
-    2506.06644), before the activation.
+    2506.06644), before the activation. `inner_norm` is a norm before the last projection, of a layer without experts.
     """
 
     size: int
@@ -262,6 +266,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingSpec | None = None
     clamped_gate: ClampedGate | None = None
     cutoff: float | None = None
+    inner_norm: NormSpec | None = None
 
 
 class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short_convolution"):
@@ -316,6 +321,7 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     - `rank`: decays and the output's gate are products with two matrices, of so many features between them.
     - `gate`: the function of the output's gate.
     - `are_convolutions_apart`: the file has the convolutions of queries, keys and values in a tensor each.
+    - `greatest_share`, `strongest_decay`: see `gated_delta_rule` in `pyllm_kernels`.
     """
 
     key_heads: int
@@ -329,6 +335,8 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="gated_delta
     rank: int | None = None
     gate: Literal["silu", "sigmoid"] = "silu"
     are_convolutions_apart: bool = False
+    greatest_share: float = 1.0
+    strongest_decay: float | None = None
 
     @property
     def convolved(self) -> tuple[int, ...]:
@@ -486,11 +494,62 @@ class SelectiveScanSpec(msgspec.Struct, frozen=True, kw_only=True, tag="selectiv
         return self.size // ranks, self.state_size
 
 
-RecurrenceSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec | SelectiveScanSpec
+class LightningSpec(msgspec.Struct, frozen=True, kw_only=True, tag="lightning"):
+    """Lightning attention (arXiv 2401.04658): linear attention whose state fades by a constant factor of each head.
+
+    Each head has a matrix [head_size, head_size] as its state. There is no convolution. The output is normalised, and
+    multiplied by the sigmoid of another projection.
+
+    - `slopes`: a token multiplies the state of a head by `exp(-slope)`.
+    - `scale`: multiplies the queries.
+    - `activated`: queries, keys and values go through SiLU (MiniMax-01).
+    - `query_key_norm`: over each head, before the rotation, as in attention.
+    - `rope`: the index in `ModelSpec.ropes`; None for a layer without positions.
+    - `norm_groups`: groups of features whose output is normalised, over each alone.
+    """
+
+    heads: int
+    head_size: int
+    slopes: tuple[float, ...]
+    epsilon: float
+    scale: float = 1.0
+    activated: bool = False
+    query_key_norm: NormSpec | None = None
+    rope: int | None = None
+    norm_groups: int = 1
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`: nothing is convolved."""
+        return ()
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """The projections of the layer's input, with their features."""
+        return dict.fromkeys(("query", "key", "value", "gate"), self.output_size)
+
+    @property
+    def output_size(self) -> int:
+        """See `ShortConvolutionSpec`."""
+        return self.heads * self.head_size
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """See `ShortConvolutionSpec`."""
+        return (self.heads,)
+
+    def memory(self, ranks: int) -> Shape:
+        """See `ShortConvolutionSpec`."""
+        return self.heads // ranks, self.head_size, self.head_size
+
+
+ConvolvedSpec = ShortConvolutionSpec | GatedDeltaSpec | StateSpaceSpec | SelectiveScanSpec
+"""A layer with a state and a convolution."""
+RecurrenceSpec = ConvolvedSpec | LightningSpec
 """A layer that keeps a state of all tokens before: a convolution's last inputs, and maybe numbers for each head."""
 
 
-def convolution_tensors(recurrence: RecurrenceSpec) -> dict[str, int]:
+def convolution_tensors(recurrence: ConvolvedSpec) -> dict[str, int]:
     """The tensors of a convolution, with their features."""
     if isinstance(recurrence, GatedDeltaSpec) and recurrence.are_convolutions_apart:
         parts = zip(recurrence.inputs, recurrence.convolved, strict=False)
@@ -512,6 +571,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     each with a norm of its own. Both outputs are normalised by `experts_norm`, too, and added.
 
     `factors` multiply parameters of the layer when they are loaded, by the parameters' names (Falcon-H1).
+
+    With a `post_norm_factor` the residual stream is what the norms give (MiniMax-01): the output of attention is added
+    to its normalised input times this factor, the output of feed-forward to its own times `residual_multiplier`.
     """
 
     attention: AttentionSpec | None = None
@@ -525,6 +587,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     experts_norm: NormSpec | None = None
     parallel: bool = False
     factors: dict[str, float] = msgspec.field(default_factory=dict)
+    post_norm_factor: float | None = None
 
     @property
     def own_attention(self) -> AttentionSpec:
@@ -660,7 +723,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionSpec:
-        """The attention of the first layer that has some: every such layer has as many query heads.
+        """The attention of the first layer that has some.
 
         Without such a layer, attention with no heads of no size.
         """

@@ -6,7 +6,7 @@ A state is what all layers with a recurrence keep of a sequence after some of it
 from collections.abc import Iterable
 from math import prod
 
-from pyllm.families.spec import ModelSpec, RecurrenceSpec, Shape
+from pyllm.families.spec import LightningSpec, ModelSpec, RecurrenceSpec, Shape
 
 _FLOAT_BYTES = 4
 _STATES_A_SEQUENCE = 8  # its own, and checkpoints; more are of little use
@@ -17,10 +17,12 @@ _INTERVAL_ALONE = 2048  # tokens
 def state_shapes(recurrence: RecurrenceSpec, ranks: int) -> tuple[Shape, ...]:
     """The shapes of one layer's part of a state on each of `ranks`.
 
-    They are the last inputs of its convolution, [width - 1, features], and the matrix of each head, if there is one.
+    They are the last inputs of its convolution, [width - 1, features], and the matrix of each head, if there are any.
     """
-    convolution = (recurrence.width - 1, recurrence.convolved_features(ranks))
     memory = recurrence.memory(ranks)
+    if isinstance(recurrence, LightningSpec):
+        return (memory,)
+    convolution = (recurrence.width - 1, recurrence.convolved_features(ranks))
     return (convolution, memory) if memory else (convolution,)
 
 

@@ -18,6 +18,7 @@ from pyllm.families.spec import (
     GatedDeltaSpec,
     LatentSpec,
     LayerSpec,
+    LightningSpec,
     ModelSpec,
     NormSpec,
     RecurrenceSpec,
@@ -88,8 +89,11 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
     value: float
 
 
-class LogOfNegative(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The logarithm of the element without its sign: llama.cpp's files have `-exp` of the decays of a state."""
+class LogOfMagnitude(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The logarithm of the element without its sign.
+
+    llama.cpp's files have `-exp` of the decays of a state, or `exp`.
+    """
 
 
 class Scale(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -98,7 +102,7 @@ class Scale(msgspec.Struct, frozen=True, array_like=True, tag=6):
     value: float
 
 
-Transform = Rows | Deinterleave | GroupRows | LastFirst | Transpose | Add | LogOfNegative | Scale
+Transform = Rows | Deinterleave | GroupRows | LastFirst | Transpose | Add | LogOfMagnitude | Scale
 
 
 class Quantised(msgspec.Struct, frozen=True, array_like=True):
@@ -385,6 +389,8 @@ def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
     shapes = _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set()))
     if attention.sinks:
         shapes["attention.sinks.weight"] = (attention.heads,)
+    if attention.output_norm is not None:
+        shapes |= _of_norm("attention.output_norm", attention.output_norm, attention.query_size)
     if (norm := attention.query_key_norm) is not None:
         over_all = attention.norm_over == "all"
         shapes |= _of_norm("attention.query_norm", norm, attention.query_size if over_all else attention.head_size)
@@ -402,6 +408,8 @@ def _of_latent_attention(attention: AttentionSpec, latent: LatentSpec, hidden: i
         "attention.value": (heads * latent.value_size, latent.rank),
         "attention.output": (hidden, heads * latent.value_size),
     }
+    if attention.head_gate:
+        matrices["attention.gate"] = (heads, hidden)
     norms = _of_norm("attention.latent_norm", latent.norm, latent.rank)
     if latent.query_rank is not None:
         matrices["attention.query_down"] = (latent.query_rank, hidden)
@@ -413,6 +421,8 @@ def _of_latent_attention(attention: AttentionSpec, latent: LatentSpec, hidden: i
 def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
     matrices = {f"recurrence.{name}": (size, hidden) for name, size in recurrence.inputs.items()}
     matrices["recurrence.output"] = (hidden, recurrence.output_size)
+    if isinstance(recurrence, LightningSpec):
+        return _matrices(matrices, ()) | _norms_of_lightning(recurrence)
     has_bias = not isinstance(recurrence, GatedDeltaSpec) and recurrence.bias
     shapes = _matrices(matrices, set(matrices) if has_bias else set())
     for name, channels in convolution_tensors(recurrence).items():
@@ -451,6 +461,14 @@ def _of_recurrence(recurrence: RecurrenceSpec, hidden: int) -> dict[str, Shape]:
     return shapes
 
 
+def _norms_of_lightning(lightning: LightningSpec) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {"recurrence.norm.weight": (lightning.output_size,)}
+    if (norm := lightning.query_key_norm) is not None:
+        for name in ("query_norm", "key_norm"):
+            shapes |= _of_norm(f"recurrence.{name}", norm, lightning.head_size)
+    return shapes
+
+
 def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Shape]:
     matrices, sizes = {}, {"feed_forward": feed_forward.size}
     if (routing := feed_forward.routing) is not None:
@@ -471,6 +489,8 @@ def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Sh
         shapes["feed_forward.correction.bias"] = (routing.experts,)
     if routing is not None and routing.expert_factors:
         shapes["feed_forward.expert_factors.weight"] = (routing.experts,)
+    if feed_forward.inner_norm is not None:
+        shapes |= _of_norm("feed_forward.inner_norm", feed_forward.inner_norm, feed_forward.size)
     if feed_forward.activation == "xielu":
         shapes |= {"feed_forward.positive.weight": (1,), "feed_forward.negative.weight": (1,)}
     return shapes
@@ -796,8 +816,11 @@ def _rows(names: TensorNames, source: str, sizes: Sequence[int], at: int, groups
 
 def _num_groups(parts: Sequence[str], layer: LayerSpec) -> int:
     """The heads for each of which a grouped tensor has all its parts."""
-    if isinstance(layer.recurrence, GatedDeltaSpec) and parts[0].startswith("recurrence."):
-        return layer.recurrence.key_heads
+    if parts[0].startswith("recurrence."):
+        if isinstance(layer.recurrence, GatedDeltaSpec):
+            return layer.recurrence.key_heads
+        assert isinstance(layer.recurrence, LightningSpec), "no other recurrence has such tensors"
+        return layer.recurrence.heads
     assert layer.attention is not None, "query, key and value are of attention"
     is_by_query_head = "attention.gate" in parts or layer.attention.latent is not None
     return layer.attention.heads if is_by_query_head else layer.attention.kv_heads
@@ -823,7 +846,7 @@ def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: Tensor
         if part in {"attention.query_norm", "attention.key_norm"}:
             return _offset(attention.query_key_norm, names) if kind == "weight" else ()
     if part == "recurrence.decay_scale" and names.has_negative_decays:
-        return (LogOfNegative(),)
+        return (LogOfMagnitude(),)
     return _offset(layer.norms.get(part), names) if kind == "weight" else ()
 
 

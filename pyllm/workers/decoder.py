@@ -10,9 +10,9 @@ from math import exp, log1p
 import numpy as np
 from pyllm_kernels import PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
-from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate
+from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate, softplus_gate
 from pyllm_kernels.ops.streams import gaussian_top_k
-from pyllm_kernels.tensors import Tensor, copied, numpy_dtype, split
+from pyllm_kernels.tensors import Tensor, numpy_dtype, split
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
 from pyllm.families.stage_layout import PipelineStage
@@ -21,7 +21,7 @@ from pyllm.workers.layers.experts import Experts
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.latent_attention import LatentAttention
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
-from pyllm.workers.layers.norm import Norm
+from pyllm.workers.layers.norm import Norm, SharedNorm
 from pyllm.workers.layers.per_layer_inputs import PerLayerInput, PerLayerInputs
 from pyllm.workers.layers.recurrence import recurrence_of
 from pyllm.workers.layers.residual_streams import LayerStreams, StreamProjections
@@ -38,13 +38,11 @@ class Attention:
 
     def __init__(self, spec: AttentionSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._head_size = spec.head_size
-        self._group, self._device, self._kernels = placement.group, placement.device, placement.kernels
-        self._shares = (
-            placement.share_of_heads(spec.heads, spec.head_size),
-            placement.share_of_heads(spec.kv_heads, spec.head_size),
-        )
-        query, key_value = self._shares
-        self._clip, self._has_head_gate = spec.clip, spec.head_gate
+        self._kernels = placement.kernels
+        query = placement.share_of_heads(spec.heads, spec.head_size)
+        key_value = placement.share_of_heads(spec.kv_heads, spec.head_size)
+        self._clip = spec.clip
+        self._gate = placement.kernels[softplus_gate if spec.gate_function == "softplus" else sigmoid_gate]
         self._names = tuple(spec.projections)
         by_name = {"key": key_value, "value": key_value}
         if spec.head_gate:
@@ -54,21 +52,26 @@ class Attention:
         self._num_heads = [size // spec.head_size for size in self.qkv.sizes]
         self._has_gate = spec.output_gate or spec.head_gate
         self._has_own_kv = spec.kv_source is None
-        self._value_norm = None if spec.value_norm is None else Norm(spec.value_norm, spec.head_size, placement)
-        self.query_norm, self.key_norm, head_norm = None, None, None
-        if (norm := spec.query_key_norm) is not None:
-            over_all = spec.norm_over == "all"
-            self.query_norm = query_norm = Norm(norm, spec.query_size if over_all else spec.head_size, placement)
-            if self._has_own_kv:
-                self.key_norm = Norm(norm, spec.kv_size if over_all else spec.head_size, placement)
-                if not over_all:
-                    weights = query_norm.weight, self.key_norm.weight
-                    head_norm = QKNorm(*weights, norm.epsilon, spec.norm_after_rotation)
-        self._normalises_all = self.query_norm is not None and head_norm is None
-        has_all = self._has_own_kv and not spec.values_are_keys
-        self._is_plain = has_all and self._value_norm is None and not self._normalises_all and not spec.head_gate
         # The number of adjacent ranks that hold the same KV head, if there are more ranks than KV heads.
-        self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
+        ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
+        self.norms: dict[str, Norm | SharedNorm] = {}
+        head_norm = None
+        if (norm := spec.query_key_norm) is not None and spec.norm_over == "all":
+            self.norms["query_norm"] = SharedNorm(norm, spec.query_size, placement, query)
+            if self._has_own_kv:
+                self.norms["key_norm"] = SharedNorm(norm, spec.kv_size, placement, key_value, ranks_a_kv_head)
+        elif norm is not None:
+            self.norms["query_norm"] = query_norm = Norm(norm, spec.head_size, placement)
+            if self._has_own_kv:
+                self.norms["key_norm"] = key_norm = Norm(norm, spec.head_size, placement)
+                head_norm = QKNorm(query_norm.weight, key_norm.weight, norm.epsilon, spec.norm_after_rotation)
+        if spec.value_norm is not None:
+            self.norms["value_norm"] = Norm(spec.value_norm, spec.head_size, placement)
+        if spec.output_norm is not None:
+            self.norms["output_norm"] = SharedNorm(spec.output_norm, spec.query_size, placement, query)
+        self._normalises_all = "query_norm" in self.norms and head_norm is None
+        has_all = self._has_own_kv and not spec.values_are_keys
+        self._is_plain = has_all and spec.value_norm is None and not self._normalises_all and not spec.head_gate
         self._heads = spec.heads
         self._own_heads = placement.share_of_heads(spec.heads, 1)
         self.sinks = None
@@ -84,10 +87,8 @@ class Attention:
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.qkv.load(reader, *(f"{prefix}{name}" for name in self._names))
         self.output.load(reader, f"{prefix}output")
-        norms = {"query_norm": self.query_norm, "key_norm": self.key_norm, "value_norm": self._value_norm}
-        for name, norm in norms.items():
-            if norm is not None:
-                norm.load(reader, f"{prefix}{name}")
+        for name, norm in self.norms.items():
+            norm.load(reader, f"{prefix}{name}")
         if self.sinks is not None:
             reader.read(f"{prefix}sinks.weight", (self._heads,), self.sinks, self._own_heads)
 
@@ -106,46 +107,27 @@ class Attention:
             attended = self._attend(products, context)
         attended = attended.reshape(len(x), -1)
         if self._has_gate:
-            self._multiply(attended, split(products, self.qkv.sizes)[-1])
-        return self.output(attended)
+            self._gate(attended, split(products, self.qkv.sizes)[-1])
+        return self.output(self._normalised("output_norm", attended))
 
     def _attend(self, products: Tensor, context: ForwardContext) -> Tensor:
         """Attention of a layer that normalises more than each head, or that lacks some projections."""
         parts = dict(zip(self._names, split(products, self.qkv.sizes), strict=True))
-        query = parts["query"]
+        query, heads = parts["query"], self._heads_of
         if not self._has_own_kv:
-            query = query if self.query_norm is None else self.query_norm(query)
-            return self.attention.shared(self._heads_of(query), context)
+            return self.attention.shared(heads(self._normalised("query_norm", query)), context)
         key = parts["key"]
-        value = parts.get("value", key)
-        if self._value_norm is not None:
-            value = self._value_norm(value)
+        value = self._normalised("value_norm", parts.get("value", key))
         if self._normalises_all:
-            query = self._normalise(query, self.query_norm, self._shares[0], 1)
-            key = self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head)
-        heads = self._heads_of
+            query, key = self._normalised("query_norm", query), self._normalised("key_norm", key)
         return self.attention(heads(query), heads(key), heads(value), context)
 
-    def _multiply(self, attended: Tensor, gate: Tensor) -> None:
-        """Gate the features in place, or those of each head by its one number."""
-        if not self._has_head_gate:
-            self._kernels[sigmoid_gate](attended, gate)
-            return
-        num_heads = gate.shape[1]
-        heads = split(attended, [self._head_size] * num_heads)
-        for head, number in zip(heads, split(gate, [1] * num_heads), strict=True):
-            self._kernels[sigmoid_gate](head, number)
+    def _normalised(self, name: str, part: Tensor) -> Tensor:
+        norm = self.norms.get(name)
+        return part if norm is None else norm(part)
 
     def _heads_of(self, part: Tensor) -> Tensor:
         return part.reshape(len(part), -1, self._head_size)
-
-    def _normalise(self, part: Tensor, norm: Norm | None, share: slice, ranks_a_head: int) -> Tensor:
-        """This rank's share of the norm over the heads of all ranks (OLMo 2), bitwise equal to the norm on one rank."""
-        assert norm is not None
-        if self._group.size == 1:
-            return norm(part)
-        whole = self._device.concatenate(self._group.gather(part)[::ranks_a_head], -1)
-        return copied(norm(whole)[:, share])
 
 
 class FeedForward:
@@ -158,6 +140,9 @@ class FeedForward:
         self._gated = spec.gated
         self._learned = placement.device.empty((2,), "float32") if spec.activation == "xielu" else None
         sizes = (spec.size, spec.size) if spec.gated else (spec.size,)
+        self.norm = None
+        if spec.inner_norm is not None:
+            self.norm = SharedNorm(spec.inner_norm, spec.size, placement, self._share)
         self.up = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias)
         self.down = RowParallelLinear(spec.size, hidden_size, placement, spec.bias)
 
@@ -165,6 +150,8 @@ class FeedForward:
         names = ("gate", "up") if self._gated else ("up",)
         self.up.load(reader, *(f"{prefix}{name}" for name in names))
         self.down.load(reader, f"{prefix}down")
+        if self.norm is not None:
+            self.norm.load(reader, f"{prefix}inner_norm")
         if self._learned is not None:
             self._activation = self._read_xielu(reader, prefix, self._learned)
 
@@ -185,7 +172,8 @@ class FeedForward:
         inner = self.up(x)
         if self._cutoff is not None:
             self._cut(inner[:, : self.up.sizes[0]], self._cutoff)
-        return self.down(self._kernels[activation](inner, self._activation, self._gated))
+        inner = self._kernels[activation](inner, self._activation, self._gated)
+        return self.down(inner if self.norm is None else self.norm(inner))
 
     def _cut(self, gate: Tensor, cutoff: float) -> None:
         """Cut off the gate in place, by the mean and the deviation over all ranks."""
@@ -200,13 +188,16 @@ class DecoderLayer:
     """Attention and feed-forward around the residual stream.
 
     A layer takes and returns a pending output and the residual stream, so that each addition fuses with the next norm;
-    one with a scale returns the scaled stream, and None.
+    one with a scale returns the scaled stream, and None. Where the stream is what the norms give, that is pending, as
+    it has the factor, and the output takes the stream's place.
     """
 
     def __init__(self, model: ModelSpec, layer: int, placement: WeightPlacement) -> None:
         spec, size = model.layers[layer], model.hidden_size
         self._kernels = placement.kernels
         self._factor = model.residual_multiplier
+        self._keeps_normed = spec.post_norm_factor is not None
+        self._middle_factor = self._factor if spec.post_norm_factor is None else spec.post_norm_factor
         self._parallel = spec.parallel
         self.attention = None if spec.attention is None else _attention(spec.attention, size, layer, placement)
         self.recurrence = None if spec.recurrence is None else recurrence_of(spec.recurrence, size, layer, placement)
@@ -254,7 +245,7 @@ class DecoderLayer:
         if self.streams is not None:
             return self._alternate(self.streams, x, context), None
         if self._mixers:
-            normed, residual = self._enter("attention_norm", x, residual)
+            normed, residual = self._enter("attention_norm", x, residual, self._factor)
             first, *others = self._mixers
             x = first(normed, context)
             for mixer in others:
@@ -264,13 +255,17 @@ class DecoderLayer:
                 own_norm = self.norms.get("feed_forward_norm")
                 normed = normed if own_norm is None else own_norm(residual)
                 return self._kernels[add](x, self.feed_forward(normed)), residual
+            if self._keeps_normed:
+                x, residual = normed, x
         if self.feed_forward is not None:
-            normed, residual = self._enter("feed_forward_norm", x, residual)
+            normed, residual = self._enter("feed_forward_norm", x, residual, self._middle_factor)
             x = self.feed_forward(normed)
             if self.experts is not None:
                 routed = self.experts(self.norms["experts_norm"](residual), self.norms["router_norm"](residual))
                 x = self._kernels[add](self.norms["dense_norm"](x), self.norms["experts_output_norm"](routed))
             x = self._leave("feed_forward_output_norm", x)
+            if self._keeps_normed:
+                x, residual = normed, x
         assert residual is not None, "a layer that computes nothing"
         if self.per_layer is not None:
             assert context.per_layer_inputs is not None, "the model has per-layer inputs"
@@ -297,14 +292,14 @@ class DecoderLayer:
         assert context.per_layer_inputs is not None, "the model has per-layer inputs"
         return streams.add_to_others(corrected, self.per_layer(scaled, context.per_layer_inputs))
 
-    def _enter(self, name: str, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add x to the residual stream; return the stream, normalised if there is a norm, and the stream itself."""
+    def _enter(self, name: str, x: Tensor, residual: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+        """Add `factor * x` to the residual stream; return the stream, normalised if there is a norm, and itself."""
         norm = self.norms.get(name)
         if residual is None:
             return (x if norm is None else norm(x)), x
         if norm is not None:
-            return norm.add(x, residual, self._factor)
-        total = self._kernels[add](x, residual, self._factor)
+            return norm.add(x, residual, factor)
+        total = self._kernels[add](x, residual, factor)
         return total, total
 
     def _leave(self, name: str, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Limits of a model: equal query heads in all layers, heads of even size; and layers that only CPUs compute.
+"""Limits of a model: query heads of layers that share keys, heads of even size; and layers that only CPUs compute.
 
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """
@@ -11,17 +11,25 @@ from pyllm.workers.attention_backends import BUILT_IN
 
 
 def check_supported(spec: ModelSpec) -> None:
-    """Refuse a model with heads of odd size, or whose layers have different query heads or query scales.
+    """Refuse a model with heads of odd size, with different query scales, or different heads over the same keys.
 
     Attention backends of other packages have their own check, in the worker.
 
     Raises:
         ConfigError: with the feature that is not supported.
     """
-    equal = ("heads", "query_scaling") if spec.transformers is None else ("heads", "kv_heads", "head_size")
+    equal = ("query_scaling",) if spec.transformers is None else ("heads", "kv_heads", "head_size")
     for name in equal:
         if len({getattr(attention, name) for attention in spec.attentions} - {None}) > 1:
             raise ConfigError(f"the layers of {spec.architecture} differ in {name}, which is not supported")
+    for layer in spec.layers:
+        if layer.attention is not None and (source := layer.attention.kv_source) is not None:
+            own, of_source = layer.attention.heads, spec.layers[source].own_attention.heads
+            if own != of_source:
+                raise ConfigError(
+                    f"a layer of {spec.architecture} with {own} query heads reads the keys of one with {of_source}, "
+                    "which is not supported"
+                )
     for size in {attention.head_size for attention in spec.attentions}:
         if size % 2:
             raise ConfigError(f"attention heads of {size} dimensions are not supported: the number must be even")
@@ -58,7 +66,7 @@ def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None
     Raises:
         ConfigError: with the setting to change.
     """
-    heads = {(attention.kv_heads, attention.head_size) for attention in spec.attentions}
+    heads = {(attention.heads, attention.kv_heads, attention.head_size) for attention in spec.attentions}
     found = {
         "layers of latent attention": any(attention.latent is not None for attention in spec.attentions),
         "layers of unequal heads": len(heads) > 1,

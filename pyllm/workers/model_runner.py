@@ -481,12 +481,11 @@ class ModelRunner:
         self, kv_cache: KVCache, selector: KVSelector | None = None, states: StateCache | None = None
     ) -> ForwardPass:
         scheduler = self._engine.scheduler
-        heads = self._spec.attention.heads // self._placement.group.size
         dtypes = self._placement.dtype, self._memory.shape.dtype
         is_invariant = self._engine.device.batch_invariant
         tables_of_groups = zip(self._memory.groups, self._slots.tables_of_groups(), strict=True)
         groups = (
-            AttentionGroup(AttentionShape(heads, *group.heads, *dtypes, group.window), tables, is_invariant)
+            AttentionGroup(AttentionShape(group.query_heads, *group.heads, *dtypes, group.window), tables, is_invariant)
             for group, tables in tables_of_groups
         )
         return ForwardPass(

@@ -71,6 +71,11 @@ FAMILIES = (
     "ernie",
     "ernie-moe",
     "minimax-m2",
+    "minimax-01",
+    "ling-2",
+    "ling-3",
+    "laguna",
+    "bitnet-first",
     "hunyuan",
     "hunyuan-moe",
     "llama4-scout",
@@ -131,6 +136,22 @@ _OLDER_FIELDS = {
     "falcon-h1-norm": {"head_dim": 16},
     "kimi-linear": _KIMI | {"first_k_dense_replace": 0},
     "nemotron-h-experts": {"hybrid_override_pattern": "ME*ME", "layers_block_type": None},
+    "ling-3": {
+        "architectures": ["BailingMoeV3ForCausalLM"],
+        "model_type": "bailing_moe_v3",  # transformers' class would put another head_dim in its place
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "num_experts_per_tok": 2,
+        "num_experts": 6,
+        "num_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": 64,
+        "n_group": 3,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "no_kda_lora": True,
+        "gated_attention_proj_granularity_type": "head_wise",
+        "score_function": "sigmoid",
+    },
     "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
     "dots1": {"scoring_func": "sigmoid"},
     "deepseek-v3": {"scoring_func": "sigmoid"},
@@ -188,6 +209,8 @@ def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
         for model in kind.__subclasses__():
             if "set_vocab" in vars(model):
                 model.set_vocab = lambda self: self._set_vocab_gpt2()
+            if "_get_suppress_tokens" in vars(model):
+                model._get_suppress_tokens = lambda self: None
             patch(model)
 
     def load_hparams(folder: Path, *rest: object, **options: object) -> dict[str, object]:

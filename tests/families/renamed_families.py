@@ -56,6 +56,65 @@ def _stack_alike(tensors: Tensors, _: dict[str, Any]) -> Tensors:
     return stacked
 
 
+def _stack_for_ling(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+    """Query, key and value in one tensor, in this order, as in Ling; latent attention has no such parts."""
+    stacked = {name: tensor for name, tensor in tensors.items() if not re.search(r"self_attn\.[kv]_proj", name)}
+    for name in [name for name in tensors if name.endswith("k_proj.weight")]:
+        query = name.replace("k_proj", "q_proj")
+        parts = [stacked.pop(query), tensors[name], tensors[name.replace("k_proj", "v_proj")]]
+        stacked[name.replace("k_proj", "query_key_value")] = torch.cat(parts)
+    return stacked
+
+
+_LING_PARTS = {
+    "embed_tokens": "word_embeddings",
+    "self_attn.": "attention.",
+    "o_proj": "dense",
+    "q_norm": "query_layernorm",
+    "k_norm": "key_layernorm",
+    "e_score_correction_bias": "expert_bias",
+}
+_LING_FIELDS = {"n_shared_experts": "num_shared_experts", "n_routed_experts": "num_experts", "rope_parameters": ""}
+
+
+def _ling(architecture: str, model_type: str, **fields: Any) -> Renaming:
+    """Ling 2's names. Lightning attention has the sizes of its reference."""
+
+    def added(config: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "architectures": [architecture],
+            "model_type": model_type,
+            "rope_theta": config["rope_parameters"]["rope_theta"],
+            "partial_rotary_factor": 0.5,
+            "score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_shared_expert_intermediate_size": config["moe_intermediate_size"],
+            "num_nextn_predict_layers": 0,
+            "use_bias": False,
+            "use_qkv_bias": False,
+            **fields,
+        }
+
+    return Renaming(_LING_FIELDS, _LING_PARTS, added, _stack_for_ling)
+
+
+def _split_convolutions(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    """Split OLMo Hybrid's convolutions as published files have them: transformers writes three equal parts."""
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    split = dict(tensors)
+    for name in [name for name in tensors if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        whole = torch.cat([tensors[part] for part in names])
+        split |= {part: rows.clone() for part, rows in zip(names, whole.split([keys, keys, values]), strict=True)}
+    return split
+
+
+def _without_decays(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+    """Leave out what follows from the configuration of MiniMax-01."""
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(("_decay", ".slope_rate"))}
+
+
 RENAMED = {
     "chatglm": Renaming(
         {
@@ -112,6 +171,42 @@ RENAMED = {
         lambda _: {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False},
         _stack_by_key_head,
     ),
+    "ling-2": _ling("BailingMoeV2ForCausalLM", "bailing_moe"),
+    "ring-linear": _ling(
+        "BailingMoeLinearV2ForCausalLM", "bailing_moe_linear", layer_group_size=3, group_norm_size=2, head_dim=16
+    ),
+    "ling-2.5": _ling(
+        "BailingMoeV2_5ForCausalLM", "bailing_hybrid", layer_group_size=3, group_norm_size=2, head_dim=16
+    ),
+    "minimax-01": Renaming(
+        {
+            "full_attn_alpha_factor": "layernorm_full_attention_alpha",
+            "full_attn_beta_factor": "layernorm_full_attention_beta",
+            "linear_attn_alpha_factor": "layernorm_linear_attention_alpha",
+            "linear_attn_beta_factor": "layernorm_linear_attention_beta",
+            "mlp_alpha_factor": "layernorm_mlp_alpha",
+            "mlp_beta_factor": "layernorm_mlp_beta",
+            "layer_types": "",
+            "rope_parameters": "",
+        },
+        {},
+        lambda config: {
+            "architectures": ["MiniMaxText01ForCausalLM"],
+            "model_type": "minimax_text_01",
+            "attn_type_list": [int(kind == "full_attention") for kind in config["layer_types"]],
+            "rotary_dim": config["head_dim"],
+            "rope_theta": config["rope_parameters"]["rope_theta"],
+            "postnorm": True,
+        },
+        _without_decays,
+    ),
+    "bitnet-first": Renaming(
+        {},
+        {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"},
+        lambda _: {},
+    ),
+    "olmo-hybrid": Renaming({}, {}, lambda _: {}, _split_convolutions),
+    "olmo-hybrid-rope": Renaming({}, {}, lambda _: {}, _split_convolutions),
     "minicpm": Renaming(
         dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), ""),
         {},

@@ -25,9 +25,11 @@ from tests.tiny_gguf import write_gpt_oss_gguf
 NEW_TOKENS = 24
 # Nearer than this the order of float32 additions may decide, which no two implementations share.
 MARGIN = 0.002
-# With its cache, transformers' Bamba generates other tokens than without, and models without attention have no cache of
-# that name: each token is found from the whole sequence.
+# With its cache, transformers' Bamba generates other tokens than without, as does MiniMax-01 (its positions are counted
+# by the first layer, which has no keys), and models without attention have no cache of that name; the reference of
+# lightning attention has none: each token is found from the whole sequence.
 WITHOUT_CACHE = {
+    *("minimax-01", "minimax-01-factors", "ring-linear", "ling-2.5"),
     *("bamba", "bamba-bias", "mamba", "mamba-bias", "mamba2", "mamba2-bias"),
     *("falcon-mamba", "falcon-mamba-bias"),
 }
@@ -115,6 +117,11 @@ TWO_RANKS = [
         "jamba",
         "mamba2",
         full("falcon-mamba"),
+        "minimax-01",
+        full("ring-linear"),
+        full("ling-3"),
+        full("olmo-hybrid"),
+        "laguna",
     ),
     *(
         "gemma3n",
@@ -141,7 +148,10 @@ def test_two_stages(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    [full("lfm2"), "qwen3-next", full("kimi-linear-dense"), full("lfm3"), full("nemotron-h"), full("jamba"), "mamba"],
+    [
+        *(full("lfm2"), "qwen3-next", full("kimi-linear-dense"), full("lfm3"), full("nemotron-h"), full("jamba")),
+        *("mamba", "minimax-01-factors", full("ling-3")),
+    ],
 )
 def test_states_in_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
@@ -151,7 +161,7 @@ def test_states_in_two_stages(tmp_path: Path, family: str) -> None:
     ("family", "ranks"),
     [
         *(("lfm2", 1), full("qwen3-next", 1), ("qwen3.5", 2), full("falcon-h1", 1)),
-        *(("mamba", 1), full("kimi-linear", 2), full("lfm3", 1)),
+        *(("mamba", 1), full("kimi-linear", 2), full("lfm3", 1), full("ring-linear", 1), full("olmo-hybrid", 2)),
     ],
 )
 def test_states_that_are_swapped_out_and_in(tmp_path: Path, family: str, ranks: int) -> None:

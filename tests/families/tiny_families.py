@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from tests.families.lightning_reference import with_lightning
 from tests.families.renamed_families import RENAMED, rename
 from tests.tiny_model import write_tokenizer
 
@@ -291,6 +293,58 @@ _KIMI = {
     "moe_intermediate_size": 64,
 }
 
+_LIGHTNING = _HEAD | {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "block_size": 16,
+}
+_LING = _HEAD | _DEEPSEEK | {"n_group": 2, "topk_group": 1, "use_qk_norm": True, "rms_norm_eps": 0.002}
+_LING_3 = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "kv_lora_rank": 32,
+    "v_head_dim": 32,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_group": 3,
+    "topk_group": 2,
+    "layer_group_size": 3,
+    "first_k_dense_replace": 1,
+    "num_mtp_layers": 0,
+    "rms_norm_eps": 0.002,
+}
+_OLMO_HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rms_norm_eps": 0.002,
+}
+_FLINT = _HEAD | _WINDOW | _EXPERTS | _QWEN3_MOE | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 40}
+_LAGUNA = (
+    _HEAD
+    | _WINDOW
+    | _EXPERTS
+    | _QWEN3_MOE
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        "num_attention_heads_per_layer": [4, 8, 8, 8],
+        "shared_expert_intermediate_size": 40,
+        "moe_routed_scaling_factor": 1.5,
+        "rope_parameters": {
+            "full_attention": _YARN | {"partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 1.0},
+        },
+    }
+)
+_ALPHAS = {f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")}
+
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _HEAD | _BIASES),
@@ -329,6 +383,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "olmo2-one-kv-head": ("Olmo2", {"num_key_value_heads": 1}),
     "olmo3": ("Olmo3", _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}),
+    "olmo-hybrid": ("OlmoHybrid", _OLMO_HYBRID | {"rope_parameters": {"rope_type": "default", "rope_theta": None}}),
+    "olmo-hybrid-rope": (
+        "OlmoHybrid",
+        _OLMO_HYBRID
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 24}
+        | {"linear_allow_neg_eigval": False, "attention_bias": True, "linear_key_head_dim": 16}
+        | _rope("default"),
+    ),
     "granite": ("Granite", _SCALED | _BIASES),
     "granite-4": ("GraniteMoeHybrid", _SCALED | _DENSE | {"position_embedding_type": "rope"}),
     "granite-4-nope": ("GraniteMoeHybrid", _DENSE | {"attention_multiplier": 0.2}),
@@ -340,6 +402,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe": ("GraniteMoe", _SCALED | _EXPERTS),
     "gpt-oss": ("GptOss", _GPT_OSS),
     "gpt-oss-clamped": ("GptOss", _GPT_OSS | {"swiglu_limit": 0.8, "swiglu_alpha": 1.3, "attention_bias": False}),
+    "flint": ("Flint", _FLINT | {"num_experts": 6}),
+    "flint-sparse": (
+        "Flint",
+        _FLINT
+        | {"num_experts": 6, "mlp_only_layers": [2], "norm_topk_prob": False, "attention_bias": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "laguna": ("Laguna", _LAGUNA | {"num_experts": 6}),
+    "laguna-wide-gates": (
+        "Laguna",
+        _LAGUNA
+        | {"num_experts": 6, "gating": "per-element"}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"], "num_attention_heads_per_layer": None},
+    ),
+    "bitnet": ("BitNet", {"tie_word_embeddings": True}),
+    "bitnet-first": ("BitNet", {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": True}),
+    "bitnet-bias": ("BitNet", {"attention_bias": True, "hidden_act": "silu", "rms_norm_eps": 0.1}),
     "glm": ("Glm", _HEAD),
     "glm-9b": ("Glm", {"head_dim": 8}),
     "chatglm": ("Glm", _HEAD),
@@ -586,6 +665,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | _BIASES
         | {"mamba_norm_before_gate": True, "mamba_proj_bias": True, "projectors_bias": True, "mamba_conv_bias": False},
     ),
+    # llama.cpp has every eighth layer with softmax attention, and one epsilon for all norms.
+    "minimax-01": (
+        "MiniMax",
+        _LIGHTNING
+        | _ALPHAS
+        | {"num_hidden_layers": 8, "layer_types": ["linear_attention"] * 7 + ["full_attention"], "rms_norm_eps": 1e-6},
+    ),
+    "minimax-01-factors": (
+        "MiniMax",
+        _LIGHTNING
+        | {"full_attn_alpha_factor": 0.7, "linear_attn_alpha_factor": 2.5, "mlp_alpha_factor": 1.3}
+        | {"full_attn_beta_factor": 1.2, "linear_attn_beta_factor": 0.6, "mlp_beta_factor": 2.0}
+        | {"head_dim": None, "rms_norm_eps": 0.1},
+    ),
+    "ling-2": ("Glm4Moe", _LING | {"head_dim": 8} | _rope("default", partial_rotary_factor=0.5)),
+    "ring-linear": ("Glm4Moe", _LING | {"num_hidden_layers": 4} | _rope("default", partial_rotary_factor=0.5)),
+    "ling-2.5": ("DeepseekV3", _LING | _LATENT | {"head_dim": 8, "num_hidden_layers": 4}),
+    "ling-3": ("BailingHybrid", _LING_3),
+    "ling-3-unbounded": (
+        "BailingHybrid",
+        _LING_3
+        | {"kda_safe_gate": False, "norm_topk_prob": False, "short_conv_kernel_size": 3}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+    ),
     "kimi-linear": ("KimiLinear", _KIMI | {"mlp_layer_types": ["sparse"] * 4}),
     "kimi-linear-dense": (
         "KimiLinear",
@@ -641,6 +744,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4-unified": ("Gemma4UnifiedText", _GEMMA4_LARGE | {"num_kv_shared_layers": 2}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
+# What changes a model of a class of transformers into one of the family, which has no class there.
+_CHANGED: dict[str, Callable[[PreTrainedModel], None]] = {
+    "ring-linear": with_lightning(0, 1),
+    "ling-2.5": with_lightning(0, 1),
+}
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
 LONG_CONTEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-longrope-long": ("Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}),
@@ -656,10 +764,14 @@ def oracle(name: str) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some biases and sinks are random from the start
         head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-        model = getattr(transformers, f"{kind.removesuffix('Text')}{head}")(config).float().eval()
+        model = getattr(transformers, f"{kind.removesuffix('Text')}{head}")(config).float()
+        _CHANGED.get(name, lambda _: None)(model)
+        model.eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
+            if name == "bitnet-first" and "layers" in parameter_name:
+                parameter.data = parameter.data.sign() / 4  # two values, which llama.cpp's converter keeps
         else:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
             kinds = (

@@ -22,7 +22,7 @@ KERNELS = {
     "_activation_kernel",
     "_add_bias_kernel",
     "_scale_and_cap_kernel",
-    "_sigmoid_gate_kernel",
+    "_gate_kernel",
     "_rope_and_kv_write_kernel",
     "_copy_blocks_kernel",
     "_stage_blocks_kernel",

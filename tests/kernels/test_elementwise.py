@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pyllm_kernels import Kernels
-from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate, widen
+from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate, softplus_gate, widen
 
 # Twice the unit in the last place: Triton's interpreter truncates where it should round to bfloat16.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -76,19 +76,23 @@ def test_the_residual_is_added_and_rounded_once(
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("is_wide", [True, False])
+@pytest.mark.parametrize("part", ["each", "third", "all"])
 def test_a_gate_is_multiplied_in_place(
-    kernels: Kernels, shape: tuple[int, int], dtype: torch.dtype, is_wide: bool, device: torch.device
+    kernels: Kernels, shape: tuple[int, int], dtype: torch.dtype, part: str, device: torch.device
 ) -> None:
     tokens, width = shape
+    numbers = {"each": width, "third": 3 if width % 3 == 0 else width, "all": 1}[part]
     wide = torch.randn(tokens, width + 9, dtype=dtype, device=device)
-    gate = 5 * torch.randn(tokens, width if is_wide else 1, dtype=dtype, device=device)
-    before, x = wide.clone(), wide[:, 3 : 3 + width]
-    assert kernels[sigmoid_gate](x, gate) is x
-    expected = before[:, 3 : 3 + width].double() * gate.double().sigmoid()
-    torch.testing.assert_close(x.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    assert torch.equal(wide[:, :3], before[:, :3])
-    assert torch.equal(wide[:, 3 + width :], before[:, 3 + width :])
+    gate = 5 * torch.randn(tokens, numbers, dtype=dtype, device=device)
+    factors = {sigmoid_gate: gate.double().sigmoid(), softplus_gate: torch.nn.functional.softplus(gate.double())}
+    for gated, factor in factors.items():
+        own = wide.clone()
+        x = own[:, 3 : 3 + width]
+        assert kernels[gated](x, gate) is x
+        expected = wide[:, 3 : 3 + width].double() * factor.repeat_interleave(width // numbers, 1)
+        torch.testing.assert_close(x.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        assert torch.equal(own[:, :3], wide[:, :3])
+        assert torch.equal(own[:, 3 + width :], wide[:, 3 + width :])
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)

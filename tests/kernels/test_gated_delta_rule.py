@@ -34,14 +34,21 @@ SHAPES = [(1, 1, 16, 16), (2, 6, 17, 5), (2, 4, 64, 96), (1, 2, 128, 128), (3, 3
 
 
 def case(
-    key_heads: int, value_heads: int, key_dim: int, value_dim: int, dtype: str = "float32", *, many: bool = False
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: str = "float32",
+    *,
+    many: bool = False,
+    **options: float,
 ) -> Case:
     """With `many`, a head has a decay for each dimension of its keys."""
     decays = value_heads * key_dim if many else value_heads
     decay_scale, decay_bias = normal(value_heads, seed=2), normal(decays, seed=5)
 
     def run(kernels: Kernels, inputs: Sequence[Array], rows: StateRows, states: Array) -> Array:
-        return kernels[gated_delta_rule](*inputs, decay_scale, decay_bias, rows, states, key_heads)
+        return kernels[gated_delta_rule](*inputs, decay_scale, decay_bias, rows, states, key_heads, **options)
 
     inputs = [
         columns(TOKENS, 2 * key_heads * key_dim + value_heads * value_dim, dtype=dtype),
@@ -59,6 +66,19 @@ MANY = pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_of_any_shape(shape: tuple[int, int, int, int], dtype: str, many: bool) -> None:
     computes_the_reference(case(*shape, dtype, many=many), dtype)
+
+
+@MANY
+@pytest.mark.parametrize("options", [{"greatest_share": 2.0}, {"strongest_decay": -5.0}], ids=str)
+def test_of_greater_shares_and_bounded_decays(options: dict[str, float], many: bool) -> None:
+    tested = case(2, 6, 17, 5, many=many, **options)
+    computes_the_reference(tested, "float32")
+    plain = case(2, 6, 17, 5, many=many)
+    rows, states = state_rows([TOKENS], [-1], [0]), [made.states() for made in (tested, plain)]
+    with_options, without = (
+        made.on(CPU, slice(None), rows, of) for made, of in zip((tested, plain), states, strict=True)
+    )
+    assert np.abs(with_options - without).max() > 0.01
 
 
 @MANY

@@ -46,8 +46,16 @@ def clamp(x: Tensor, limit: float) -> Tensor:
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return _gate(x, gate, "sigmoid")
+
+
+def softplus_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return _gate(x, gate, "softplus")
+
+
+def _gate(x: Tensor, gate: Tensor, function: str) -> Tensor:
     rows, size = x.shape
-    launch = _sigmoid_gate_launcher(size, gate.shape[1] != 1)
+    launch = _gate_launcher(size, size // gate.shape[1], function)
     launch((rows, ceil_div(size, _BLOCK), 1), (x, gate), (x.stride(0), gate.stride(0)))
     return x
 
@@ -72,8 +80,9 @@ def _scale_and_cap_launcher(size: int, capped: bool) -> Launcher:
 
 
 @functools.cache
-def _sigmoid_gate_launcher(size: int, is_wide: bool) -> Launcher:
-    return Launcher(_sigmoid_gate_kernel, {"WIDE": is_wide} | _row_constants(size))
+def _gate_launcher(size: int, features: int, function: str) -> Launcher:
+    constants: dict[str, Constant] = {"FEATURES": features, "FUNCTION": function}
+    return Launcher(_gate_kernel, constants | _row_constants(size))
 
 
 def _row_constants(size: int) -> dict[str, Constant]:
@@ -104,16 +113,26 @@ def _scale_and_cap_kernel(x_ptr, x_stride, factor, cap, CAPPED: tl.constexpr, SI
 
 
 @triton.jit
-def _sigmoid_gate_kernel(
-    x_ptr, gate_ptr, x_stride, gate_stride, WIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+def _gate_kernel(
+    x_ptr,
+    gate_ptr,
+    x_stride,
+    gate_stride,
+    FEATURES: tl.constexpr,
+    FUNCTION: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     pointers = x_ptr + row * x_stride + columns
-    gate_columns = columns if WIDE else columns * 0
-    gate = tl.load(gate_ptr + row * gate_stride + gate_columns, mask=mask, other=0.0).to(tl.float32)
-    gated = tl.load(pointers, mask=mask, other=0.0).to(tl.float32) * tl.sigmoid(gate)
+    gate = tl.load(gate_ptr + row * gate_stride + columns // FEATURES, mask=mask, other=0.0).to(tl.float32)
+    if FUNCTION == "sigmoid":
+        factor = tl.sigmoid(gate)
+    else:
+        factor = tl.where(gate > 0, gate, 0.0) + tl.log(1 + tl.exp(-tl.abs(gate)))  # a NaN stays one by the second part
+    gated = tl.load(pointers, mask=mask, other=0.0).to(tl.float32) * factor
     tl.store(pointers, gated.to(x_ptr.dtype.element_ty), mask=mask)
 
 

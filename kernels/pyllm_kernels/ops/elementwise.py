@@ -5,7 +5,7 @@ import numpy as np
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
 from pyllm_kernels.ops.activation import ACTIVATIONS, sigmoid
-from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, widened
+from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, softplus, widened
 
 
 def _add(x: Array, residual: Array, factor: float = 1.0) -> Array:
@@ -63,7 +63,11 @@ def clamp(x: Tensor, limit: float) -> Tensor:
 
 
 def _sigmoid_gate(x: Array, gate: Array) -> Array:
-    x[...] = widened(x) * sigmoid(widened(gate))
+    return _gated(x, sigmoid(widened(gate)))
+
+
+def _gated(x: Array, factors: Floats) -> Array:
+    x[...] = widened(x) * np.repeat(factors, x.shape[1] // factors.shape[1], axis=1)
     return x
 
 
@@ -71,9 +75,21 @@ def _sigmoid_gate(x: Array, gate: Array) -> Array:
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """Multiply x [tokens, n] by `sigmoid(gate)` in place; return x.
 
-    The gate is [tokens, n] or [tokens, 1], of x's dtype. Computes in float32 and rounds once.
+    The gate is [tokens, n], of x's dtype; or it has fewer numbers, a divisor of n, each for as many adjacent features.
+    Computes in float32 and rounds once.
     """
     _cpu.ops.sigmoid_gate(x, gate)
+    return x
+
+
+def _softplus_gate(x: Array, gate: Array) -> Array:
+    return _gated(x, softplus(widened(gate)))
+
+
+@op(reference=_softplus_gate, triton="pyllm_kernels.gpu.elementwise")
+def softplus_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """Multiply x [tokens, n] by `log(1 + exp(gate))` in place; return x. All else is as for `sigmoid_gate`."""
+    _cpu.ops.softplus_gate(x, gate)
     return x
 
 

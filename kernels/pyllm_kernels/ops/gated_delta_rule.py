@@ -22,6 +22,8 @@ def _gated_delta_rule(
     states: Array,
     num_key_heads: int,
     is_tiled: bool = False,
+    greatest_share: float = 1.0,
+    strongest_decay: float | None = None,
 ) -> Array:
     _, value_heads, key_dim, value_dim = states.shape
     tokens, width = len(qkv), num_key_heads * key_dim
@@ -31,9 +33,13 @@ def _gated_delta_rule(
     query, key = (_normalised(heads.reshape(tokens, num_key_heads, key_dim))[:, key_heads] for heads in (query, key))
     query *= np.float32(key_dim**-0.5)
     value = value.reshape(tokens, value_heads, value_dim)
-    steps = softplus(widened(decay) + decay_bias).reshape(tokens, value_heads, -1)
-    factors = np.exp(-np.exp(decay_scale)[:, None] * steps)  # [tokens, value_heads, key_dim or 1]
-    shares = sigmoid(widened(beta))
+    steps = (widened(decay) + decay_bias).reshape(tokens, value_heads, -1)
+    rates = np.exp(decay_scale)[:, None]
+    if strongest_decay is None:
+        factors = np.exp(-rates * softplus(steps))  # [tokens, value_heads, key_dim or 1]
+    else:
+        factors = np.exp(np.float32(strongest_decay) * sigmoid(rates * steps))
+    shares = sigmoid(widened(beta)) * np.float32(greatest_share)
     out = np.empty_like(value)
     for row, state in each_row(rows, states):
         for token in range(row.start, row.stop):
@@ -56,6 +62,8 @@ def gated_delta_rule(
     states: Tensor,
     num_key_heads: int,
     is_tiled: bool = False,
+    greatest_share: float = 1.0,
+    strongest_decay: float | None = None,
 ) -> Tensor:
     """The gated delta rule (arXiv 2412.06464), one token after the other, in float32 and rounded once.
 
@@ -63,7 +71,9 @@ def gated_delta_rule(
     llama.cpp's files of Qwen 3.5, of `h % num_key_heads`, normalised to a length of 1 (by
     `x / sqrt(sum(x²) + 1e-6)`); queries are then scaled by `key_dim ** -0.5`. With
     `g = exp(-exp(decay_scale) * softplus(decay + decay_bias))`, a token changes its head's state S to
-    `g * S + k (v - (g * S)^T k)^T * sigmoid(beta)`; its output is `S^T q` after that.
+    `g * S + k (v - (g * S)^T k)^T * sigmoid(beta) * greatest_share`; its output is `S^T q` after that. A
+    `greatest_share` of 2 allows negative eigenvalues (arXiv 2411.12537). With a `strongest_decay`, a negative number,
+    g is `exp(strongest_decay * sigmoid(exp(decay_scale) * (decay + decay_bias)))` (Ling 3).
 
     - qkv [tokens, 2 * num_key_heads * key_dim + value_heads * value_dim]: all queries, all keys, all values.
     - decay, beta [tokens, value_heads] of qkv's dtype; decay_scale, decay_bias float32 [value_heads], contiguous. With
@@ -80,7 +90,8 @@ def gated_delta_rule(
     """
     _, value_heads, _, value_dim = states.shape
     out = graph.empty((qkv.shape[0], value_heads * value_dim), qkv)
-    _cpu.ops.gated_delta_rule(qkv, decay, beta, decay_scale, decay_bias, rows, states, num_key_heads, is_tiled, out)
+    tensors = qkv, decay, beta, decay_scale, decay_bias, rows, states
+    _cpu.ops.gated_delta_rule(*tensors, num_key_heads, is_tiled, greatest_share, strongest_decay, out)
     return out
 
 

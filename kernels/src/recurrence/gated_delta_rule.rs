@@ -41,6 +41,10 @@ pub(crate) struct GatedDeltaRule {
     decay_scale: usize,
     /// Address of as many float32 as a token has in `decay`.
     decay_bias: usize,
+    /// The greatest share of a difference that a state learns.
+    greatest_share: f32,
+    /// The logarithm of the strongest decay, if there is one.
+    strongest_decay: Option<f32>,
     rows: StateRows,
     states: States,
     out: Matrix,
@@ -60,6 +64,8 @@ pub(crate) fn gated_delta_rule(
     states: Array,
     key_heads: usize,
     is_tiled: bool,
+    greatest_share: f32,
+    strongest_decay: Option<f32>,
     out: Array,
 ) -> PyResult<()> {
     let [_, value_heads, key_dim, value_dim] = states.dimensions("states")?;
@@ -79,6 +85,8 @@ pub(crate) fn gated_delta_rule(
         beta: beta.matrix_of("beta", dtype, [tokens, value_heads])?,
         decay_scale: decay_scale.elements("decay_scale", "float32", &[value_heads])?,
         decay_bias: decay_bias.elements("decay_bias", "float32", &[decays_a_head * value_heads])?,
+        greatest_share,
+        strongest_decay,
         rows: rows.read()?,
         states: States::of(&states, &[value_heads, key_dim, value_dim])?,
         out: out.matrix_of("out", dtype, [tokens, value_heads * value_dim])?,
@@ -217,7 +225,7 @@ impl<X: Storage, const MANY: bool> Head<'_, X, MANY> {
     /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, head: usize, batch: &mut Batch) {
-        let GatedDeltaRule { key_heads, value_heads, is_tiled, key_dim, qkv, beta, .. } = *self.op;
+        let GatedDeltaRule { key_heads, value_heads, is_tiled, key_dim, qkv, beta, greatest_share, .. } = *self.op;
         let key_head = if is_tiled { head % key_heads } else { head / (value_heads / key_heads) };
         #[expect(clippy::cast_precision_loss, reason = "no head is as wide as 2^24")]
         let scale = 1.0 / (key_dim as f32).sqrt();
@@ -226,7 +234,8 @@ impl<X: Storage, const MANY: bool> Head<'_, X, MANY> {
             for (index, token) in batch.tokens.clone().enumerate() {
                 let query = qkv.row::<X>(token).add(key_head * key_dim);
                 normalise::<V, X>(query, batch.queries.add(index * key_dim), key_dim, scale);
-                batch.betas[index] = V::splat((*beta.row::<X>(token).add(head)).widen()).sigmoid().lowest();
+                let share = V::splat((*beta.row::<X>(token).add(head)).widen()).sigmoid();
+                batch.betas[index] = share.mul(V::splat(greatest_share)).lowest();
             }
             let with_next = batch.tokens.start..batch.tokens.end + usize::from(!batch.is_last);
             for (index, token) in with_next.enumerate() {
@@ -244,14 +253,18 @@ impl<X: Storage, const MANY: bool> Head<'_, X, MANY> {
     /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn fade<V: Vector>(&self, head: usize, token: usize, index: usize, batch: &Batch) {
-        let GatedDeltaRule { key_dim, decay, decay_scale, decay_bias, .. } = *self.op;
+        let GatedDeltaRule { key_dim, decay, decay_scale, decay_bias, strongest_decay, .. } = *self.op;
         // SAFETY: as the caller promises.
         unsafe {
-            let rate = V::splat(0.0).sub(V::splat(*with_exposed_provenance::<f32>(decay_scale).add(head)).exp());
+            let rate = V::splat(*with_exposed_provenance::<f32>(decay_scale).add(head)).exp();
+            let decays_of = |step: V| match strongest_decay {
+                None => step.softplus().mul(V::splat(0.0).sub(rate)).exp(),
+                Some(strongest) => step.mul(rate).sigmoid().mul(V::splat(strongest)).exp(),
+            };
             let first = if MANY { head * key_dim } else { head };
             let step = decay.row::<X>(token).add(first);
             let bias = with_exposed_provenance::<f32>(decay_bias).add(first);
-            let mut decays = V::splat((*step).widen()).add(V::splat(*bias)).softplus().mul(rate).exp();
+            let mut decays = decays_of(V::splat((*step).widen()).add(V::splat(*bias)));
             if !MANY {
                 *batch.decays.add(index) = decays.lowest();
             }
@@ -259,7 +272,7 @@ impl<X: Storage, const MANY: bool> Head<'_, X, MANY> {
                 let (place, left) = (index * key_dim + at, key_dim - at);
                 if MANY {
                     let step = X::load_up_to::<V>(step.add(at), left).add(f32::load_up_to(bias.add(at), left));
-                    decays = step.softplus().mul(rate).exp();
+                    decays = decays_of(step);
                     f32::store_up_to(decays, batch.decays.add(place), left);
                 }
                 let key: V = f32::load_up_to(batch.keys.add(place), left);

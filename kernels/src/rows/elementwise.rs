@@ -2,7 +2,9 @@
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
@@ -24,12 +26,18 @@ pub(crate) enum Change {
     Clamp(f32),
     /// `factor * x + residual`, of the dtype of x.
     Add { factor: f32, residual: Matrix },
-    /// `x * sigmoid(gate)`, of the dtype of x; a gate is as wide as x, or one number a row.
-    Gate { gate: Matrix, is_wide: bool },
+    /// `x * function(gate)`, of the dtype of x; a number of the gate is that of so many adjacent features.
+    Gate { gate: Matrix, features: usize, function: GateFunction },
     /// `x * gate * sigmoid(gate)`, of the dtype of x.
     SiluGate(Matrix),
     /// `x` as float32.
     Widen,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GateFunction {
+    Sigmoid,
+    Softplus,
 }
 
 /// Write the change of x to out, which may be x; both have the same dtype, unless x is widened.
@@ -73,11 +81,22 @@ pub(crate) fn clamp(py: Python<'_>, x: Array, limit: f32) -> PyResult<()> {
 /// `x * sigmoid(gate)` in x.
 #[pyfunction]
 pub(crate) fn sigmoid_gate(py: Python<'_>, x: Array, gate: Array) -> PyResult<()> {
-    let [tokens, width] = x.dimensions("x")?;
-    let [_, gate_width] = gate.dimensions("gate")?;
-    let is_wide = gate_width != 1;
-    let rows = gate.matrix_of("gate", x.dtype("x")?, [tokens, if is_wide { width } else { 1 }])?;
-    change(py, Change::Gate { gate: rows, is_wide }, &x, &x, &[&x, &gate])
+    gate_by(py, &x, &gate, GateFunction::Sigmoid)
+}
+
+/// `x * softplus(gate)` in x.
+#[pyfunction]
+pub(crate) fn softplus_gate(py: Python<'_>, x: Array, gate: Array) -> PyResult<()> {
+    gate_by(py, &x, &gate, GateFunction::Softplus)
+}
+
+fn gate_by(py: Python<'_>, x: &Array, gate: &Array, function: GateFunction) -> PyResult<()> {
+    let ([tokens, width], [_, numbers]) = (x.dimensions("x")?, gate.dimensions("gate")?);
+    if numbers == 0 || !width.is_multiple_of(numbers) {
+        return Err(PyValueError::new_err(format!("a gate of {numbers} numbers for {width} features: give a divisor")));
+    }
+    let rows = gate.matrix_of("gate", x.dtype("x")?, [tokens, numbers])?;
+    change(py, Change::Gate { gate: rows, features: width / numbers, function }, x, x, &[x, gate])
 }
 
 /// `x * gate * sigmoid(gate)` in x.
@@ -108,7 +127,8 @@ impl Op for Elementwise {
             Change::Scale { .. } => "scale_and_cap",
             Change::Clamp(_) => "clamp",
             Change::Add { .. } => "add",
-            Change::Gate { .. } => "sigmoid_gate",
+            Change::Gate { function: GateFunction::Sigmoid, .. } => "sigmoid_gate",
+            Change::Gate { function: GateFunction::Softplus, .. } => "softplus_gate",
             Change::SiluGate(_) => "silu_gate",
             Change::Widen => "widen",
         }
@@ -164,13 +184,11 @@ impl<X: Storage> Kernel for Row<'_, X> {
                     let (factor, residual) = (V::splat(factor), residual.row::<X>(row));
                     self.change::<V>(row, |x, at, left| x.mul_add(factor, X::load_up_to(residual.add(at), left)));
                 }
-                Change::Gate { gate, is_wide: true } => {
-                    let gate = gate.row::<X>(row);
-                    self.change::<V>(row, |x, at, left| x.div(exp_of_minus_and_one(X::load_up_to(gate.add(at), left))));
+                Change::Gate { gate, features, function: GateFunction::Sigmoid } => {
+                    self.gate::<V>(row, gate, features, |x, gate| x.div(exp_of_minus_and_one(gate)));
                 }
-                Change::Gate { gate, is_wide: false } => {
-                    let divisor = exp_of_minus_and_one(V::splat((*gate.row::<X>(row)).widen()));
-                    self.change::<V>(row, |x, _, _| x.div(divisor));
+                Change::Gate { gate, features, function: GateFunction::Softplus } => {
+                    self.gate::<V>(row, gate, features, |x, gate| x.mul(gate.softplus()));
                 }
                 Change::SiluGate(gate) => {
                     let gate = gate.row::<X>(row);
@@ -195,6 +213,24 @@ impl<X: Storage> Row<'_, X> {
         unsafe { self.change::<V>(row, |x, at, left| x.add(B::load_up_to(bias.add(at), left))) }
     }
 
+    /// # Safety
+    ///
+    /// See `Kernel::run`.
+    #[inline(always)]
+    unsafe fn gate<V: Vector>(&self, row: usize, gate: Matrix, features: usize, gated: impl Fn(V, V) -> V) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let gate = gate.row::<X>(row);
+            if features == 1 {
+                return self.change::<V>(row, |x, at, left| gated(x, X::load_up_to(gate.add(at), left)));
+            }
+            for (number, first) in (0..self.op.width).step_by(features).enumerate() {
+                let number = V::splat((*gate.add(number)).widen());
+                self.change_part::<V, X>(row, first..first + features, |x, _, _| gated(x, number));
+            }
+        }
+    }
+
     /// Change each vector; `change` gets its index in the row, and the number of elements from there on.
     ///
     /// # Safety
@@ -213,12 +249,28 @@ impl<X: Storage> Row<'_, X> {
     /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn change_to<V: Vector, O: Storage>(&self, row: usize, change: impl Fn(V, usize, usize) -> V) {
-        let Elementwise { width, x, out, .. } = *self.op;
+        // SAFETY: as the caller promises.
+        unsafe { self.change_part::<V, O>(row, 0..self.op.width, change) }
+    }
+
+    /// The same for some of the row's features.
+    ///
+    /// # Safety
+    ///
+    /// See `Kernel::run`.
+    #[inline(always)]
+    unsafe fn change_part<V: Vector, O: Storage>(
+        &self,
+        row: usize,
+        part: Range<usize>,
+        change: impl Fn(V, usize, usize) -> V,
+    ) {
+        let Elementwise { x, out, .. } = *self.op;
         // SAFETY: as the caller promises.
         unsafe {
             let (x, out) = (x.row::<X>(row), out.row::<O>(row));
-            for at in (0..width).step_by(LANES) {
-                let left = width - at;
+            for at in part.clone().step_by(LANES) {
+                let left = part.end - at;
                 O::store_up_to(change(X::load_up_to(x.add(at), left), at, left), out.add(at), left);
             }
         }
@@ -260,8 +312,9 @@ mod tests {
                 Change::Scale { factor, cap: Some(cap) },
                 Change::Clamp(factor),
                 Change::Add { factor, residual: other },
-                Change::Gate { gate: other, is_wide: true },
-                Change::Gate { gate: other, is_wide: false },
+                Change::Gate { gate: other, features: 1, function: GateFunction::Sigmoid },
+                Change::Gate { gate: other, features: x.len(), function: GateFunction::Sigmoid },
+                Change::Gate { gate: other, features: 1, function: GateFunction::Softplus },
                 Change::SiluGate(other),
                 Change::Widen,
             ];
@@ -279,8 +332,13 @@ mod tests {
                         Change::Scale { .. } => wide_cap * (factor * x / wide_cap).tanh(),
                         Change::Clamp(_) => x.clamp(-factor, factor),
                         Change::Add { .. } => factor * x + other,
-                        Change::Gate { is_wide: true, .. } => x / (1.0 + (-other).exp()),
-                        Change::Gate { .. } => x / (1.0 + (-f64::from(numbers[0].1)).exp()),
+                        Change::Gate { features, function, .. } => {
+                            let gate = if features == 1 { other } else { f64::from(numbers[0].1) };
+                            match function {
+                                GateFunction::Sigmoid => x / (1.0 + (-gate).exp()),
+                                GateFunction::Softplus => x * gate.exp().ln_1p(),
+                            }
+                        }
                         Change::SiluGate(_) => x * other / (1.0 + (-other).exp()),
                         Change::Widen => x,
                     };

@@ -6,6 +6,7 @@ part.
 """
 
 from pyllm_kernels import PackedLinear
+from pyllm_kernels.ops.elementwise import sigmoid_gate
 from pyllm_kernels.ops.head_products import head_products
 from pyllm_kernels.ops.norm import rms_norm
 from pyllm_kernels.ops.packed_linear import pack_linear
@@ -38,6 +39,11 @@ class LatentAttention:
         self.latent_norm = Norm(latent.norm, latent.rank, placement)
         self.key = HeadMatrices(latent.key_shape, spec.heads, placement, is_transposed=not latent.absorbed)
         self.value = HeadMatrices((latent.value_size, latent.rank), spec.heads, placement)
+        self.gate = None
+        if spec.head_gate:
+            self.gate = ColumnParallelLinear(
+                hidden_size, (spec.heads,), placement, shares=[placement.share_of_heads(spec.heads, 1)]
+            )
         self.attention = PagedAttention(layer, spec)
         self.output = RowParallelLinear(spec.heads * latent.value_size, hidden_size, placement, spec.output_bias)
 
@@ -51,25 +57,30 @@ class LatentAttention:
         self.latent_norm.load(reader, f"{prefix}latent_norm")
         self.key.load(reader, f"{prefix}key")
         self.value.load(reader, f"{prefix}value")
+        if self.gate is not None:
+            self.gate.load(reader, f"{prefix}gate")
         self.output.load(reader, f"{prefix}output")
 
     def packed(self) -> tuple[PackedLinear, ...]:
         """Every matrix, in order."""
         down = () if self.query_down is None else self.query_down.packed
+        gate = () if self.gate is None else self.gate.packed
         heads = self.key.packed, self.value.packed
-        return (*down, *self.query.packed, *self.latent.packed, *heads, self.output.packed)
+        return (*down, *self.query.packed, *self.latent.packed, *heads, *gate, self.output.packed)
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         kernels, latent = self._kernels, self.latent(x)
         part = latent[:, self._spec.rope_size :]
         kernels[rms_norm](part, self.latent_norm.weight, self._spec.norm.epsilon, part)
         cached = latent.reshape(len(x), 1, -1)
+        gate = None if self.gate is None else self.gate(x)
         if self.query_down is not None and self.query_norm is not None:
             x = self.query_norm(self.query_down(x))
         query = self.query(x).reshape(len(x), self._num_heads, -1)
         absorbed = kernels[head_products](query, self.key.packed, True)  # [tokens, heads, rope_size + rank]
         attended = self.attention(absorbed, cached, cached, context)
-        return self.output(kernels[head_products](attended, self.value.packed, False).reshape(len(x), -1))
+        values = kernels[head_products](attended, self.value.packed, False).reshape(len(x), -1)
+        return self.output(values if gate is None else kernels[sigmoid_gate](values, gate))
 
 
 class HeadMatrices:

@@ -1,7 +1,10 @@
 """Layers that keep a state of all tokens before: `RecurrenceSpec` as a layer, over this rank's heads or features.
 
-Each projects its input, convolves some of the projections along the sequence, and projects the result back.
+Each projects its input, convolves some of the projections along the sequence, and projects the result back; lightning
+attention, which convolves nothing, is in `lightning_attention.py`.
 """
+
+from functools import partial
 
 from pyllm_kernels import PackedLinear
 from pyllm_kernels.ops.causal_convolution import causal_convolution, gated_convolution
@@ -9,10 +12,12 @@ from pyllm_kernels.ops.elementwise import silu_gate
 from pyllm_kernels.ops.gated_delta_rule import gated_delta_rule
 from pyllm_kernels.ops.gated_norm import gated_norm
 from pyllm_kernels.ops.state_space import selective_scan, state_space
-from pyllm_kernels.tensors import Tensor, copied, split
+from pyllm_kernels.tensors import Tensor, split
 
 from pyllm.families.spec import (
+    ConvolvedSpec,
     GatedDeltaSpec,
+    LightningSpec,
     RecurrenceSpec,
     SelectiveScanSpec,
     ShortConvolutionSpec,
@@ -20,6 +25,8 @@ from pyllm.families.spec import (
     convolution_tensors,
 )
 from pyllm.workers.layers.forward_context import ForwardContext
+from pyllm.workers.layers.gated_norm import GatedNorm
+from pyllm.workers.layers.lightning_attention import LightningAttention
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear, whole_linear
 from pyllm.workers.layers.norm import Norm
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -32,7 +39,7 @@ class Projections:
     The convolved projections come first in the result of `inputs`, in the order of their features in the file.
     """
 
-    def __init__(self, spec: RecurrenceSpec, hidden_size: int, placement: WeightPlacement) -> None:
+    def __init__(self, spec: ConvolvedSpec, hidden_size: int, placement: WeightPlacement) -> None:
         has_bias = not isinstance(spec, GatedDeltaSpec) and spec.bias
         self._names = tuple(spec.inputs)
         shares = {name: placement.share(size) for name, size in spec.inputs.items()}
@@ -59,11 +66,11 @@ class Projections:
         self.output.load(reader, f"{prefix}output")
         for name, linear in self.low_rank.items():
             linear.load(reader, f"{prefix}{name}")
-        parts, here = list(zip(self._spec.convolved, self._shares, strict=False)), 0
+        parts, here = zip(self._spec.convolved, self._shares, strict=False), 0
         for name, total in convolution_tensors(self._spec).items():
             before = 0
             while before < total:
-                size, share = parts.pop(0)
+                size, share = next(parts)
                 rows = slice(before + share.start, before + share.stop)
                 part = slice(here, here + share.stop - share.start)
                 reader.read(f"{prefix}{name}.weight", (total, self._spec.width), self.weight[part], rows)
@@ -132,6 +139,9 @@ class GatedDelta:
         self.decay_scale = empty((self._heads.stop - self._heads.start,), "float32")
         self.decay_bias = empty((self._decays.stop - self._decays.start,), "float32")
         self.norm = empty((spec.value_size,), "float32")
+        self._rule = placement.kernels[gated_delta_rule]
+        if spec.greatest_share != 1 or spec.strongest_decay is not None:
+            self._rule = partial(self._rule, greatest_share=spec.greatest_share, strongest_decay=spec.strongest_decay)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.projections.load(reader, prefix)
@@ -149,7 +159,7 @@ class GatedDelta:
         parts = dict(zip(self._names, others, strict=True))
         parts |= {name: linear(x) for name, linear in layer.low_rank.items()}
         convolved = kernels[causal_convolution](convolved, layer.weight, layer.bias, rows, tail)
-        values = kernels[gated_delta_rule](
+        values = self._rule(
             convolved,
             parts["decay"],
             parts["beta"],
@@ -169,24 +179,24 @@ class StateSpace:
 
     def __init__(self, spec: StateSpaceSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._layer, self._kernels, self._spec = layer, placement.kernels, spec
-        self._group, self._device = placement.group, placement.device
-        # A norm over the features of several ranks needs all of them.
-        self._is_norm_cut = spec.norm_groups % placement.group.size != 0
         self.projections = Projections(spec, hidden_size, placement)
-        self._heads, self._features = placement.share(spec.heads), placement.share(spec.output_size)
+        self._heads = placement.share(spec.heads)
         value, read, written, gate, step = self.projections.inputs.sizes
         self._sizes, self._convolved = [value + read + written, gate, step], [value, read, written]
         empty = placement.device.empty
         self.decay_scale, self.step_bias, self.skip = (empty((step,), "float32") for _ in range(3))
-        self.norm = empty((spec.output_size if self._is_norm_cut else value,), "float32")
+        self.norm = None
+        if spec.norm_groups:
+            self.norm = GatedNorm(
+                spec.output_size, spec.norm_groups, spec.epsilon, placement, gate_first=spec.gate_first
+            )
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.projections.load(reader, prefix)
         for name, out in (("decay_scale", self.decay_scale), ("step_bias", self.step_bias), ("skip", self.skip)):
             reader.read(f"{prefix}{name}.weight", (self._spec.heads,), out, self._heads)
-        if self._spec.norm_groups:
-            own = slice(None) if self._is_norm_cut else self._features
-            reader.read(f"{prefix}norm.weight", (self._spec.output_size,), self.norm, own)
+        if self.norm is not None:
+            self.norm.load(reader, f"{prefix}norm")
 
     def packed(self) -> tuple[PackedLinear, ...]:
         return self.projections.packed()
@@ -209,18 +219,8 @@ class StateSpace:
             memory,
             spec.step_limits,
         )
-        return layer.output(self._normalise(values, gate))
-
-    def _normalise(self, values: Tensor, gate: Tensor) -> Tensor:
-        spec = self._spec
-        if not spec.norm_groups:
-            return self._kernels[silu_gate](values, gate)
-        group_size, epsilon = spec.output_size // spec.norm_groups, spec.epsilon
-        normalise = self._kernels[gated_norm]
-        if not self._is_norm_cut:
-            return normalise(values, gate, self.norm, epsilon, group_size, spec.gate_first)
-        values, gate = (self._device.concatenate(self._group.gather(part), -1) for part in (values, copied(gate)))
-        return copied(normalise(values, gate, self.norm, epsilon, group_size, spec.gate_first)[:, self._features])
+        normed = kernels[silu_gate](values, gate) if self.norm is None else self.norm(values, gate)
+        return layer.output(normed)
 
 
 class SelectiveScan:
@@ -269,7 +269,7 @@ class SelectiveScan:
         return layer.output(kernels[silu_gate](values, gate))
 
 
-Recurrence = ShortConvolution | GatedDelta | StateSpace | SelectiveScan
+Recurrence = ShortConvolution | GatedDelta | StateSpace | SelectiveScan | LightningAttention
 
 
 def recurrence_of(spec: RecurrenceSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> Recurrence:
@@ -283,3 +283,5 @@ def recurrence_of(spec: RecurrenceSpec, hidden_size: int, layer: int, placement:
             return StateSpace(spec, hidden_size, layer, placement)
         case SelectiveScanSpec():
             return SelectiveScan(spec, hidden_size, layer, placement)
+        case LightningSpec():
+            return LightningAttention(spec, hidden_size, layer, placement)

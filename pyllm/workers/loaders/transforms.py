@@ -10,7 +10,7 @@ from pyllm.families.tensors import (
     Deinterleave,
     GroupRows,
     LastFirst,
-    LogOfNegative,
+    LogOfMagnitude,
     Rows,
     Scale,
     TensorEntry,
@@ -62,6 +62,6 @@ def changed(entry: TensorEntry, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
                 numbers = numbers.astype(np.float32) + np.float32(value)
             case Scale(value):
                 numbers = numbers.astype(np.float32) * np.float32(value)
-            case LogOfNegative():
-                numbers = np.log(-numbers.astype(np.float32))
+            case LogOfMagnitude():
+                numbers = np.log(np.abs(numbers.astype(np.float32)))
     return numbers
