@@ -216,7 +216,11 @@ class CoreCalls:
         """Each LoRA adapter with the number of its requests, also those that only begun requests still use."""
         if core is not None:
             return await self._ask(list[AdapterReport], "adapters", core=core)
-        return merged_reports((await self._ask_all(list[AdapterReport], "adapters")).values())
+        return merged_reports((await self.core_adapters()).values())
+
+    async def core_adapters(self) -> dict[int, list[AdapterReport]]:
+        """`adapters` of each core that is ready, by its index."""
+        return await self._ask_all(list[AdapterReport], "adapters")
 
     async def kv_events(self, first: int = 0, *, tokens: bool = True, core: int | None = None) -> KVEvents:
         """Blocks that the prefix cache stored and evicted, from event number `first` on; at most 10,000 events a call.

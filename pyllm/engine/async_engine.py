@@ -482,7 +482,9 @@ class AsyncEngine:
         self._connections.callback(self._client.close)
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
-        self._metrics = Metrics(model.name, model, connection=self._client.counts)
+        self._metrics = Metrics(
+            model.name, model, connection=self._client.counts, max_loras=self._config.lora.num_slots
+        )
         self._prompts = PromptEncoder(self.tokenizer, model, self._metrics.encoding)
         self._renderer = await asyncio.to_thread(ChatRenderer, self._prompts, self._chat_template)
 
