@@ -27,10 +27,17 @@ logger = logging.getLogger(__name__)
 class ServedModels:
     """The first of `names` is in answers, the others are its aliases. `clock` is in seconds."""
 
-    def __init__(self, client: EngineClient, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        names: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+        max_unknown: int = MAX_UNKNOWN,
+    ) -> None:
         self.names = tuple(names)
         self._client = client
         self._clock = clock
+        self._max_unknown = max_unknown
         self._searches: dict[str, asyncio.Task[Adapter | None]] = {}
         self._room = asyncio.Semaphore(MAX_SEARCHES)
         self._unknown: dict[str, float] = {}  # names, and when they may be looked for again
@@ -96,5 +103,5 @@ class ServedModels:
     def _forget_oldest(self) -> None:
         now = self._clock()
         self._unknown = {name: until for name, until in self._unknown.items() if now < until}
-        if len(self._unknown) >= MAX_UNKNOWN:
+        if len(self._unknown) >= self._max_unknown:
             del self._unknown[next(iter(self._unknown))]
