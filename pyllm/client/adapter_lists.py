@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 class AdapterLists:
     """Names are those of adapters that every core has; a core that serves none at all does not count.
 
+    While one is replaced, cores may have different ones of a name: the first core's counts, and requests go to cores
+    that have the same.
+
     `on_change` is called when requests that wait for an adapter may be sent.
     """
 
@@ -43,13 +46,13 @@ class AdapterLists:
         lists = self._lists()
         if not lists:
             return None
-        return tuple(each for each in lists[0].values() if all(other.get(each.name) == each for other in lists[1:]))
+        return tuple(each for each in lists[0].values() if all(each.name in other for other in lists[1:]))
 
     def find(self, name: str) -> Adapter | None:
         """The adapter of this name, if there is one."""
         lists = self._lists()
         found = lists[0].get(name) if lists else None
-        return found if all(other.get(name) == found for other in lists[1:]) else None
+        return found if all(name in other for other in lists[1:]) else None
 
     def take(self, core: Core, message: AdapterList) -> None:
         """Take a core's list."""

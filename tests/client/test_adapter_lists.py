@@ -110,6 +110,24 @@ async def test_only_what_all_cores_have_has_a_name() -> None:
     client.close()
 
 
+async def test_while_an_adapter_is_replaced_requests_go_where_the_first_one_is() -> None:
+    cores = [AdapterCore(epoch=EPOCH + index, adapters=[FIRST]) for index in range(2)]
+    client = await connected(*cores)
+    cores[0].files["/b"] = cores[1].files["/b"] = "d2"
+    cores[1].pauses_loads = True
+    replacing = asyncio.ensure_future(client.load_adapter("first", "/b", in_place=True))
+    while not cores[1].loads:
+        await asyncio.sleep(0)
+    for _ in range(2):
+        client.submit([5], GREEDY, Reader(1), WITH_FIRST)
+    assert [sent_adapters(core) for core in cores] == [["first@d2", "first@d2"], []]
+    cores[1].finish_load()
+    assert (await replacing).key == "first@d2"
+    client.submit([5], GREEDY, Reader(1), WITH_FIRST)
+    assert sent_adapters(cores[1]) == ["first@d2"]
+    client.close()
+
+
 async def test_a_core_that_joins_gets_the_adapters_of_the_others() -> None:
     first = AdapterCore(adapters=[FIRST, SECOND])
     second, joining = FakeCore(epoch=EPOCH + 1), AdapterCore(epoch=EPOCH + 2)
