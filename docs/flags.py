@@ -12,6 +12,7 @@ TOPICS = {
     "ParallelConfig": "Processes",
     "DeviceConfig": "Devices and kernels",
     "SparseAttentionConfig": "Sparse attention",
+    "LoraConfig": "LoRA adapters",
     "RecoveryConfig": "Recovery",
     "LogConfig": "The log",
     "HeadlessConfig": "A headless core: `pyllm core`",

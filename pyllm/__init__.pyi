@@ -11,6 +11,7 @@ from .frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, BeamS
 from .frontend.text.model_tokenizer import ModelTokenizer
 from .frontend.text.outputs import CompletionOutput, RequestOutput
 from .frontend.text.structured_outputs import resolve_constraint
+from .parameters.lora_request import LoRARequest
 from .parameters.sampling_params import RequestOutputKind, SamplingParams
 from .parameters.scheduling_params import SchedulingParams
 from .parameters.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
@@ -35,6 +36,7 @@ __all__ = [
     "Gauge",
     "Histogram",
     "LLMEngine",
+    "LoRARequest",
     "Metric",
     "ModelTokenizer",
     "Percentiles",

@@ -12,8 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from pyllm.client.core_calls import CoreCalls
-from pyllm.client.core_connection import ATTEMPT, Condition, ConnectionCounts, CoreConnect, over_zeromq
+from pyllm.client.core_connection import ATTEMPT, Condition, ConnectionCounts, CoreConnect, EpochMessage, over_zeromq
 from pyllm.client.core_connections import CLOSE_LINGER, ConnectionLimits, CoreConnections
 from pyllm.client.cores import Core, CoreReport, Cores
 from pyllm.client.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
@@ -34,7 +36,7 @@ from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingPar
 from pyllm.recording import check_recording_path
 from pyllm.wire.curve import client_keys
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import Deltas, Isolated, LoadReport, ModelInfo, Rejected, Reply
+from pyllm.wire.messages import AdapterList, Deltas, Isolated, LoadReport, ModelInfo, Rejected, Reply
 
 READER_PATIENCE = 60.0  # seconds without a read of pending output, after which a request is aborted
 RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for another core
@@ -89,13 +91,14 @@ class EngineClient(CoreCalls):
         self._cores = Cores(
             lambda model: PrefixPlacer(model, placement_recording) if placement == "prefix" else RoundRobin(), clock
         )
-        super().__init__(self._cores, calls, ids, self._check_alive)
         self._requests = RunningRequests(self._cores, ids, clock)
+        super().__init__(self._cores, calls, ids, self._check_alive, self._requests.place_waiting)
         self._connections = CoreConnections(
             self._cores,
             self._requests,
             calls,
             ConnectionLimits(one_at_a_time, recovery_timeout, awaits_first),
+            on_ready=self._adapter_lists.begin,
             on_message=self._receive,
             on_malformed=self._malformed,
             on_end=self._end,
@@ -290,7 +293,7 @@ class EngineClient(CoreCalls):
     ) -> int:
         """`submit` for a caller with a tokenizer, which handles the parameters that need one."""
         self._check_alive()
-        submit = prepare(prompt, params, self.model, scheduling, self.draw_seed)
+        submit = prepare(prompt, params, self.model, self._with_adapter(scheduling), self.draw_seed)
         if params.max_tokens == 0:
             sink = PromptSink(sink)
         wanted = self._wanted_core(scheduling)
@@ -309,7 +312,7 @@ class EngineClient(CoreCalls):
         """
         self._check_alive()
         receiver = EmbeddingReceiver(sink, dimensions)
-        submit = prepare_embedding(prompt, self.model, scheduling, dimensions)
+        submit = prepare_embedding(prompt, self.model, self._with_adapter(scheduling), dimensions)
         wanted = self._wanted_core(scheduling)
         return self._requests.start(submit, receiver, receiver.take, scheduling.session, wanted)
 
@@ -402,7 +405,7 @@ class EngineClient(CoreCalls):
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             self.beat()
 
-    def _receive(self, core: Core, message: Deltas | Reply | Rejected | Isolated | LoadReport) -> None:
+    def _receive(self, core: Core, message: EpochMessage) -> None:
         match message:
             case Deltas():
                 try:
@@ -428,10 +431,17 @@ class EngineClient(CoreCalls):
                 self._requests.reject(message)
             case Isolated():
                 self._requests.isolate(message)
+            case AdapterList():
+                self._adapter_lists.take(core, message)
 
     def _malformed(self, text: str) -> None:
         self.malformed_frames += 1
         logger.warning("a message from the core does not decode: %s", text)
+
+    def _with_adapter(self, scheduling: SchedulingParams) -> SchedulingParams:
+        """The parameters with the key of the adapter that they name; a name that is not known here is left as it is."""
+        adapter = self.find_adapter(scheduling.adapter) if scheduling.adapter else None
+        return scheduling if adapter is None else msgspec.structs.replace(scheduling, adapter=adapter.key)
 
     def _wanted_core(self, scheduling: SchedulingParams) -> int | None:
         """The core that a request asks for; with "failover" there is one, of index 0.

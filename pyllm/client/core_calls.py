@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pyllm.client.adapter_lists import AdapterLists, merged_reports
 from pyllm.client.cores import Core, Cores
-from pyllm.client.pending_calls import Calls
+from pyllm.client.pending_calls import Calls, converted
 from pyllm.client.prompt_tokens import Prompt, pack_tokens
-from pyllm.client.reports import BlockOwners, Decision, KVEvents, RequestReport, TenantReport
-from pyllm.errors import EngineDeadError, ProfileRunningError, ProtocolError, RequestError
+from pyllm.client.reports import AdapterReport, BlockOwners, Decision, KVEvents, RequestReport, TenantReport
+from pyllm.errors import EngineDeadError, ProfileRunningError, RequestError
 from pyllm.kv_transfer import summed
-from pyllm.wire.messages import MAX_REQUEST_REPORTS, Call, Reply
+from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter, Call, Reply
 from pyllm.wire.profiles import ProfileOutcome
 
 PROFILE_GRACE = 60.0  # seconds beyond a profile's own, for ranks to begin and to add up times
@@ -28,10 +29,18 @@ class CoreCalls:
     """Calls with typed results. `core` is an index from `EngineClient.cores`.
 
     With None, sums cover all ready cores, changes apply to all, and other calls go to one ready core. `check_alive`
-    raises if the client is not connected.
+    raises if the client is not connected. `on_adapters` is called when requests that wait for an adapter may be sent.
     """
 
-    def __init__(self, cores: Cores, calls: Calls, ids: Iterator[int], check_alive: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cores: Cores,
+        calls: Calls,
+        ids: Iterator[int],
+        check_alive: Callable[[], None],
+        on_adapters: Callable[[], None],
+    ) -> None:
+        self._adapter_lists = AdapterLists(cores, self._call, on_adapters)
         self._check_alive = check_alive
         self._cores = cores
         self._calls = calls
@@ -146,7 +155,7 @@ class CoreCalls:
             value = await self.call("profile", *arguments, timeout=seconds + PROFILE_GRACE, core=core)
         except (EngineDeadError, TimeoutError) as error:
             raise EngineDeadError(f"there is no profile: {error}") from None
-        outcome = _converted(value, ProfileOutcome, "profile")
+        outcome = converted(value, ProfileOutcome, "profile")
         if outcome.ended_by == "running":
             raise ProfileRunningError(outcome.reason)
         if outcome.ended_by == "interrupted":
@@ -158,17 +167,60 @@ class CoreCalls:
         """Forget all cached prefixes, on the device and the host; running requests keep their blocks."""
         await self._ask_all(None, "reset_prefix_cache")
 
-    async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "") -> int:
+    async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> int:
         """Protect the full blocks of a prefix from eviction, also those computed later; returns their number per core.
 
-        The caller chooses `name`, for `unpin`; requests of this tenant and salt can use the prefix.
+        The caller chooses `name`, for `unpin`; requests of this tenant, salt and adapter can use the prefix.
         """
         tokens = pack_tokens(prompt).tobytes()
-        return max((await self._ask_all(int, "pin", name, tokens, tenant, cache_salt)).values())
+        return max((await self._ask_all(int, "pin", name, tokens, tenant, cache_salt, adapter)).values())
 
     async def unpin(self, name: int) -> bool:
         """Allow a pinned prefix to be evicted. False: there is no such pin."""
         return any((await self._ask_all(bool, "unpin", name)).values())
+
+    @property
+    def served_adapters(self) -> tuple[Adapter, ...] | None:
+        """The LoRA adapters that requests may name, as far as the client knows; None if the engine serves none."""
+        return self._adapter_lists.served
+
+    def find_adapter(self, name: str) -> Adapter | None:
+        """The adapter of this name, if requests may name it."""
+        return self._adapter_lists.find(name)
+
+    async def load_adapter(self, name: str, path: str = "", in_place: bool = False) -> Adapter:
+        """Load a LoRA adapter into every core: a folder or file on the cores' machines, or a repository of the hub.
+
+        Without a `path` it is one that `lora_folder` or `lora_repositories` has. With `in_place` it may replace one of
+        the same name: requests that have begun end with the old one. An adapter that is there already stays as it is.
+
+        Raises:
+            RequestError: it cannot be used, and the reason.
+            EngineDeadError: no core is ready.
+            TimeoutError: it takes longer than ten minutes.
+        """
+        self._check_alive()
+        return await self._adapter_lists.load(name, path, in_place=in_place)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove a LoRA adapter; requests that have begun end with it.
+
+        Raises:
+            RequestError: there is no adapter of this name.
+            EngineDeadError: no core is ready.
+        """
+        self._check_alive()
+        await self._adapter_lists.unload(name)
+
+    async def adapters(self, *, core: int | None = None) -> list[AdapterReport]:
+        """Each LoRA adapter with the number of its requests, also those that only begun requests still use."""
+        if core is not None:
+            return await self._ask(list[AdapterReport], "adapters", core=core)
+        return merged_reports((await self.core_adapters()).values())
+
+    async def core_adapters(self) -> dict[int, list[AdapterReport]]:
+        """`adapters` of each core that is ready, by its index."""
+        return await self._ask_all(list[AdapterReport], "adapters")
 
     async def kv_events(self, first: int = 0, *, tokens: bool = True, core: int | None = None) -> KVEvents:
         """Blocks that the prefix cache stored and evicted, from event number `first` on; at most 10,000 events a call.
@@ -192,7 +244,7 @@ class CoreCalls:
         return core
 
     async def _ask(self, kind: type[T], method: str, *args: Any, core: int | None = None) -> T:
-        return _converted(await self.call(method, *args, core=core), kind, method)
+        return converted(await self.call(method, *args, core=core), kind, method)
 
     async def _ask_all(self, kind: type[T] | None, method: str, *args: Any) -> dict[int, T]:
         """Ask every ready core. Cores lost meanwhile are left out; raises EngineDeadError if all are lost."""
@@ -205,7 +257,7 @@ class CoreCalls:
         answers: dict[int, T] = {}
         for core, value in zip(cores, values, strict=True):
             if not isinstance(value, BaseException):
-                answers[core.index] = _converted(value, kind, method)
+                answers[core.index] = converted(value, kind, method)
             elif not isinstance(value, EngineDeadError):
                 raise value
         if not answers:
@@ -231,12 +283,3 @@ class CoreCalls:
         if not reply.ok:
             raise RequestError(str(reply.value))
         return reply.value
-
-
-def _converted(value: Any, kind: type[T] | None, method: str) -> T:
-    try:
-        converted: T = msgspec.convert(value, kind)
-        return converted
-    except msgspec.ValidationError as error:
-        text = f"the core answered {method!r} with what this client cannot read: {error}; do their versions agree?"
-        raise ProtocolError(text) from None

@@ -17,6 +17,7 @@ from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.wire.link import Connect, Link
 from pyllm.wire.messages import (
     PROTOCOL_VERSION,
+    AdapterList,
     ClientMessage,
     CoreMessage,
     Deltas,
@@ -57,16 +58,20 @@ class ConnectionCounts(msgspec.Struct):
     num_resubmitted_requests: int = 0
 
 
+# What a core sends about the current epoch, once it is ready.
+EpochMessage = Deltas | Reply | Rejected | Isolated | LoadReport | AdapterList
+
+
 class Handlers(NamedTuple):
     """Callbacks, from the event loop.
 
     `on_ready(is_known)`: a core is ready, and `epoch` is set; with `is_known` it may still have some of our requests,
     otherwise it has none. `on_lost`: the connection was lost, and the search for the same or another core begins.
-    `on_final`: the search is over. `on_message`: a message about requests or calls of the current epoch.
+    `on_final`: the search is over. `on_message`: a message about requests, calls or adapters of the current epoch.
     """
 
     on_ready: Callable[[bool], None]
-    on_message: Callable[[Deltas | Reply | Rejected | Isolated | LoadReport], None]
+    on_message: Callable[[EpochMessage], None]
     on_malformed: Callable[[str], None]
     on_lost: Callable[[EngineDeadError], None]
     on_final: Callable[[PyllmError], None]
@@ -200,9 +205,9 @@ class CoreConnection:
                 self._handlers.on_final(ProtocolError(text))
             case Heartbeat():
                 self._core_heartbeat = message
-            case Deltas(epoch) | Isolated(epoch) | LoadReport(epoch) if epoch != self.epoch:
+            case Deltas(epoch) | Isolated(epoch) | LoadReport(epoch) | AdapterList(epoch) if epoch != self.epoch:
                 pass
-            case Deltas() | Reply() | Rejected() | Isolated() | LoadReport():
+            case Deltas() | Reply() | Rejected() | Isolated() | LoadReport() | AdapterList():
                 if self.is_ready:
                     self._handlers.on_message(message)
 

@@ -9,13 +9,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from pyllm.client.core_connection import CORE_LOSS, LOSS_AMONG_SEVERAL, CoreConnect, CoreConnection, Handlers
+from pyllm.client.core_connection import (
+    CORE_LOSS,
+    LOSS_AMONG_SEVERAL,
+    CoreConnect,
+    CoreConnection,
+    EpochMessage,
+    Handlers,
+)
 from pyllm.client.cores import Core, Cores
 from pyllm.client.pending_calls import Calls
 from pyllm.client.running_requests import RunningRequests
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
-from pyllm.wire.messages import Deltas, Isolated, LoadReport, Rejected, Reply
 
 CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
 
@@ -32,7 +38,10 @@ class ConnectionLimits(NamedTuple):
 
 
 class CoreConnections:
-    """`on_message` gets each core's messages, `on_malformed` frames that do not decode, `on_end` the final error."""
+    """`on_ready` is called when a core can be used, before requests go there; `on_end` gets the final error.
+
+    `on_message` gets each core's messages, `on_malformed` frames that do not decode.
+    """
 
     def __init__(
         self,
@@ -41,7 +50,8 @@ class CoreConnections:
         calls: Calls,
         limits: ConnectionLimits,
         *,
-        on_message: Callable[[Core, Deltas | Reply | Rejected | Isolated | LoadReport], None],
+        on_ready: Callable[[Core], None],
+        on_message: Callable[[Core, EpochMessage], None],
         on_malformed: Callable[[str], None],
         on_end: Callable[[PyllmError], None],
     ) -> None:
@@ -49,6 +59,7 @@ class CoreConnections:
         self._requests = requests
         self._calls = calls
         self._limits = limits
+        self._on_ready = on_ready
         self._on_message = on_message
         self._on_malformed = on_malformed
         self._on_end = on_end
@@ -195,6 +206,7 @@ class CoreConnections:
             self._requests.leave(core)
         error = self._cores.become_ready(core, follows_loss=follows_loss)
         if error is None:
+            self._on_ready(core)
             self._was_ready = True
             self._changed.set()
         else:

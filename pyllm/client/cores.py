@@ -5,7 +5,7 @@ Sends nothing. Knows of a request only whether it is suspect and where it began.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from pyllm.client.placers import Placer
 from pyllm.client.streams import Stream
 from pyllm.client.submission import has_room, most_tokens
 from pyllm.errors import EngineDeadError, PyllmError
-from pyllm.wire.messages import LoadReport, ModelInfo
+from pyllm.wire.messages import Adapter, LoadReport, ModelInfo
 
 # Seconds in which the successor of a lost core takes only requests that were lost with it: by then every client of the
 # lost core has sent them.
@@ -74,6 +74,9 @@ class Core:
         self._last_end = NEVER  # the latest end of the reservation; a past one that ended so late counts for a rest
         self._was_freed = False  # whether it had only suspects at some time of its reservation
         self.suspects: dict[int, Stream] = {}
+        self.adapters: Mapping[str, Adapter] | None = None  # in its last list, by name
+        self.adapters_epoch = 0  # of that list
+        self.awaited_adapters: dict[str, Adapter] = {}  # by key: those that it will have, unless it cannot
         self.emptied = asyncio.Event()  # set while it has none of this client's requests
         self.emptied.set()
 
@@ -94,6 +97,11 @@ class Core:
     def num_unsuspected(self) -> int:
         """A lower bound of the number of these requests."""
         return max(self.num_reported_unsuspected, self.num_requests - len(self.suspects))
+
+    def has_adapter(self, adapter: str) -> bool:
+        """Whether its list has an adapter of this name, or of this key."""
+        known = (self.adapters or {}).get(adapter.partition("@")[0])
+        return known is not None and adapter in (known.name, known.key)
 
     def is_reserved(self, now: float) -> bool:
         """Whether only suspects go to it, if other cores can take the rest."""
@@ -307,6 +315,8 @@ class Cores:
         if not cores or any(not core.connection.is_ready or self._fits(core, stream) for core in cores):
             return ""
         first, fingerprint = stream.journal.first, stream.fingerprint
+        if any(first.adapter in core.awaited_adapters for core in cores):
+            return ""
         if any(core.connection.fingerprint == fingerprint or not stream.journal.is_begun for core in cores):
             text = f"no other core has room for its {most_tokens(first)} tokens in {first.n} sequences"
             return f"{text}; start each with the same --max-model-len, and with enough KV cache and --max-num-seqs"
@@ -392,7 +402,16 @@ class Cores:
     def _fits(self, core: Core, stream: Stream) -> bool:
         if stream.journal.is_begun and core.connection.fingerprint != stream.fingerprint:
             return False
-        return has_room(core.connection.model, stream.journal.first)
+        first = stream.journal.first
+        return has_room(core.connection.model, first) and (not first.adapter or self._may_have(core, first.adapter))
+
+    def _may_have(self, core: Core, adapter: str) -> bool:
+        """Whether a core has an adapter; where none has it, any may say so."""
+        if adapter in core.awaited_adapters:
+            return False
+        return core.has_adapter(adapter) or not any(
+            other.has_adapter(adapter) for other in self._cores.values() if other.is_open
+        )
 
 
 def _first_reserved(usable: Sequence[Core], now: float) -> Core | None:

@@ -2,9 +2,14 @@
 
 import asyncio
 from collections.abc import Generator
+from typing import Any, TypeVar
 
-from pyllm.errors import PyllmError
+import msgspec
+
+from pyllm.errors import ProtocolError, PyllmError
 from pyllm.wire.messages import Reply
+
+T = TypeVar("T")
 
 
 class Done:
@@ -42,3 +47,13 @@ class Calls:
         for number, answer in self._answers.items():
             if not answer.done() and core in (None, self._cores[number]):
                 answer.set_exception(error)
+
+
+def converted(value: Any, kind: type[T] | None, method: str) -> T:
+    """The value of an answer as its type; raises ProtocolError if it is another one."""
+    try:
+        converted: T = msgspec.convert(value, kind)
+        return converted
+    except msgspec.ValidationError as error:
+        text = f"the core answered {method!r} with what this client cannot read: {error}; do their versions agree?"
+        raise ProtocolError(text) from None

@@ -92,6 +92,23 @@ class TenantReport(msgspec.Struct, frozen=True, array_like=True):
     num_waiting: int
 
 
+class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter, and the sequences that run and the requests that wait with it.
+
+    `path` is as it was given, `digest` a hash of all of its bytes. Unless it `is_listed`, only requests use it that
+    began before it was unloaded. Unless it `is_loaded`, it is read from disk when a request needs it.
+    """
+
+    name: str
+    path: str
+    digest: str
+    rank: int
+    is_listed: bool
+    is_loaded: bool
+    num_running: int
+    num_waiting: int
+
+
 class KVEvent(msgspec.Struct, frozen=True, array_like=True):
     """A change of the prefix cache: `kind` is stored, removed or cleared.
 

@@ -26,6 +26,8 @@ class RequestHasher:
     def hashes(self, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> list[bytes]:
         """The hashes of a prompt's full blocks, in order: 32 bytes each, over all tokens up to the end of the block.
 
+        `adapter` is an `Adapter.key`, as `EngineClient.find_adapter` gives it.
+
         Raises:
             RequestError: the prompt is not a sequence of token ids.
         """

@@ -227,6 +227,7 @@ def _scheduled(submit: Submit, scheduling: SchedulingParams) -> Submit:
         tpot_target=scheduling.tpot_target,
         name=scheduling.name,
         kv_cache_retention=scheduling.kv_cache_retention,
+        adapter=scheduling.adapter,
     )
 
 

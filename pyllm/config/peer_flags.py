@@ -16,7 +16,8 @@ _NO_SAMPLER = "there is no such sampler: temperature, top_p, top_k, min_p and pe
 _SAMPLING = "requests say it; --override-generation-config '{\"%s\": ...}' is for those that do not"
 _ONE_MODEL = "a server has one model: start one `pyllm serve` for each"
 _CHAT = 'use `pyllm chat MODEL`, or `pyllm complete MODEL "..."` for one answer'
-_NO_ADAPTERS = "LoRA adapters are not served yet: merge the adapter into the model and serve that"
+_ADAPTERS = "use --enable-lora --lora-modules NAME=PATH, with a GGUF file, a folder of peft or a repository of the hub"
+_NO_SCALES = "an adapter has its own scale: use --enable-lora --lora-modules NAME=PATH"
 _TEXT_ONLY = "only text is served"
 _NO_DRAFT_MODEL = "there is no draft model: --num-speculative-tokens drafts from the stream's own text"
 _SPLIT = "use --tensor-parallel-size or --pipeline-parallel-size, which split a model evenly"
@@ -121,16 +122,9 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "it is short for nothing here: use --seed": ("-s",),
     _CHAT: ("-p", "--prompt", "-cnv", "--conversation", "-i", "--interactive", "-f", "--file", "-sys"),
     "use `pyllm chat --system-prompt TEXT`; a server's clients send their own": ("--system-prompt", "--system"),
-    _NO_ADAPTERS: (
-        *(
-            "--lora",
-            "--lora-scaled",
-            "--lora-init-without-apply",
-            "--control-vector",
-            "--lora-paths",
-            "--lora-adapters",
-        ),
-    ),
+    _ADAPTERS: ("--lora", "--lora-paths", "--lora-adapters"),
+    _NO_SCALES: ("--lora-scaled", "--lora-init-without-apply"),
+    "there are no control vectors": ("--control-vector",),
     _TEXT_ONLY: (
         *("-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio", "--no-mmproj", "--mmproj-auto"),
         *("--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload", "--enable-multimodal"),

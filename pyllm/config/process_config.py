@@ -111,3 +111,4 @@ class ApiConfig(_ProcessConfig, frozen=True):
     state_address: str = ""
     credentials: Credentials = Credentials()
     flight_recorder_dir: str = ""  # folder of crash records
+    max_loras: int = 0  # adapters in a step of a core; 0: it serves none

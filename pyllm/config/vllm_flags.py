@@ -257,6 +257,14 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         *_switches("texts are not scored here", "enable-flash-late-interaction"),
     ),
     "features": (
+        *map(_ours, ("enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras")),
+        _ours("lora-modules", "base_model_name has no effect: a server has one model"),
+        _always(
+            "lora-dtype",
+            "adapters have the model's dtype",
+            "auto",
+            instead="adapters have the model's dtype: use auto",
+        ),
         _ours(
             "speculative-config",
             "method ngram: its num_speculative_tokens is --num-speculative-tokens; prompt_lookup_max and _min have no "
@@ -466,12 +474,15 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("offload-backend", "cpu-offload-params", "offload-group-size", "offload-num-in-group"),
         *("offload-prefetch-step", "offload-params", "enable-cumem-allocator"),
     ),
-    "adapters are served as --enable-lora says": (
-        *("lora-dtype", "enable-tower-connector-lora", "fully-sharded-loras", "lora-target-modules"),
-        *("default-mm-loras", "specialize-active-lora", "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
-        *("max-lora-cls-labels", "lora-extra-vocab-size", "enable-prompt-adapter", "max-prompt-adapters"),
-        "max-prompt-adapter-token",
+    "layers of the text model alone have adapters": (
+        *("enable-tower-connector-lora", "default-mm-loras", "max-lora-cls-labels"),
     ),
+    "each rank has its part of an adapter": ("fully-sharded-loras",),
+    "an adapter says itself which layers it changes": ("lora-target-modules",),
+    "no expert has an adapter": ("enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
+    "a step without adapters computes none": ("specialize-active-lora",),
+    "adapters add no tokens: merge the adapter into its model": ("lora-extra-vocab-size",),
+    "there are LoRA adapters alone": ("enable-prompt-adapter", "max-prompt-adapters", "max-prompt-adapter-token"),
     "use --speculative-config with the method ngram, or --num-speculative-tokens": (
         *("spec-model", "speculative-model", "ngram-prompt-lookup-max", "ngram-prompt-lookup-min"),
         *("speculative-draft-tensor-parallel-size", "per-request-spec-decode-metrics"),

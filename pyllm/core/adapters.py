@@ -262,8 +262,7 @@ class Adapters:
 
     def _load_later(self, entry: _Entry) -> None:
         if entry not in self._pending:
-            self._pending.append(entry)
-        self.advance()
+            self._pending.append(entry)  # `advance` begins it: no event loop may run where requests come from.
 
     async def _load_pending(self) -> None:
         """Load what requests wait for, in order, as far as there is room; the next call goes on."""

@@ -26,6 +26,7 @@ from pyllm.config.option_reading import engine_config
 from pyllm.config.server_settings import ServerConfig
 from pyllm.engine.engine_args import EngineArgs
 from pyllm.engine.engine_processes import LIMITS, EngineProcesses
+from pyllm.engine.lora_requests import LoraRequests
 from pyllm.engine.prompts import RENDERING, Message, ParsedPrompt, Prompt, Rendering, read_messages, read_prompt
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
@@ -46,6 +47,7 @@ from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch.resolve import resolve_config
 from pyllm.parameters.arguments import instance, integer, text, texts
+from pyllm.parameters.lora_request import LoRARequest
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
 from pyllm.parameters.vllm_parameters import CALLS, missing_method, refuse_other_values
@@ -96,6 +98,7 @@ class AsyncEngine:
         self._renderer: ChatRenderer | None = None
         self._request_ids = itertools.count()
         self._processors: dict[str, RequestProcessor] = {}
+        self._loras = LoraRequests(self._connected)
         self._recent = RecentRequests()
         self._metrics: Metrics | None = None
         nvml = load_nvml() if self._config.device.device != "cpu" else None
@@ -186,7 +189,7 @@ class AsyncEngine:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
         prompt_text: None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         data_parallel_rank: int | None = None,
@@ -195,20 +198,21 @@ class AsyncEngine:
 
         `prompt` is a text, token ids, or a dict with one of these. `output_kind` and `stream_interval` of the
         parameters choose other outputs. `priority` and `data_parallel_rank` are vLLM's arguments for the fields of
-        `scheduling` with these names. The other arguments from `prompt_text` on may only have their defaults.
+        `scheduling` with these names; `lora_request` chooses an adapter, which is loaded if need be. The other
+        arguments from `prompt_text` on may only have their defaults.
 
         Raises:
             RequestError: the request cannot run.
             EngineDeadError: the engine was given up, as the core or its workers died too often.
         """
-        given: dict[str, object] = {"prompt_text": prompt_text, "lora_request": lora_request}
-        given |= {"tokenization_kwargs": tokenization_kwargs, "trace_headers": trace_headers}
+        given: dict[str, object] = {"prompt_text": prompt_text, "trace_headers": trace_headers}
+        given["tokenization_kwargs"] = tokenization_kwargs
         refuse_other_values(CALLS, given)
         if data_parallel_rank is not None:
             instance("scheduling", scheduling, SchedulingParams)
             scheduling = msgspec.structs.replace(scheduling, data_parallel_rank=data_parallel_rank)
         request = self._read(prompt, sampling_params, request_id, priority, scheduling)
-        async with self._running(request) as (fold, changed):
+        async with self._running(request, lora_request) as (fold, changed):
             finished = False
             while not finished:
                 await changed.wait()
@@ -225,10 +229,12 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
         """Return only the finished output, whatever its `output_kind`; otherwise like `generate`."""
         request = self._read(prompt, sampling_params, request_id, priority, scheduling)
-        async with self._running(request) as (fold, changed):
+        async with self._running(request, lora_request) as (fold, changed):
             while not fold.finished:
                 await changed.wait()
                 changed.clear()
@@ -243,6 +249,7 @@ class AsyncEngine:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
         rendering: Rendering = RENDERING,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Call `generate` for a conversation, rendered by the model's chat template, or by the options of `rendering`.
 
@@ -250,7 +257,7 @@ class AsyncEngine:
             RequestError: the model has no template, or the template refuses the messages; otherwise like `generate`.
         """
         prompt = await self.render_chat(messages, rendering)
-        outputs = self.generate(prompt, sampling_params, request_id, priority, scheduling)
+        outputs = self.generate(prompt, sampling_params, request_id, priority, scheduling, lora_request=lora_request)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -281,6 +288,8 @@ class AsyncEngine:
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         dimensions: int | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> EmbeddingRequestOutput:
         """A prompt's embedding, of length 1: the last token's final hidden state, or the mean of all.
 
@@ -296,7 +305,8 @@ class AsyncEngine:
         if dimensions is not None:
             dimensions = integer("dimensions", dimensions)
         (tokens,) = await self._encoder().encode([read.content], too_long=refuse_input, name="input")
-        embedding = await client.embed(tokens, read.scheduling, dimensions)
+        scheduling = await self._loras.chosen(read.scheduling, lora_request)
+        embedding = await client.embed(tokens, scheduling, dimensions)
         name = f"request-{next(self._request_ids)}"
         return EmbeddingRequestOutput(
             name, EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
@@ -360,6 +370,23 @@ class AsyncEngine:
         """Empty the prefix cache; running sequences keep their blocks."""
         await self._connected().reset_prefix_cache()
 
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter, as the first request that names it does. False: it was there already.
+
+        Raises:
+            RequestError: it cannot be used, and the reason.
+        """
+        await self._start_once()
+        return await self._loras.add(lora_request)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Unload the adapter with this `lora_int_id`; requests that have begun end with it. False: there is none."""
+        return await self._loras.remove(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """The numbers of the adapters that were loaded by a `LoRARequest`."""
+        return self._loras.numbers
+
     async def close(self) -> None:
         """Abort running requests and end the core; may be called twice, and on an engine that never became ready."""
         if not self._owner.is_this:  # Another process owns them.
@@ -421,7 +448,9 @@ class AsyncEngine:
         return _ParsedRequest(name, params, read_prompt(prompt, with_priority(scheduling, priority)))
 
     @contextlib.asynccontextmanager
-    async def _running(self, request: _ParsedRequest) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
+    async def _running(
+        self, request: _ParsedRequest, lora_request: LoRARequest | None
+    ) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
         name, params, prompt = request
         await self._start_once()
         client, encoder = self._connected(), self._encoder()
@@ -431,6 +460,7 @@ class AsyncEngine:
         truncated = tokens if truncation is None else truncation.kept(tokens)
         self._markers.resolve_plain(params)
         await resolve_texts_aside(params, self.tokenizer)
+        scheduling = await self._loras.chosen(prompt.scheduling, lora_request)
         if name in self._processors:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()
@@ -438,7 +468,7 @@ class AsyncEngine:
         assert self._metrics is not None, "it is there from the connection on"
         sink = MeasuredSink(fold, self._metrics.request(len(truncated), params), self._recent)
         processor = RequestProcessor(client, self.tokenizer, truncated, params, sink)
-        processor.start(msgspec.structs.replace(prompt.scheduling, name=name))
+        processor.start(msgspec.structs.replace(scheduling, name=name))
         self._processors[name] = processor
         try:
             yield fold, changed
@@ -452,7 +482,9 @@ class AsyncEngine:
         self._connections.callback(self._client.close)
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
-        self._metrics = Metrics(model.name, model, connection=self._client.counts)
+        self._metrics = Metrics(
+            model.name, model, connection=self._client.counts, max_loras=self._config.lora.num_slots
+        )
         self._prompts = PromptEncoder(self.tokenizer, model, self._metrics.encoding)
         self._renderer = await asyncio.to_thread(ChatRenderer, self._prompts, self._chat_template)
 

@@ -23,6 +23,7 @@ from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.parameters.arguments import as_list, instance, refuse, text
+from pyllm.parameters.lora_request import LoRARequest
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
 from pyllm.parameters.vllm_parameters import CALLS, PoolingParams, missing_method, refuse_other_values
@@ -32,11 +33,12 @@ Each = TypeVar("Each")
 Params = SamplingParams | Sequence[SamplingParams] | None
 Priority = int | Sequence[int] | None
 Scheduling = SchedulingParams | Sequence[SchedulingParams]
+Lora = LoRARequest | Sequence[LoRARequest | None] | None
 _CONTENT_FORMATS = {"auto", "string", "openai"}
 # Seconds that the thread which drops an `LLM` waits for its processes to end.
 DROP_PATIENCE = 5.0
 # With the name of the list of sampling parameters, if each prompt has its own.
-_Request = tuple[SamplingParams | None, SchedulingParams, str]
+_Request = tuple[SamplingParams | None, SchedulingParams, LoRARequest | None, str]
 
 
 class LLM:
@@ -95,7 +97,7 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: Lora = None,
         priority: Priority = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
@@ -105,17 +107,17 @@ class LLM:
 
         A prompt is a text, token ids, or a dict with one of these; other arguments are one for all, or one for each.
         `priority` is vLLM's argument for the field of `scheduling` with this name. `use_tqdm` shows a progress bar, or
-        is called like `tqdm.tqdm` to make it. `lora_request`, `tokenization_kwargs` and `mm_processor_kwargs` are
-        vLLM's, and may only be None.
+        is called like `tqdm.tqdm` to make it. `lora_request` chooses an adapter, which is loaded if need be.
+        `tokenization_kwargs` and `mm_processor_kwargs` are vLLM's, and may only be None.
 
         Raises:
             RequestError: one of the requests cannot run; none of them is left running.
             EngineDeadError: the engine was given up, as the core or its workers died too often.
         """
-        given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
-        refuse_other_values(CALLS, {**given, "mm_processor_kwargs": mm_processor_kwargs})
+        given = {"tokenization_kwargs": tokenization_kwargs, "mm_processor_kwargs": mm_processor_kwargs}
+        refuse_other_values(CALLS, given)
         batch = read_prompts(prompts)
-        requests = _requests(len(batch), sampling_params, priority, scheduling)
+        requests = _requests(len(batch), sampling_params, priority, scheduling, lora_request)
         with PromptProgress(len(batch), use_tqdm) as progress:
             return self._run(self._complete(batch, requests, progress))
 
@@ -124,7 +126,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: Lora = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -140,11 +142,11 @@ class LLM:
         """Call `generate` for one conversation, or several, rendered by the model's chat template.
 
         `Rendering` explains the arguments for the template. Contents are texts, so `chat_template_content_format` has
-        no effect. `lora_request`, `tokenization_kwargs` and `mm_processor_kwargs` may only be None. An output's
-        `prompt` is the rendered text.
+        no effect. `tokenization_kwargs` and `mm_processor_kwargs` may only be None. An output's `prompt` is the
+        rendered text.
         """
-        given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
-        refuse_other_values(CALLS, {**given, "mm_processor_kwargs": mm_processor_kwargs})
+        given = {"tokenization_kwargs": tokenization_kwargs, "mm_processor_kwargs": mm_processor_kwargs}
+        refuse_other_values(CALLS, given)
         if text("chat_template_content_format", chat_template_content_format) not in _CONTENT_FORMATS:
             refuse("chat_template_content_format", chat_template_content_format, "auto, string or openai")
         rendering = Rendering(
@@ -155,7 +157,7 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         batch = read_conversations(messages)
-        requests = _requests(len(batch), sampling_params, priority, scheduling)
+        requests = _requests(len(batch), sampling_params, priority, scheduling, lora_request)
         with PromptProgress(len(batch), use_tqdm) as progress:
             return self._run(self._complete_chats(batch, requests, rendering, progress))
 
@@ -163,17 +165,13 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: Lora = None,
         use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
-        """The best sequences of a beam search for each prompt; they run together. Raises the errors of `generate`.
-
-        `lora_request` is vLLM's, and may only be None.
-        """
-        refuse_other_values(CALLS, {"lora_request": lora_request})
+        """The best sequences of a beam search for each prompt; they run together. Raises the errors of `generate`."""
         instance("params", params, BeamSearchParams)
         batch = read_prompts(prompts)
-        requests = _requests(len(batch), params.sampling(), None, DEFAULT_SCHEDULING)
+        requests = _requests(len(batch), params.sampling(), None, DEFAULT_SCHEDULING, lora_request)
         with PromptProgress(len(batch), use_tqdm) as progress:
             found = self._run(self._complete(batch, requests, progress))
         decode = partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
@@ -185,7 +183,7 @@ class LLM:
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: PoolingParams | None = None,
-        lora_request: None = None,
+        lora_request: Lora = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: Priority = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
@@ -194,17 +192,17 @@ class LLM:
         """The prompts' embeddings, in order: `outputs.embedding` of each. They run together; otherwise like `generate`.
 
         `dimensions`, also in `pooling_params` as in vLLM, shortens them, if the model was trained for this.
-        `lora_request` and `tokenization_kwargs` are vLLM's, and may only be None.
+        `tokenization_kwargs` is vLLM's, and may only be None.
 
         Raises:
             DeadlineError: the `timeout` of a request passed.
         """
-        refuse_other_values(CALLS, {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs})
+        refuse_other_values(CALLS, {"tokenization_kwargs": tokenization_kwargs})
         if pooling_params is not None:
             pooling = instance("pooling_params", pooling_params, PoolingParams)
             dimensions = pooling.dimensions if dimensions is None else dimensions
         batch = read_prompts(prompts)
-        requests = _requests(len(batch), None, priority, scheduling)
+        requests = _requests(len(batch), None, priority, scheduling, lora_request)
         with PromptProgress(len(batch), use_tqdm) as progress:
             return self._run(self._embed(batch, requests, dimensions, progress))
 
@@ -232,6 +230,18 @@ class LLM:
         """Empty the prefix cache; running sequences keep their blocks."""
         self._run(self._engine.reset_prefix_cache())
 
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter; see `AsyncEngine.add_lora`."""
+        return self._run(self._engine.add_lora(lora_request))
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Unload the adapter with this `lora_int_id`. False: there is none."""
+        return self._run(self._engine.remove_lora(lora_id))
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters that were loaded by a `LoRARequest`."""
+        return self._run(self._engine.list_loras())
+
     def close(self) -> None:
         """End the engine; may be called twice. Has no effect in a fork."""
         if self._loop.is_closed() or not self._owner.is_this:
@@ -245,9 +255,9 @@ class LLM:
         self, prompts: Sequence[Prompt], requests: Sequence[_Request], progress: PromptProgress
     ) -> list[RequestOutput]:
         async def complete(index: int, prompt: Prompt, request: _Request) -> RequestOutput:
-            params, scheduling, name = request
+            params, scheduling, lora, name = request
             with RequestError.of_item(index, len(prompts), "prompts", name):
-                output = await self._engine.complete(prompt, params, scheduling=scheduling)
+                output = await self._engine.complete(prompt, params, scheduling=scheduling, lora_request=lora)
             progress.add(len(output.prompt_token_ids), sum(len(one.token_ids) for one in output.outputs))
             return output
 
@@ -262,7 +272,10 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         async def embed(index: int, prompt: Prompt, request: _Request) -> EmbeddingRequestOutput:
             with RequestError.of_item(index, len(prompts), "prompts"):
-                output = await self._engine.embed(prompt, scheduling=request[1], dimensions=dimensions)
+                _, scheduling, lora, _ = request
+                output = await self._engine.embed(
+                    prompt, scheduling=scheduling, dimensions=dimensions, lora_request=lora
+                )
             progress.add(len(output.prompt_token_ids), 0)
             return output
 
@@ -328,17 +341,20 @@ async def _together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result
     return [task.result() for task in tasks]
 
 
-def _requests(number: int, params: Params, priority: Priority, scheduling: Scheduling) -> list[_Request]:
+def _requests(
+    number: int, params: Params, priority: Priority, scheduling: Scheduling, lora_request: Lora
+) -> list[_Request]:
     """The parameters of each of `number` prompts."""
     columns = zip(
         _each("sampling_params", params, number),
         _each("scheduling", scheduling, number),
         _each("priority", priority, number),
+        _each("lora_request", lora_request or None, number),
         strict=True,
     )
     name = "sampling_params" if isinstance(params, list | tuple) else ""
-    requests = [(sampling, with_priority(one, first), name) for sampling, one, first in columns]
-    for index, (sampling, _, _) in enumerate(requests):
+    requests = [(sampling, with_priority(one, first), lora, name) for sampling, one, first, lora in columns]
+    for index, (sampling, _, _, _) in enumerate(requests):
         if sampling is not None:
             instance(f"{name}[{index}]" if name else "sampling_params", sampling, SamplingParams)
     return requests

@@ -23,6 +23,7 @@ from pyllm.core.composition import compose
 from pyllm.core.executors.inline import InlineExecutor
 from pyllm.core.startup import start
 from pyllm.engine.engine_args import EngineArgs
+from pyllm.engine.lora_requests import LoraRequests
 from pyllm.engine.prompts import Prompt, read_prompt
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
@@ -36,6 +37,7 @@ from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch import entrypoints
 from pyllm.launch.resolve import resolve_config
 from pyllm.parameters.arguments import instance, text, texts
+from pyllm.parameters.lora_request import LoRARequest
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
 from pyllm.parameters.vllm_parameters import CALLS, missing_method, refuse_other_values
@@ -110,20 +112,20 @@ class LLMEngine:
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         """Queue a request; `step` returns its outputs. `priority` is vLLM's argument for that field of `scheduling`.
 
-        The arguments from `lora_request` on are vLLM's, and may only have their defaults.
+        `lora_request` chooses an adapter, which is loaded if need be. The arguments after it are vLLM's, and may only
+        have their defaults.
 
         Raises:
             RequestError: the request cannot run, or the id is in use.
         """
         self._check_open()
-        given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
-        refuse_other_values(CALLS, {**given, "trace_headers": trace_headers})
+        refuse_other_values(CALLS, {"tokenization_kwargs": tokenization_kwargs, "trace_headers": trace_headers})
         if text("request_id", request_id) in self._requests:
             raise RequestError(f"request {request_id!r} is running already", "request_id")
         params = copy(instance("params", self._default_params if params is None else params, SamplingParams))
@@ -135,10 +137,11 @@ class LLMEngine:
         tokens = known_tokens(self.tokenizer.encode(content) if isinstance(content, str) else content, model.vocab_size)
         truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, model)
         truncated = list(tokens if truncation is None else truncation.kept(tokens))
+        scheduling = self._loop.run_until_complete(self._loras.chosen(read.scheduling, lora_request))
         changed = self._changed  # The request and its callback must not reference this object.
         fold = OutputFold(request_id, read.text, truncated, params, lambda: changed.add(request_id))
         processor = RequestProcessor(self._client, self.tokenizer, truncated, params, fold)
-        processor.start(msgspec.structs.replace(read.scheduling, name=request_id))
+        processor.start(msgspec.structs.replace(scheduling, name=request_id))
         self._requests[request_id] = processor, fold
         if fold.failure is not None:
             del self._requests[request_id]
@@ -196,6 +199,21 @@ class LLMEngine:
         self._check_open()
         self._loop.run_until_complete(self._client.reset_prefix_cache())
 
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter; see `AsyncEngine.add_lora`."""
+        self._check_open()
+        return self._loop.run_until_complete(self._loras.add(lora_request))
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Unload the adapter with this `lora_int_id`. False: there is none."""
+        self._check_open()
+        return self._loop.run_until_complete(self._loras.remove(lora_id))
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters that were loaded by a `LoRARequest`."""
+        self._check_open()
+        return self._loras.numbers
+
     def close(self) -> None:
         """Free the model; may be called twice. Has no effect in a fork."""
         if self._owner.is_this:
@@ -228,6 +246,8 @@ class LLMEngine:
         self._client = EngineClient(connect, heartbeats=False)
         self._client.draw_seeds_from(config.engine.model.seed)
         await self._client.start()
+        client = self._client  # The callback must not reference this object.
+        self._loras = LoraRequests(lambda: client)
 
 
 def _close(loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, executor: InlineExecutor) -> None:

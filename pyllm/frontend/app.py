@@ -22,7 +22,7 @@ from pyllm.frontend.http.openapi import openapi_document
 from pyllm.frontend.http.routes_app import RoutesApp
 from pyllm.frontend.http.routing import TEXT, Request, Response, ResponseSpec, get, path_format
 from pyllm.frontend.http.unknown_routes import explain_method, explain_unknown_route
-from pyllm.frontend.llama_cpp.routes import infill_route
+from pyllm.frontend.llama_cpp.routes import adapters_route, infill_route
 from pyllm.frontend.mistral.routes import fim_route
 from pyllm.frontend.observability import metrics
 from pyllm.frontend.observability.core_metrics import figures_of_cores
@@ -88,6 +88,7 @@ def create_app(state: ServerState) -> ASGIApp:
             *by_field.values(),
             invocations_route(by_field),
             infill_route(state),
+            adapters_route(state),
             fim_route(state),
             *models_routes(state),
             *responses_routes(state),

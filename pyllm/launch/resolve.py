@@ -5,6 +5,7 @@ Imports no torch: it asks the driver for cards, and chooses the precision before
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast, get_args
@@ -29,6 +30,7 @@ from pyllm.config.engine_settings import (
     is_rust,
 )
 from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.config.lora_settings import lora_module
 from pyllm.config.model_settings import Dtype, ModelConfig, Quantization
 from pyllm.config.process_config import SharedConfig
 from pyllm.config.rank_coordinates import num_ranks
@@ -147,6 +149,7 @@ def resolve_settings(
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
     longest = spec.max_position_embeddings
     _check_cache(config.cache)
+    _check_adapters(config)
     _check_events(config)
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
@@ -307,6 +310,24 @@ def _check_kernels(config: EngineConfig, device: str) -> None:
     for name, value in (("kernel_backend", chosen.kernel_backend), ("attention_backend", chosen.attention_backend)):
         if value not in {"auto", ours}:
             raise ConfigError(f"batch_invariant on {device} is what {ours} promises, not {name} {value}: leave it auto")
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    """Refuse settings of adapters that cannot work; whether there are such adapters, the cores find out."""
+    lora = config.lora
+    if not lora.enable_lora:
+        if given := [name for name in ("lora_modules", "lora_folder", "lora_repositories") if getattr(lora, name)]:
+            raise ConfigError(f"{', '.join(given)}: adapters are served with enable_lora alone; set it, too")
+        return
+    names = [lora_module(text).name for text in lora.lora_modules]
+    if twice := [name for name, count in Counter([*names, *config.model.served_model_name]).items() if count > 1]:
+        raise ConfigError(f"lora_modules: {twice[0]!r:.200} is the name of two models; give each its own")
+    if lora.max_cpu_loras is not None and lora.max_cpu_loras < lora.max_loras:
+        text = f"max_cpu_loras is {lora.max_cpu_loras}, and those of the device are copies of them: {lora.max_loras}"
+        raise ConfigError(f"{text} (max_loras) or more are needed")
+    is_here = config.parallel.distributed_executor_backend != "ray"
+    if lora.lora_folder and is_here and not Path(lora.lora_folder).is_dir():
+        raise ConfigError(f"lora_folder: there is no folder {lora.lora_folder}")
 
 
 def _check_cache(cache: CacheConfig) -> None:

@@ -175,6 +175,7 @@ def _api(cores: list[CoreConfig], server: ServerConfig, credentials: Credentials
         shared=shared_config(server, engine.scheduler.max_num_seqs, [each.bind for each in cores]),
         credentials=credentials,
         flight_recorder_dir=engine.recovery.flight_recorder_dir,
+        max_loras=engine.lora.num_slots,
         state_address=f"ipc://{core.socket_folder}/state" if server.api_server_count > 1 else "",
     )
 

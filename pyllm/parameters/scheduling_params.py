@@ -21,6 +21,7 @@ from pyllm.parameters.arguments import (
 
 MAX_CACHE_SALT_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 256
+MAX_ADAPTER_CHARACTERS = MAX_NAME_CHARACTERS + 33  # with @ and the digest of `Adapter.key`
 
 # The parameters: the type, range and text of each, as in `parameters/sampling_params.py`.
 Priority = Annotated[
@@ -34,6 +35,7 @@ CacheSalt = Annotated[str, Meta(description="Requests with other salts share no 
 CoreIndex = Annotated[int, declared("The core that is to have the request.", "the index of a core, from 0", ge=0)]
 
 _RETENTIONS: tuple[str, ...] = get_args(Retention)
+_LENGTHS = {"name": MAX_NAME_CHARACTERS, "session": MAX_NAME_CHARACTERS, "adapter": MAX_ADAPTER_CHARACTERS}
 _NOT_IN_SALTS = frozenset("@/\\\0")  # vLLM's
 
 
@@ -46,6 +48,9 @@ class SchedulingParams(
     blocks, and neither do requests with different ones of `cache_salt`. `timeout`: seconds after which it ends
     unfinished, with the finish reason `deadline`. `ttft_target` and `tpot_target`: seconds to the first token, and from
     token to token, that are wanted. `name`: the request's in reports (`EngineClient.requests`); nothing depends on it.
+
+    `adapter`: the name of a LoRA adapter of the engine's; empty: the model alone. An `Adapter.key` names one with these
+    bytes, and no later one of the same name.
 
     `kv_cache_retention`: how long a KV store keeps the request's blocks. `none`: nothing of it is written to a store.
     `default`: as the store's settings say. `long`: longer than others, also what is cached already of its prompt.
@@ -67,6 +72,7 @@ class SchedulingParams(
     session: str = ""
     data_parallel_rank: CoreIndex | None = None
     kv_cache_retention: Retention = "default"
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         self._read_types()
@@ -76,15 +82,15 @@ class SchedulingParams(
         check("cache_salt", "another text", is_allowed, allowed)  # It is a secret, so the error does not have it.
         retention = self.kv_cache_retention
         check("kv_cache_retention", f"{retention:.80}", retention in _RETENTIONS, "none, default or long")
-        for name in ("name", "session"):
+        for name, most in _LENGTHS.items():
             size = len(getattr(self, name))
-            check(name, size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
+            check(name, size, size <= most, f"at most {most} characters")
         for name in ("timeout", "ttft_target", "tpot_target"):
             check(name, math.inf, getattr(self, name) != math.inf, _SECONDS)
 
     def _read_types(self) -> None:
         _NUMBERS.read(self)
-        for name in ("tenant", "name", "session", "kv_cache_retention"):
+        for name in ("tenant", "name", "session", "kv_cache_retention", "adapter"):
             text(name, getattr(self, name))
         if not isinstance(self.cache_salt, str) or not is_unicode(self.cache_salt):
             # It is a secret, so the error does not have it.

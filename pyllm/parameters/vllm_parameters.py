@@ -61,12 +61,16 @@ POOLING: Mapping[str, Fixed] = {
 }
 # Arguments of `generate`, `chat`, `embed`, `beam_search` and `add_request`.
 CALLS: Mapping[str, Fixed] = {
-    "lora_request": Fixed((None, []), "adapters are not supported"),
     "tokenization_kwargs": Fixed((None, {}), "encode the text by get_tokenizer(), and give the token ids"),
     "mm_processor_kwargs": Fixed((None, {}), "prompts are texts"),
     "pooling_params": Fixed((None,), "give dimensions"),  # where it is not a `PoolingParams`
     "trace_headers": Fixed((None, {}), "traces are of `pyllm serve`"),
     "prompt_text": Fixed((None,), "give a dict with prompt and prompt_token_ids"),
+}
+# Fields of `LoRARequest`.
+LORA: Mapping[str, Fixed] = {
+    "tensorizer_config_dict": Fixed((None, {}), "give the path of a folder of peft, or of a GGUF file"),
+    "is_3d_lora_weight": Fixed((False, None), "adapters of experts are not supported"),
 }
 # Keys of a prompt that is a dict.
 PROMPTS: Mapping[str, Fixed] = {
@@ -91,7 +95,6 @@ METHODS: Mapping[str, str] = {
     "start_profile": "use EngineClient.profile or POST /admin/profile",
     "stop_profile": "a profile ends by itself",
     "preprocess_chat": "use AsyncEngine.render_chat",
-    "add_lora": "adapters are not supported",
     "reset_mm_cache": "prompts are texts",
     "llm_engine": "LLM has what it can do itself: generate, chat, get_metrics, get_tokenizer, ...",
     **dict.fromkeys(
@@ -107,7 +110,7 @@ METHODS: Mapping[str, str] = {
     **dict.fromkeys(("pause_generation", "resume_generation"), "use reconfigure, or abort requests"),
     "do_log_stats": "use get_summary or get_metrics",
     "is_tracing_enabled": "traces are of `pyllm serve`",
-    **dict.fromkeys(("list_loras", "remove_lora", "pin_lora"), "adapters are not supported"),
+    "pin_lora": "adapters stay in memory as far as max_cpu_loras allows, and those of running requests always",
     "set_tokenizer": "the option tokenizer names another one",
     "get_world_size": "it is tensor_parallel_size times pipeline_parallel_size",
     "release_kv_cache_memory": "close the engine",

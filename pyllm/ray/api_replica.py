@@ -67,6 +67,7 @@ class ApiReplica:
             seed=engine.model.seed,
             shared=shared_config(server, engine.scheduler.max_num_seqs, await self._first()),
             credentials=credentials,
+            max_loras=engine.lora.num_slots,
         )
         self._started = await embedded_app.EmbeddedApp.start(config)
         self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._embedded.tend())]

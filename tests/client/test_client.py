@@ -566,7 +566,7 @@ KNOWN = KVEvents(
         (lambda client: client.reset_prefix_cache(), ("reset_prefix_cache", ()), None, None),
         (
             lambda client: client.pin(3, [1, 2], tenant="acme", cache_salt="salt"),
-            ("pin", (3, b"\1\0\0\0\2\0\0\0", "acme", "salt")),
+            ("pin", (3, b"\1\0\0\0\2\0\0\0", "acme", "salt", "")),
             2,
             2,
         ),

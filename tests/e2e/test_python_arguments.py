@@ -183,7 +183,7 @@ def test_errors_name_the_argument_the_value_and_what_is_expected(llm: LLM) -> No
         (lambda: llm.generate("hi", "greedy"), "sampling_params must be a SamplingParams, got 'greedy'"),
         (lambda: llm.generate(["a", "b"], [ONE]), "sampling_params has 1 for 2 prompts: give one for all"),
         (lambda: llm.generate("hi", use_tqdm="yes"), "use_tqdm must be True or False, got 'yes'"),
-        (lambda: llm.generate("hi", lora_request="mine"), "lora_request can only be None here, got 'mine': adapters"),
+        (lambda: llm.generate("hi", lora_request="mine"), "lora_request must be a LoRARequest, got 'mine'"),
         (
             lambda: llm.chat(SAY, mm_processor_kwargs={"a": 1}),
             "mm_processor_kwargs can only be None here.*: prompts",

@@ -79,7 +79,7 @@ def test_help_of_serve_goes_by_topic(capsys: pytest.CaptureFixture[str]) -> None
     assert flag.count("--") == 1
     assert help_of(capsys, serve, "--help=max_num_seqs").count("--max-num-seqs") == 1
     assert help_of(capsys, serve, "--help=queued").count("--max-num-queued") == 2
-    assert "merge the adapter" in refusal(capsys, serve, "--help=enable-lora")
+    assert "merge the adapter" in refusal(capsys, serve, "--help=lora-extra-vocab-size")
 
 
 def test_a_flag_that_is_not_in_the_help_is_named_only_where_it_is_close(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,7 @@
-"""`/admin`: requests of all clients and what they wait for, blocks, processes, crashes, settings, profiles, cores."""
+"""`/admin`: requests of all clients and what they wait for, blocks, processes, crashes, settings, profiles, cores.
+
+Beside it are the routes that load adapters.
+"""
 
 import asyncio
 from collections.abc import Awaitable
@@ -9,6 +12,7 @@ import msgspec
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
+from pyllm.frontend.admin.adapter_routes import adapter_routes
 from pyllm.frontend.admin.core_routes import core_routes
 from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
 from pyllm.frontend.http.asgi import Scope
@@ -200,7 +204,7 @@ def admin_routes(state: ServerState) -> list[Route]:
     ]
     for handler in handlers:
         handler.guard = admins_only
-    return handlers
+    return [*handlers, *adapter_routes(state, admins_only)]
 
 
 def _refusal(has_admin: bool) -> str:

@@ -23,7 +23,7 @@ from pyllm.frontend.openai.parameters import SAMPLING_FIELDS, constraint_names, 
 from pyllm.frontend.requests.admission_control import admit
 from pyllm.frontend.requests.request_context import context_of
 from pyllm.frontend.requests.scheduling import scheduling_from
-from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import begin, generate_chat
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.structured_outputs_params import StructuredOutputsParams
@@ -54,7 +54,7 @@ def messages_route(state: ServerState) -> Route:
         responses={200: ResponseSpec(Message), **ERROR_RESPONSES},
     )
     async def create_message(request: Request, data: JSONBody[MessagesRequest]) -> ASGIApp:
-        context = begin(state, request, data)
+        context = await begin(state, request, data)
         context.name_tenant(_user(data.metadata), "metadata.user_id")
         context.name_session(None if data.metadata is None else data.metadata.user_id)
         field = None if _output_format(data) is None else "output_config.format"
@@ -68,7 +68,7 @@ def messages_route(state: ServerState) -> Route:
         conversation, params = conversation_of(data, context.ignore), _sampling_params(state, data, budget)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
         usage = MessageUsage(len(prepared.prompts[0]), 0)
-        message = Message(f"msg_{context.request_id}", state.model_name, [], usage)
+        message = Message(f"msg_{context.request_id}", context.model_name, [], usage)
         parser = None if prepared.make_parser is None else prepared.make_parser()
 
         def call_name(index: int) -> str:
@@ -90,7 +90,7 @@ def count_tokens_route(state: ServerState) -> Route:
     async def count_message_tokens(request: Request, data: JSONBody[CountTokensRequest]) -> TokenCount:
         context = context_of(request)
         context.name_fields(FIELD_NAMES)
-        check_model(state, data.model)
+        await state.models.choose(context, data.model)
         await admit(state, context, num_sequences=0)
         conversation = conversation_of(data, context.ignore)
         return TokenCount(len(await state.chat.encode(conversation, context.ignore)))

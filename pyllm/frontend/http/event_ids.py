@@ -46,21 +46,23 @@ class ChoicePosition(msgspec.Struct, frozen=True):
 class StreamIdentity(msgspec.Struct, frozen=True):
     """Two short hashes of everything that a stream's tokens depend on besides its seed.
 
-    `model` hashes the core's fingerprint (`Ready` in `wire/messages.py`), `content` the prompts' token ids and the
-    parameters, which already reflect the chat template, the tokenizer and the server's defaults.
+    `model` hashes the core's fingerprint (`Ready` in `wire/messages.py`) and the adapter's key, `content` the prompts'
+    token ids and the parameters, which already reflect the chat template, the tokenizer and the server's defaults.
     """
 
     model: str
     content: str
 
     @classmethod
-    def of(cls, fingerprint: str, prompts: Iterable[Sequence[int]], params: SamplingParams) -> "StreamIdentity":
+    def of(
+        cls, fingerprint: str, prompts: Iterable[Sequence[int]], params: SamplingParams, adapter: str = ""
+    ) -> "StreamIdentity":
         """The identity of a request to a core; the seed of `params` is left out."""
         # The text leaves out defaults, so that a version with one more parameter gives the same hash.
         content = blake2b(repr(msgspec.structs.replace(params, seed=None)).encode(), digest_size=6)
         for prompt in prompts:
             content.update(len(prompt).to_bytes(4, "little") + array("i", prompt).tobytes())
-        return cls(model_hash(fingerprint), content.hexdigest())
+        return cls(model_hash(fingerprint, adapter), content.hexdigest())
 
     def check_resumes(self, earlier: "StreamIdentity") -> None:
         """Check that this stream can go on where an earlier one broke off.
@@ -71,8 +73,8 @@ class StreamIdentity(msgspec.Struct, frozen=True):
         if self.model != earlier.model:
             raise ResumeConflictError(
                 f"the header {LAST_EVENT_ID} is of a stream of the model {earlier.model}, and this server has "
-                f"{self.model}: its weights, dtype, quantization, instruction set or number of ranks differ, and so "
-                "would its tokens; repeat the request without the header",
+                f"{self.model}: its weights, adapter, dtype, quantization, instruction set or number of ranks differ, "
+                "and so would its tokens; repeat the request without the header",
                 LAST_EVENT_ID,
             )
         if self.content != earlier.content:
@@ -173,9 +175,10 @@ class EventIds:
         return b"id: %b%b%b\n%b" % (self._prefix, ",".join(self._texts).encode(), end.encode(), block)
 
 
-def model_hash(fingerprint: str) -> str:
-    """The hash of a core's fingerprint in an id: 12 hexadecimal digits."""
-    return blake2b(fingerprint.encode(), digest_size=6).hexdigest()
+def model_hash(fingerprint: str, adapter: str = "") -> str:
+    """The hash of a core's fingerprint, and of an adapter's key, in an id: 12 hexadecimal digits."""
+    text = f"{fingerprint}\0{adapter}" if adapter else fingerprint
+    return blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _split(events: bytes) -> list[bytes]:

@@ -17,6 +17,8 @@ from pyllm.errors import (
 
 # Seconds after which an unavailable engine may be back.
 ENGINE_RETRY = 5.0
+# Models that the error of an unknown one lists.
+MAX_NAMES = 20
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,16 @@ class UnknownModelError(RequestError):
     """A model that this server does not have."""
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
-        super().__init__(f"The model {name!r} does not exist; this server has {', '.join(map(repr, served))}.", "model")
+        shown = ", ".join(map(repr, served[:MAX_NAMES]))
+        more = f" and {len(served) - MAX_NAMES} more" if len(served) > MAX_NAMES else ""
+        super().__init__(f"The model {name!r} does not exist; this server has {shown}{more}.", "model")
+
+
+class UnknownAdapterError(RequestError):
+    """A LoRA adapter that this server does not have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The lora adapter {name!r:.200} cannot be found.", "lora_name")
 
 
 class UnsupportedThreadError(RequestError):
@@ -180,6 +191,7 @@ def decoding_error(error: Exception) -> RequestError:
 # The first that fits, so the special ones come before the general ones.
 _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (UnknownModelError, 404, "model_not_found"),
+    (UnknownAdapterError, 404, "adapter_not_found"),
     (UnknownResponseError, 404, "response_not_found"),
     (UnknownRequestError, 404, "request_not_found"),
     (UnknownCoreError, 404, "core_not_found"),

@@ -27,7 +27,12 @@ _GUIDED = "vLLM's older name of a part of structured_outputs."
 
 # By the field's name, or by that of its struct and its own where it has another meaning there.
 DESCRIPTIONS: Mapping[str, str] = {
-    "model": "One of the names of /v1/models; may be left out.",
+    "model": "One of the names of /v1/models, adapters among them; may be left out.",
+    "lora_name": "The name by which requests choose the adapter.",
+    "lora_path": "A folder or GGUF file on the cores' machines, or a repository of the hub.",
+    "load_inplace": "Whether it may replace an adapter of the same name.",
+    "is_3d_lora_weight": "Only false: no expert has an adapter.",
+    "lora_int_id": "Without an effect: adapters have names.",
     # What the request is about.
     "prompt": "A text or token ids, or a list of either: an answer for each.",
     "suffix": "What stands behind the answer: a model for code fills in what is between.",

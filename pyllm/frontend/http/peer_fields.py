@@ -46,6 +46,7 @@ def same_as_ours(name: str) -> Meta:
 
 
 UseLogprobs = Annotated[T | None, unsupported_field("logprobs")]
+UseModel = Annotated[Any, unsupported_field("model, which may be an adapter's name", "", [], {})]
 UseLogitBias = Annotated[Any, unsupported_field("logit_bias", "", [], {})]
 UseReasoningEffort = Annotated[T | None, unsupported_field("reasoning_effort", True)]
 UseSeparateFields = Annotated[T | None, unsupported_field("the fields in it, outside of it", {})]
@@ -108,7 +109,7 @@ class PeerFields(Struct, kw_only=True):
     ebnf: UseStructuredOutputs[str] = None
     stop_regex: Annotated[Any, unsupported_field("stop", [])] = None
     input_ids: Annotated[Any, unsupported_field("prompt")] = None
-    lora_path: Annotated[Any, unsupported_field(None, "", [])] = None
+    lora_path: UseModel = None
     extra_key: Annotated[Any, unsupported_field("cache_salt", "")] = None
     custom_logit_processor: Annotated[Any, unsupported_field("vllm_xargs", "")] = None
     custom_params: Annotated[Any, unsupported_field("vllm_xargs", {})] = None
@@ -160,7 +161,7 @@ class PeerFields(Struct, kw_only=True):
     n_probs: UseLogprobs[int] = 0
     post_sampling_probs: Unsupported[bool] = False
     return_tokens: Annotated[bool | None, unsupported_field("return_token_ids")] = False
-    lora: Annotated[Any, unsupported_field(None, [])] = None
+    lora: UseModel = None
     image_data: Annotated[Any, unsupported_field(None, [])] = None
     reasoning_format: Annotated[str | None, unsupported_field(None, "auto", "deepseek", "parsed")] = None
     thinking_forced_open: Unsupported[bool] = False
@@ -260,7 +261,7 @@ class PeerFields(Struct, kw_only=True):
     guideline: Annotated[Any, unsupported_field("chat_template_kwargs")] = None
     tool_prompt: UseSystemMessage[Any] = None
     mirostat_mode: Unsupported[int] = 0
-    adapter_id: Unsupported[Any] = None
+    adapter_id: UseModel = None
     typical: Unsupported[float] = 1.0
     top_a: Unsupported[float] = 0.0
     tfs: Unsupported[float] = 1.0
@@ -286,7 +287,7 @@ class PeerFields(Struct, kw_only=True):
     forced_bos_token_id: Unsupported[int] = None
     forced_eos_token_id: Unsupported[Any] = None
     exponential_decay_length_penalty: Unsupported[Any] = None
-    adapters: Annotated[Any, unsupported_field(None, "", [], {})] = None
+    adapters: UseModel = None
     negative_prompt: Annotated[Any, unsupported_field(None, "")] = None
 
 

@@ -15,7 +15,6 @@ _OLLAMA = "it is of Ollama's own API; its OpenAI-compatible one has the same rou
 _LLAMA = "it is of llama.cpp's own API; here it is {}"
 _NO_RERANK = "models generate or embed here, and none ranks: compare embeddings of POST /v1/embeddings"
 _TEXT_ONLY = "only text is served"
-_NO_ADAPTERS = "adapters are not served yet"
 # By the path's beginning; the longest that fits counts.
 MEANT: Mapping[str, str] = {
     "/api": _OLLAMA.format("POST /v1/chat/completions, /v1/completions, /v1/embeddings, GET /v1/models"),
@@ -30,8 +29,6 @@ MEANT: Mapping[str, str] = {
     "/props": _LLAMA.format("GET /server_info"),
     "/slots": _LLAMA.format("GET /admin/requests, for admins"),
     "/apply-template": _LLAMA.format("POST /tokenize with messages, which gives their tokens"),
-    "/lora-adapters": _NO_ADAPTERS,
-    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_ADAPTERS),
     **dict.fromkeys(("/generate", "/generate_stream"), "it is TGI's and SGLang's; here it is POST /v1/completions"),
     "/info": "it is TGI's; here it is GET /server_info",
     "/inference": "it is vLLM's; here it is POST /v1/completions with token ids",

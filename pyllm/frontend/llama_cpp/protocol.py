@@ -1,4 +1,4 @@
-"""llama.cpp's `/infill` as structs. Knows names and types, not behaviour."""
+"""llama.cpp's `/infill` and `/lora-adapters` as structs. Knows names and types, not behaviour."""
 
 from typing import Literal
 
@@ -98,3 +98,11 @@ class Infill(Struct):
     stopping_word: str
     tokens_cached: int
     timings: Timings
+
+
+class LoraAdapter(Struct):
+    """An adapter of `GET /lora-adapters`. The `scale` for requests that do not name it is always 0."""
+
+    id: int
+    path: str
+    scale: float = 0.0

@@ -1,13 +1,16 @@
-"""`POST /infill`: fills the gap between two texts, with the special tokens of the model's family."""
+"""`POST /infill`: fills the gap between two texts, with the special tokens of the model's family.
+
+`GET /lora-adapters` lists the adapters.
+"""
 
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
 from pyllm.frontend.http.asgi import ASGIApp
-from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, post
+from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, get, post
 from pyllm.frontend.llama_cpp.answer_format import InfillFormat
 from pyllm.frontend.llama_cpp.line_limits import LineLimits
-from pyllm.frontend.llama_cpp.protocol import Infill, InfillRequest, InfillSettings
-from pyllm.frontend.openai.error_format import ERROR_RESPONSES
+from pyllm.frontend.llama_cpp.protocol import Infill, InfillRequest, InfillSettings, LoraAdapter
+from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import output_limit, own_constraint, sample_params, scheduling_params
 from pyllm.frontend.openai.request_start import begin_request
 from pyllm.frontend.requests.server_state import ServerState
@@ -21,6 +24,16 @@ LEAST_OUTPUT = 128
 MAX_RESPONSE_FIELDS = 64
 
 
+def adapters_route(state: ServerState) -> Route:
+    """The route, for one server."""
+
+    @get("/lora-adapters", summary="The LoRA adapters, in llama.cpp's shape", responses=LOOKUP_ERROR_RESPONSES)
+    def list_adapters() -> list[LoraAdapter]:
+        return [LoraAdapter(number, adapter.path) for number, adapter in enumerate(state.models.adapters)]
+
+    return list_adapters
+
+
 def infill_route(state: ServerState) -> Route:
     """The route, for one server."""
     model, tokenizer = state.client.model, state.tokenizer
@@ -31,7 +44,7 @@ def infill_route(state: ServerState) -> Route:
         responses={200: ResponseSpec(Infill), **ERROR_RESPONSES},
     )
     async def create_infill(request: Request, data: JSONBody[InfillRequest]) -> ASGIApp:
-        context = begin_request(state, request, data)
+        context = await begin_request(state, request, data)
         context.name_fields({"suffix": "input_suffix"})
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context, model)
@@ -57,7 +70,7 @@ def infill_route(state: ServerState) -> Route:
             generation.limit_texts([LineLimits(data.n_indent or 0, seconds).take for _ in range(params.n)])
         answer_format = InfillFormat(
             generation,
-            state.model_name,
+            context.model_name,
             files + middle,
             _settings(data, params, model.max_model_len),
             shows_tokens=data.return_tokens is True,

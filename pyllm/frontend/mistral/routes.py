@@ -32,7 +32,7 @@ def fim_route(state: ServerState) -> Route:
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
     async def create_fim_completion(request: Request, data: JSONBody[FimRequest]) -> ASGIApp:
-        context = begin_request(state, request, data)
+        context = await begin_request(state, request, data)
         context.name_fields({"beam_width": "use_beam_search"} | constraint_names(format_field(data), has_tools=False))
         limit = output_limit(data.max_tokens, may_be_none=may_be_prompt_alone(data, context))
         params = sampling_params(data, state.sampling, limit)

@@ -1,12 +1,15 @@
 """The metrics of cores, made from each core's figures and labelled with its `engine`. Counts nothing itself."""
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from prometheus_client.metrics_core import Metric
 
 from pyllm.client.client import EngineClient
+from pyllm.client.reports import AdapterReport
 from pyllm.errors import PyllmError
 from pyllm.frontend.observability.metric_families import OURS, VLLM, Families
 from pyllm.frontend.observability.tier_metrics import families_of_tiers
@@ -50,14 +53,15 @@ Stats = Mapping[str, int]
 
 
 class CoreFigures(msgspec.Struct, frozen=True):
-    """A core's figures, as it counts them; empty where it does not answer."""
+    """A core's figures, as it counts them, and its adapters; empty where it does not answer."""
 
     stats: Stats
     is_ready: bool = True
+    adapters: Sequence[AdapterReport] = ()
 
 
 def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo) -> Iterator[Metric]:
-    """Every metric of one core; `families` carry its labels."""
+    """Every metric of one core but that of its adapters; `families` carry its labels."""
     yield families.gauge(OURS, "core_ready", "1 while the core works on requests.", figures.is_ready)
     stats = figures.stats
     if not stats:
@@ -118,6 +122,17 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
         yield families.counters(OURS, "degradations", DEGRADATIONS_TEXT, "reason", {CORE_DEGRADATION: lowered})
 
 
+def family_of_adapters(families: Families, adapters: Sequence[AdapterReport], max_loras: int) -> Metric:
+    """The adapters that requests of one core use; `max_loras` are on its device at most."""
+    labels = {
+        "max_lora": str(max_loras),
+        "waiting_lora_adapters": ",".join(each.name for each in adapters if each.num_waiting),
+        "running_lora_adapters": ",".join(each.name for each in adapters if each.num_running),
+    }
+    text = "The adapters of requests, at the time that is the value, in seconds since the epoch."
+    return families.information(VLLM, "lora_requests_info", text, labels, time.time())
+
+
 def _families_of_contents(families: Families, stats: Stats) -> Iterator[Metric]:
     cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
     yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
@@ -167,11 +182,16 @@ def _families_of_fragmentation(
 
 async def figures_of_cores(client: EngineClient) -> dict[int, CoreFigures]:
     """The current figures of each core of a client, by its index."""
-    try:
+    stats: dict[int, dict[str, int]] = {}
+    adapters: dict[int, list[AdapterReport]] = {}
+    with contextlib.suppress(PyllmError, TimeoutError):
         stats = await client.core_stats()
-    except (PyllmError, TimeoutError):
-        stats = {}
-    return {core.index: CoreFigures(stats.get(core.index, {}), core.condition.ready) for core in client.cores}
+        if client.served_adapters is not None:
+            adapters = await client.core_adapters()
+    return {
+        core.index: CoreFigures(stats.get(core.index, {}), core.condition.ready, adapters.get(core.index, ()))
+        for core in client.cores
+    }
 
 
 def num_waiting(stats: Stats) -> int:

@@ -26,10 +26,10 @@ class Families:
         family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, label])
         return self._add(family, {(kind,): value for kind, value in values.items()})
 
-    def information(self, prefix: str, name: str, text: str, values: Mapping[str, str]) -> Metric:
-        """Texts, as the labels of a gauge of 1."""
+    def information(self, prefix: str, name: str, text: str, values: Mapping[str, str], value: float = 1) -> Metric:
+        """Texts, as the labels of a gauge."""
         family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, *values])
-        return self._add(family, {tuple(values.values()): 1})
+        return self._add(family, {tuple(values.values()): value})
 
     def counter(self, prefix: str, name: str, text: str, value: float) -> Metric:
         """A number that only grows."""

@@ -18,7 +18,12 @@ from prometheus_client.registry import Collector
 from pyllm.client.columns import StartTimes
 from pyllm.client.core_connection import Condition, ConnectionCounts
 from pyllm.frontend.http.ignored_fields import IgnoredFields
-from pyllm.frontend.observability.core_metrics import DEGRADATIONS_TEXT, CoreFigures, families_of_core
+from pyllm.frontend.observability.core_metrics import (
+    DEGRADATIONS_TEXT,
+    CoreFigures,
+    families_of_core,
+    family_of_adapters,
+)
 from pyllm.frontend.observability.histogram import (
     FIRST_TOKEN_BOUNDS,
     INTER_TOKEN_BOUNDS,
@@ -66,6 +71,8 @@ class Metrics(Collector):
         model: ModelInfo,
         clock: Callable[[], float] = time.perf_counter,
         connection: ConnectionCounts | None = None,
+        *,
+        max_loras: int = 0,
     ) -> None:
         self.clock = clock
         self.prompt_tokens = 0
@@ -93,6 +100,7 @@ class Metrics(Collector):
         self.request_num_samples = Histogram(NUM_SAMPLES_BOUNDS)
         self.request_max_tokens = Histogram(token_bounds(model.max_model_len))
         self._model = model
+        self._max_loras = max_loras
         self._labels = {"model_name": model_name, "engine": "0"}
         self._cores: Cores = {}
         self._condition = Condition(True)
@@ -146,7 +154,7 @@ class Metrics(Collector):
 
     def summed(self, totals: bytes) -> "Metrics":
         """The counts of all API processes, from the sums of all rows of `counted`."""
-        shown = Metrics(self._labels["model_name"], self._model, self.clock)
+        shown = Metrics(self._labels["model_name"], self._model, self.clock, max_loras=self._max_loras)
         total = decode_row(totals)
         shown.ignored_fields.counts = total.named
         shown.http.groups = total.grouped
@@ -221,7 +229,10 @@ class Metrics(Collector):
 
     def _collect_cores(self) -> Iterator[Metric]:
         for index, figures in self._cores.items():
-            yield from families_of_core(Families(self._labels | {"engine": str(index)}), figures, self._model)
+            families = Families(self._labels | {"engine": str(index)})
+            yield from families_of_core(families, figures, self._model)
+            if self._max_loras:
+                yield family_of_adapters(families, figures.adapters, self._max_loras)
 
     def _collect_processes(self, families: Families) -> Iterator[Metric]:
         """The metrics of processes, by title: several processes with one title, as spares, count together."""

@@ -21,15 +21,16 @@ class RequestLog:
         self._most = server.max_log_len
         self._decode = decode
 
-    def received(self, request_id: str, prompts: Sequence[Sequence[int]], params: Any) -> None:
-        """Log a request's prompts and parameters; None where nothing is sampled."""
+    def received(self, request_id: str, prompts: Sequence[Sequence[int]], params: Any, model_name: str) -> None:
+        """Log a request's model or adapter, prompts and parameters; None where nothing is sampled."""
         if not self.has_requests:
             return
         for prompt in prompts:
             # A character has at most four bytes, and a token at least one.
             part = prompt if self._most is None else prompt[: 4 * self._most]
             text = self._shown(self._decode(part))
-            self._log(request_id, "received: %d prompt tokens, params %s, prompt %r", len(prompt), params, text)
+            values = (model_name, len(prompt), params, text)
+            self._log(request_id, "received: model %r, %d prompt tokens, params %s, prompt %r", *values)
 
     def ended(self, request_id: str, choice: int, text: str, num_tokens: int, reason: str) -> None:
         """Log a choice's output."""

@@ -29,6 +29,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
+    model_name: str
     parent: TraceContext | None
     params: SamplingParams | None
     num_choices: int
@@ -43,23 +44,22 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
 class Tracer:
     """Hands spans to an exporter, in a thread of its own. `endpoint` is where a collector takes OTLP over HTTP."""
 
-    def __init__(self, exporter: "SpanExporter", model_name: str) -> None:
+    def __init__(self, exporter: "SpanExporter") -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        self._model_name = model_name
         resource = Resource.create({"service.name": "pyllm", "service.version": __version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("pyllm", __version__)
 
     @classmethod
-    def to_collector(cls, endpoint: str, model_name: str) -> "Tracer":
+    def to_collector(cls, endpoint: str) -> "Tracer":
         """A tracer for the collector at a URL such as `http://localhost:4318/v1/traces`."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        return cls(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS), model_name)
+        return cls(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS))
 
     def request(self, trace: RequestTrace) -> None:
         """Record a request that ends now."""
@@ -83,7 +83,7 @@ class Tracer:
     def _attributes(self, trace: RequestTrace) -> dict[str, str | int | float | list[str]]:
         params = trace.params
         attributes: dict[str, str | int | float | list[str]] = {
-            "gen_ai.response.model": self._model_name,
+            "gen_ai.response.model": trace.model_name,
             "gen_ai.request.id": trace.request_id,
             "gen_ai.response.finish_reasons": [trace.finish_reason],
             "gen_ai.usage.num_sequences": trace.num_choices,

@@ -37,7 +37,7 @@ def chat_route(state: ServerState) -> Route:
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
     async def create_chat_completion(request: Request, data: JSONBody[ChatRequest]) -> ASGIApp:
-        context = begin_request(state, request, data)
+        context = await begin_request(state, request, data)
         has_tools = bool(data.tools) and data.structured_outputs is None
         names = constraint_names(format_field(data), has_tools)
         if data.max_completion_tokens is not None:

@@ -45,10 +45,10 @@ class ChunkFormat(ABC):
             id=f"{self._ID_PREFIX}-{context.request_id}",
             object=self._OBJECT,
             created=context.created,
-            model=state.model_name,
+            model=context.model_name,
             choices=[],
             usage=None if wants_usage(request) else UNSET,
-            system_fingerprint=state.system_fingerprint,
+            system_fingerprint=state.system_fingerprint(context.adapter),
         )
         self._shows_tokens = request.return_token_ids is True
         self._counts_of = counts_of

@@ -44,7 +44,7 @@ def completions_route(state: ServerState) -> Route:
         responses={200: ResponseSpec(Completion), **ERROR_RESPONSES},
     )
     async def create_completion(request: Request, data: JSONBody[CompletionRequest]) -> ASGIApp:
-        context = begin_request(state, request, data)
+        context = await begin_request(state, request, data)
         names = constraint_names(format_field(data), has_tools=False)
         context.name_fields({"beam_width": "use_beam_search"} | names)
         limit = output_limit(data.max_tokens, may_be_none=data.echo is True or may_be_prompt_alone(data, context))

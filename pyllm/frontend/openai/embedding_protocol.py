@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Struct
 
 from pyllm.frontend.http.ignored_fields import Hint
+from pyllm.frontend.http.peer_fields import UseModel
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 from pyllm.parameters.arguments import declared
 from pyllm.parameters.sampling_params import TruncatePromptTokens
@@ -49,8 +50,8 @@ class EmbeddingRequest(Struct, kw_only=True):
     output_dimension: UseDimensions = None
     truncate_dim: UseDimensions = None
     prompt_name: Unsupported[str] = None
-    lora: Annotated[Any, unsupported_field(None, [])] = None
-    lora_path: Annotated[Any, unsupported_field(None, "", [])] = None
+    lora: UseModel = None
+    lora_path: UseModel = None
     mm_processor_kwargs: Unsupported[dict[str, Any]] = {}
     media_io_kwargs: Unsupported[dict[str, Any]] = {}
 

@@ -29,7 +29,7 @@ from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.embedding_batch import EmbeddingBatch
 from pyllm.frontend.requests.request_context import RequestContext, context_of
 from pyllm.frontend.requests.scheduling import scheduling_from
-from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.truncation import truncation_from
 
 _encode = msgspec.json.Encoder().encode
@@ -46,7 +46,7 @@ def embeddings_route(state: ServerState) -> Route:
     async def create_embeddings(request: Request, data: JSONBody[EmbeddingRequest]) -> ASGIApp:
         context = context_of(request)
         context.name_tenant(data.user)
-        check_model(state, data.model)
+        await state.models.choose(context, data.model)
         refuse_unsupported(data)
         check_dimensions(data.dimensions, state.client.model)
         truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, 0, state.client.model)
@@ -61,7 +61,7 @@ def embeddings_route(state: ServerState) -> Route:
         )
         await charge(state, context, sum(map(len, prompts)))
         batch = EmbeddingBatch(state, prompts, scheduling, context, data.dimensions)
-        answer = EmbeddingsAnswer(batch, context, state.model_name, data.encoding_format == "base64")
+        answer = EmbeddingsAnswer(batch, context, data.encoding_format == "base64")
         return partial(push, answer)
 
     return create_embeddings
@@ -70,10 +70,9 @@ def embeddings_route(state: ServerState) -> Route:
 class EmbeddingsAnswer:
     """One JSON object, once every embedding is there."""
 
-    def __init__(self, batch: EmbeddingBatch, context: RequestContext, model_name: str, in_base64: bool) -> None:
+    def __init__(self, batch: EmbeddingBatch, context: RequestContext, in_base64: bool) -> None:
         self._batch = batch
         self._context = context
-        self._model_name = model_name
         self._in_base64 = in_base64
         self._channel: Channel
         self._data: list[EmbeddingData | None] = [None] * batch.num_choices
@@ -105,7 +104,7 @@ class EmbeddingsAnswer:
             data = [each for each in self._data if each is not None]
             usage = EmbeddingUsage(num_tokens, num_tokens)
             answer = EmbeddingList(
-                data, self._model_name, usage, f"embd-{self._context.request_id}", self._context.created
+                data, self._context.model_name, usage, f"embd-{self._context.request_id}", self._context.created
             )
             send_json(self._channel, 200, answer)
 

@@ -2,11 +2,15 @@
 
 import time
 
-from pyllm.frontend.http.routing import FromPath, Route, get
+import msgspec
+
+from pyllm.frontend.http.routing import FromPath, Request, Route, get
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ModelCapabilities, ModelCard, ModelList
-from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.requests.request_context import context_of
+from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.fill_in_the_middle import can_fill_middle
+from pyllm.wire.messages import Adapter
 
 
 def models_routes(state: ServerState) -> list[Route]:
@@ -28,16 +32,22 @@ def models_routes(state: ServerState) -> list[Route]:
                 completion_fim=can_fill_middle(state.tokenizer),
             ),
         )
-        for name in state.model_names
+        for name in state.models.names
     }
 
-    @get("/v1/models", summary="List the models of this server", responses=LOOKUP_ERROR_RESPONSES)
-    def list_models() -> ModelList:
-        return ModelList(list(cards.values()))
+    def card_of(adapter: Adapter) -> ModelCard:
+        base = cards[state.model_name]
+        return msgspec.structs.replace(base, id=adapter.name, root=adapter.path, parent=state.model_name)
 
-    @get("/v1/models/{model_id:path}", summary="Describe a model", responses=LOOKUP_ERROR_RESPONSES)
-    def show_model(model_id: FromPath[str]) -> ModelCard:
-        check_model(state, model_id)
-        return cards[model_id]
+    @get("/v1/models", summary="List the models of this server, and its adapters", responses=LOOKUP_ERROR_RESPONSES)
+    def list_models() -> ModelList:
+        return ModelList([*cards.values(), *map(card_of, state.models.adapters)])
+
+    @get("/v1/models/{model_id:path}", summary="Describe a model or an adapter", responses=LOOKUP_ERROR_RESPONSES)
+    async def show_model(request: Request, model_id: FromPath[str]) -> ModelCard:
+        await state.models.choose(context_of(request), model_id)
+        if (card := cards.get(model_id)) is not None:
+            return card
+        return next(card_of(adapter) for adapter in state.models.adapters if adapter.name == model_id)
 
     return [list_models, show_model]

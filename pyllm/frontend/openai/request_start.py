@@ -12,13 +12,13 @@ from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import begin
 
 
-def begin_request(state: ServerState, request: Request, body: EngineRequest) -> RequestContext:
+async def begin_request(state: ServerState, request: Request, body: EngineRequest) -> RequestContext:
     """The context of a request, with the id, tenant and session of its body, which gets the server's defaults.
 
     Raises:
         RequestError: as `begin`; or the tenant or the options of the stream are unusable.
     """
-    context = begin(state, request, body)
+    context = await begin(state, request, body)
     context.name_tenant(body.user)
     context.name_session(body.prompt_cache_key, body.user)
     if isinstance(body, GenerationRequest):

@@ -13,7 +13,7 @@ from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import ToolDefinition
 from pyllm.frontend.requests.admission_control import admit
 from pyllm.frontend.requests.request_context import context_of
-from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.json_schemas import Ignore
 
 
@@ -82,9 +82,9 @@ def tokenize_route(state: ServerState) -> Route:
         responses={200: ResponseSpec(Tokenization), **ERROR_RESPONSES},
     )
     async def tokenize(request: Request, data: JSONBody[TokenizeRequest]) -> Tokenization:
-        check_model(state, data.model)
-        refuse_unsupported(data)
         context = context_of(request)
+        await state.models.choose(context, data.model)
+        refuse_unsupported(data)
         await admit(state, context, num_sequences=0)
         tokens = await _tokens(state, data, context.ignore)
         names = None
@@ -105,8 +105,9 @@ def detokenize_route(state: ServerState) -> Route:
         responses={200: ResponseSpec(Detokenization), **ERROR_RESPONSES},
     )
     async def detokenize(request: Request, data: JSONBody[DetokenizeRequest]) -> Detokenization:
-        check_model(state, data.model)
-        await admit(state, context_of(request), num_sequences=0)
+        context = context_of(request)
+        await state.models.choose(context, data.model)
+        await admit(state, context, num_sequences=0)
         tokens = data.tokens
         if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
             wrong = next(token for token in tokens if not 0 <= token < vocab_size)

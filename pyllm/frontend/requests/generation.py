@@ -106,8 +106,9 @@ class Generation(PromptBatch):
         return self._state.keep_alive
 
     def identity(self) -> StreamIdentity:
-        """The model, prompts and parameters that its tokens depend on, besides the seed."""
-        return StreamIdentity.of(self._state.client.fingerprint, self._prompts, self._params)
+        """The model, adapter, prompts and parameters that its tokens depend on, besides the seed."""
+        fingerprint, adapter = self._state.client.fingerprint, self._scheduling.adapter
+        return StreamIdentity.of(fingerprint, self._prompts, self._params, adapter)
 
     def fix_seed(self, seed: int | None, is_repeated: bool = False) -> int:
         """Use this seed, or draw one, unless the request has its own; gives the seed in use. Call before `start`.

@@ -88,7 +88,8 @@ class PromptBatch(ABC):
             RequestError, EngineDeadError: a prompt cannot run; then none does.
             DeadlineError: the request's time is over already.
         """
-        self._state.request_log.received(self._context.request_id, self._prompts, self._params)
+        context = self._context
+        self._state.request_log.received(context.request_id, self._prompts, self._params, context.model_name)
         self._context.ticket = None  # The end of the batch returns it, not the end of the exchange.
         try:
             scheduling = self._with_time_left()
@@ -151,6 +152,7 @@ class PromptBatch(ABC):
         ticket = self._ticket
         return RequestTrace(
             request_id=self._context.request_id,
+            model_name=self._context.model_name,
             parent=self._context.headers.trace,
             params=self._params,
             num_choices=self.num_choices,

@@ -49,7 +49,8 @@ class RequestContext(msgspec.Struct):
     were put into another form.
 
     `created` is the answer's time, in seconds since the epoch. `position` is the beginning of a stream with event ids;
-    None without ids. `field_names` has the caller's names of fields that errors call otherwise.
+    None without ids. `field_names` has the caller's names of fields that errors call otherwise. `model_name` is the
+    model's or adapter's name in the answer, `adapter` the key of the adapter that the request names.
     """
 
     request_id: str
@@ -69,6 +70,8 @@ class RequestContext(msgspec.Struct):
     fields: RequestFields = msgspec.field(default_factory=RequestFields)
     max_tokens: int | None = None
     adjusted: tuple[str, ...] = ()
+    model_name: str = ""
+    adapter: str = ""
 
     def __enter__(self) -> Self:
         return self

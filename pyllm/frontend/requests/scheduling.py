@@ -18,7 +18,7 @@ def scheduling_from(
     cache_salt: str | None = None,
     kv_cache_retention: Retention = "default",
 ) -> SchedulingParams:
-    """The checked parameters of a body, completed from the context. The tenant comes from the context only.
+    """The checked parameters of a body, completed from the context. Tenant and adapter come from the context only.
 
     Raises:
         RequestError: a value is out of range, or the salt is empty: its caller would share cached blocks unknowingly.
@@ -35,6 +35,7 @@ def scheduling_from(
         session=_session(context.session),
         data_parallel_rank=context.data_parallel_rank,
         name=context.request_id,
+        adapter=context.adapter,
     )
 
 

@@ -16,12 +16,12 @@ from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.http.event_ids import model_hash
-from pyllm.frontend.http.failure import UnknownModelError
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_history import MetricsHistory
 from pyllm.frontend.observability.request_log import RequestLog
 from pyllm.frontend.observability.tracing import Tracer
+from pyllm.frontend.requests.served_models import ServedModels
 from pyllm.frontend.requests.server_cores import ServerCores
 from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.shared.local_state import LocalState
@@ -43,8 +43,8 @@ NO_CREDENTIALS = Credentials()
 class ServerState:
     """The shared state, made once at start. `chat_template` is None for a model without one.
 
-    Answers carry `model_name`; requests may name the model by one of `model_aliases` as well. `sampling` has the
-    defaults of parameters that a request leaves out.
+    Answers carry `model_name`; requests may name the model by one of `model_aliases` as well, and adapters by their own
+    names. `sampling` has the defaults of parameters that a request leaves out. `max_loras` is of each core.
 
     `keys` are those of the `credentials`. `shared` counts the requests that all API processes admit: without it nothing
     is bounded. `cores` are those of `client`, as the API processes use them.
@@ -63,6 +63,7 @@ class ServerState:
         model_aliases: Sequence[str] = (),
         server: ServerConfig = DEFAULT_SERVER,
         sampling: SamplingDefaults = NO_DEFAULTS,
+        max_loras: int = 0,
         credentials: Credentials = NO_CREDENTIALS,
         shared: Shared | None = None,
         cores: ServerCores | None = None,
@@ -85,8 +86,8 @@ class ServerState:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.model_name = model_name
-        self.model_names = (model_name, *model_aliases)
-        self.metrics = Metrics(model_name, client.model, connection=client.counts)
+        self.models = ServedModels(client, (model_name, *model_aliases))
+        self.metrics = Metrics(model_name, client.model, connection=client.counts, max_loras=max_loras)
         self.history = MetricsHistory(self.metrics, client, self.shared)
         self.prompts = PromptEncoder(tokenizer, client.model, self.metrics.encoding)
         self.chat = ChatPreprocessor(self.prompts, tokenizer, chat_template, server)
@@ -125,20 +126,20 @@ class ServerState:
             model_aliases=model_aliases,
             server=config.server,
             sampling=config.checkpoint.sampling,
+            max_loras=config.max_loras,
             credentials=config.credentials,
             shared=shared,
             cores=cores,
-            tracer=Tracer.to_collector(endpoint, model_name) if endpoint else None,
+            tracer=Tracer.to_collector(endpoint) if endpoint else None,
             parent_silence=parent_silence,
             sampler=sampler,
             crash_folder=config.flight_recorder_dir,
             ask_reload=ask_reload,
         )
 
-    @property
-    def system_fingerprint(self) -> str:
-        """OpenAI's name for everything that tokens depend on besides the seed; equal for equal models."""
-        return f"fp_{model_hash(self.client.fingerprint)}"
+    def system_fingerprint(self, adapter: str) -> str:
+        """OpenAI's name for everything that tokens depend on besides the seed; equal for equal models and adapters."""
+        return f"fp_{model_hash(self.client.fingerprint, adapter)}"
 
     def condition(self) -> Condition:
         """Whether requests should come here, and why not. Requests that come while no core is up wait for one."""
@@ -178,13 +179,3 @@ class ServerState:
         except TimeoutError:
             for fail in list(self._running):
                 fail(EngineDeadError(f"the server shut down before this request was finished ({grace:g} s)"))
-
-
-def check_model(state: ServerState, name: str | None) -> None:
-    """Refuse a request that names another model; it may leave the name out.
-
-    Raises:
-        UnknownModelError: it names another model.
-    """
-    if name is not None and name not in state.model_names:
-        raise UnknownModelError(name, state.model_names)

@@ -16,7 +16,7 @@ from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.generation import Generation
 from pyllm.frontend.requests.request_context import RequestContext, context_of
-from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import SchedulingParams
@@ -29,7 +29,7 @@ class GenerationBody(Protocol):
     request_id: str | None
 
 
-def begin(state: ServerState, request: Request, body: GenerationBody) -> RequestContext:
+async def begin(state: ServerState, request: Request, body: GenerationBody) -> RequestContext:
     """The context of a request, with the id that its body names. Values of peers' field names move to our fields.
 
     Biases become those of tokens.
@@ -38,7 +38,7 @@ def begin(state: ServerState, request: Request, body: GenerationBody) -> Request
         RequestError: the id is unusable, or the server does not have the model or does not support a field.
     """
     context = context_of(request)
-    check_model(state, body.model)
+    await state.models.choose(context, body.model)
     struct = cast("Struct", body)  # As every body is.
     context.field_names = use_own_names(struct, state.sampling.repetition_penalty)
     use_bias_by_id(struct, partial(state.tokenizer.encode_batch, add_special_tokens=False))

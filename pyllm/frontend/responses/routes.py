@@ -68,7 +68,7 @@ def responses_routes(state: ServerState) -> list[Route]:
     )
     async def create_response(request: Request, data: JSONBody[ResponsesRequest]) -> ASGIApp:
         owner = context_of(request).tenant  # Later requests for this response have no body that names a tenant.
-        context = begin_request(state, request, data)
+        context = await begin_request(state, request, data)
         _check(data, context)
         context.name_fields(_field_names(data))
         stores = await _stores(store, data, context, owner)
@@ -161,7 +161,7 @@ def _count_route(state: ServerState, store: ResponseStore) -> Route:
     )
     async def count_input_tokens(request: Request, data: JSONBody[ResponsesRequest]) -> InputTokens:
         owner = context_of(request).tenant
-        context = begin_request(state, request, data)
+        context = await begin_request(state, request, data)
         context.name_fields(_field_names(data))
         await admit(state, context, num_sequences=0)
         items = await _items(store, data, context, owner)
@@ -292,7 +292,7 @@ def _response(
     response = protocol.Response(
         id=_response_id(context),
         created_at=context.created,
-        model=state.model_name,
+        model=context.model_name,
         status="in_progress",
         background=request.background is True,
         instructions=request.instructions,

@@ -13,7 +13,7 @@ TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_request_is_a_child_of_its_callers_span(tokenizer: Tokenizer, streamed: bool) -> None:
     exporter = InMemorySpanExporter()
-    tracer = Tracer(exporter, "tiny")
+    tracer = Tracer(exporter)
     async with in_process(answering(tokenizer, "ok"), tokenizer, tracer=tracer) as frontend:
         body = {"prompt": "x", "max_tokens": 9, "temperature": 0.5, "n": 2, "stream": streamed}
         headers = {
@@ -56,7 +56,7 @@ async def test_a_request_is_a_child_of_its_callers_span(tokenizer: Tokenizer, st
 
 async def test_embeddings_have_a_span_too(tokenizer: Tokenizer) -> None:
     exporter = InMemorySpanExporter()
-    tracer = Tracer(exporter, "tiny")
+    tracer = Tracer(exporter)
     async with in_process(answering(tokenizer, "ok"), tokenizer, tracer=tracer) as frontend:
         assert (await frontend.http.post("/v1/embeddings", json={"input": ["x", "y"]})).status_code == 200
         tracer.close()
