@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from benchmarks.engine import (
+    adapters,
     captured_steps,
     grammar,
     kv_stores,
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "step": step.run,
     "pipeline.bubbles": pipeline.run,
     "captured_steps": captured_steps.run,
+    "adapters": adapters.run,
     "sparse_attention": sparse_attention.run,
     **token_costs.FIGURES,
     "frontend.idle_stream_kb": idle_streams.run,

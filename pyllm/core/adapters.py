@@ -46,7 +46,7 @@ class AdapterSource(NamedTuple):
         Raises:
             ConfigError: it is missing, damaged, of another model, or of too large a rank.
         """
-        from pyllm.checkpoint.lora import find_lora, read_lora  # It imports all families.
+        from pyllm.checkpoint.adapters.adapter_files import find_lora, read_lora  # It imports all families.
 
         found = read_lora(find_lora(path, self.hub), self.spec)
         if found.rank > self.settings.max_lora_rank:
@@ -126,7 +126,7 @@ class Adapters:
 
     @property
     def served(self) -> tuple[Adapter, ...]:
-        """These, and those that only requests use that began before."""
+        """The listed adapters, and others that requests still use that have begun with them."""
         return tuple(
             msgspec.structs.replace(entry.adapter, is_listed=self._listed.get(entry.adapter.name) is entry)
             for entry in self._by_key.values()
@@ -182,14 +182,14 @@ class Adapters:
         self._check_name(name)
         async with self._changing:
             before = self._listed.get(name)
-            path = path or self._resolved(name)
             if before is not None and not in_place:
-                if before.adapter.path == path:
+                if path in {"", before.adapter.path}:
                     return before.adapter
                 text = f"adapter {name!r} is loaded from {before.adapter.path}: unload it first, or load it in place"
                 raise RequestError(text, "lora_name")
             if len(self._by_key) >= MAX_ADAPTERS:
                 raise RequestError(f"there are {MAX_ADAPTERS} adapters already: unload some", "lora_name")
+            path = path or await asyncio.to_thread(self._resolved, name)
             try:
                 assert self._source is not None, "_check_name has refused it"
                 adapter, description = await asyncio.to_thread(self._source.read, name, path)

@@ -133,7 +133,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
 
 
 async def _adapters(config: CoreConfig, executor: Executor) -> tuple[AdapterSource | None, list[ReadAdapter]]:
-    """Where adapters come from, and those that the ranks have loaded; None if the core serves none."""
+    """The source of adapters, None if the core serves none, and the adapters that the ranks have loaded."""
     engine, settings = config.engine, config.engine.lora
     if not settings.enable_lora:
         return None, []

@@ -15,7 +15,7 @@ from pyllm.core.adapters import Adapters, AdapterSource, read_adapters
 from pyllm.errors import ConfigError, RequestError
 from pyllm.wire.messages import Adapter, AdapterList, Rejected
 from pyllm.wire.supervision_messages import Kept
-from tests.checkpoint.lora_folder import write_lora
+from tests.checkpoint.adapters.lora_folder import write_lora
 from tests.core.adapting_executor import AdaptingExecutor
 from tests.core.raw_engine import Engine
 from tests.tiny_model import write_tiny_model

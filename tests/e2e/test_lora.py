@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pyllm import LLM, LoRARequest, SamplingParams
-from pyllm.checkpoint.lora import WEIGHTS
+from pyllm.checkpoint.adapters.peft_folder import WEIGHTS
 from pyllm.errors import RequestError
 from tests import in_process
-from tests.checkpoint.lora_folder import write_lora
+from tests.checkpoint.adapters.lora_folder import write_lora
 from tests.e2e.server import Server, until
 from tests.in_process import KV_CACHE
 

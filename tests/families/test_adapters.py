@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from pyllm.checkpoint.lora import CONFIG, WEIGHTS, read_lora
+from pyllm.checkpoint.adapters.adapter_files import read_lora
+from pyllm.checkpoint.adapters.peft_folder import CONFIG, WEIGHTS
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.registry import find_family

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from pyllm_kernels.tensors import Array
 
-from pyllm.checkpoint.lora import read_lora
+from pyllm.checkpoint.adapters.adapter_files import read_lora
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.workers.model_runner import ModelRunner
-from tests.checkpoint.lora_folder import write_lora
+from tests.checkpoint.adapters.lora_folder import write_lora
 from tests.families.test_oracle import Sequences
 from tests.plans import Row
 from tests.tiny_model import write_tiny_model

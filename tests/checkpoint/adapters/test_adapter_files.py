@@ -10,12 +10,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from pyllm.checkpoint.hub import Hub
-from pyllm.checkpoint.lora import CONFIG, WEIGHTS, find_lora, read_lora
+from pyllm.checkpoint.adapters.adapter_files import find_lora, read_lora
+from pyllm.checkpoint.adapters.peft_folder import CONFIG, WEIGHTS
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensors import Deinterleave
-from tests.checkpoint.lora_folder import write_lora
+from tests.checkpoint.adapters.lora_folder import write_lora
 from tests.tiny_model import write_tiny_model
 
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from pyllm.checkpoint.lora import CONFIG, WEIGHTS
+from pyllm.checkpoint.adapters.peft_folder import CONFIG, WEIGHTS
 
 PEFT = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": True}
 
