@@ -75,7 +75,9 @@ async def _speed(engine: AsyncEngine, adapters: list[LoRARequest] | list[LoRAReq
     params = SamplingParams(max_tokens=TOKENS, min_tokens=TOKENS, ignore_eos=True, temperature=0.0)
 
     async def stream(number: int, adapter: LoRARequest | None) -> None:
-        async for _ in engine.generate(f"{number}. {PROMPT}", params, f"{time.monotonic()}-{number}", lora_request=adapter):
+        async for _ in engine.generate(
+            f"{number}. {PROMPT}", params, f"{time.monotonic()}-{number}", lora_request=adapter
+        ):
             pass
 
     began = time.perf_counter()

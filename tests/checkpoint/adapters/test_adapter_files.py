@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pyllm.checkpoint.hub import Hub
 from pyllm.checkpoint.adapters.adapter_files import find_lora, read_lora
 from pyllm.checkpoint.adapters.peft_folder import CONFIG, WEIGHTS
+from pyllm.checkpoint.hub import Hub
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
