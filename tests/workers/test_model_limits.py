@@ -28,6 +28,10 @@ def test_layers_may_differ_in_windows_caps_sinks_and_slopes() -> None:
     ("changes", "message"),
     [
         (({"head_size": 63}, {"head_size": 63}), "heads of 63 dimensions are not supported: the number must be even"),
+        (
+            ({}, {"heads": 3, "kv_source": 0}),
+            "a layer of LlamaForCausalLM with 3 query heads reads the keys of one with 9",
+        ),
     ],
 )
 def test_what_none_computes_is_refused(changes: tuple[dict[str, object], ...], message: str) -> None:
@@ -84,6 +88,7 @@ def test_latents_are_refused_where_nothing_knows_them(options: dict[str, object]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (({}, {"heads": 18}), "has layers of unequal heads, and these run on CPUs only so far"),
         (({}, {"head_size": 32}), "has layers of unequal heads, and these run on CPUs only so far"),
         (({}, {"kv_source": 0}), "has layers that share keys and values, and these run on CPUs only so far"),
     ],
