@@ -5,7 +5,7 @@ Imports no torch, so that the launcher can refuse a model before any process sta
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import ConfigError
-from pyllm.families.spec import ModelSpec
+from pyllm.families.spec import GatedDeltaSpec, LayerSpec, LightningSpec, ModelSpec
 from pyllm.kv_transfer.connector_factory import BUILT_IN as CONNECTORS
 from pyllm.workers.attention_backends import BUILT_IN
 
@@ -73,10 +73,18 @@ def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None
         "layers that share keys and values": any(attention.kv_source is not None for attention in spec.attentions),
         "several residual streams": spec.streams is not None,
         "experts beside dense layers": any(layer.experts is not None for layer in spec.layers),
+        "layers of lightning attention": any(isinstance(layer.recurrence, LightningSpec) for layer in spec.layers),
+        "layers with bounded decays or shares up to 2": any(map(_has_other_delta_rule, spec.layers)),
     }
     for name, is_there in found.items():
         if is_there and spec.transformers is None:
             _check_backends(f"{spec.architecture} has {name}, and", config, device)
+
+
+def _has_other_delta_rule(layer: LayerSpec) -> bool:
+    if not isinstance(layer.recurrence, GatedDeltaSpec):
+        return False
+    return layer.recurrence.greatest_share != 1 or layer.recurrence.strongest_decay is not None
 
 
 def _check_backends(name: str, config: EngineConfig, device: str) -> None:

@@ -53,6 +53,18 @@ def test_groups(windows: list[int | None], max_model_len: int, expected: list[tu
     assert [(group.window, len(group.layers)) for group in groups] == expected
 
 
+def test_layers_of_other_query_heads_are_in_other_groups() -> None:
+    plain = spec([None, 16, 16, None])
+    layers = [
+        msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.own_attention, heads=heads))
+        for layer, heads in zip(plain.layers, (2, 4, 4, 2), strict=True)
+    ]
+    model = msgspec.structs.replace(plain, layers=tuple(layers))
+    assert [(group.layers, group.query_heads) for group in kv_groups(model, 64)] == [((0, 3), 2), ((1, 2), 4)]
+    without_windows = kv_groups(model, 64, hybrid=False)
+    assert [(group.layers, group.query_heads) for group in without_windows] == [((0, 3), 2), ((1, 2), 4)]
+
+
 @given(WINDOWS, st.integers(2, 8192))
 def test_every_layer_is_in_one_group_of_its_window(windows: list[int | None], max_model_len: int) -> None:
     groups = kv_groups(spec(windows), max_model_len)

@@ -1,13 +1,28 @@
 """A model that no kernel computes is refused by name, before any process starts."""
 
+from contextlib import nullcontext
+
 import msgspec
 import pytest
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
-from pyllm.families.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec, NormSpec, ShortConvolutionSpec
+from pyllm.families.spec import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    LatentSpec,
+    LayerSpec,
+    LightningSpec,
+    ModelSpec,
+    NormSpec,
+    RecurrenceSpec,
+    ShortConvolutionSpec,
+)
 from pyllm.workers.model_limits import check_cpu_layers, check_states, check_supported
+
+
+DELTA = GatedDeltaSpec(key_heads=1, value_heads=1, key_size=8, value_size=8, width=4, epsilon=1e-6)
 
 
 def spec(*changes: dict[str, object]) -> ModelSpec:
@@ -28,6 +43,10 @@ def test_layers_may_differ_in_windows_caps_sinks_and_slopes() -> None:
     ("changes", "message"),
     [
         (({"head_size": 63}, {"head_size": 63}), "heads of 63 dimensions are not supported: the number must be even"),
+        (
+            ({}, {"heads": 3, "kv_source": 0}),
+            "a layer of LlamaForCausalLM with 3 query heads reads the keys of one with 9",
+        ),
     ],
 )
 def test_what_none_computes_is_refused(changes: tuple[dict[str, object], ...], message: str) -> None:
@@ -52,6 +71,23 @@ def test_settings_that_know_no_states_are_refused(device: str, changes: dict[str
         check_states(engine_config(changes), with_states, device)
     check_states(engine_config(changes), plain, device)
     check_states(engine_config({}), with_states, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "message"),
+    [
+        (LightningSpec(heads=2, head_size=8, slopes=(0.5, 0.25), epsilon=1e-6), "has layers of lightning attention"),
+        (DELTA, ""),
+        (msgspec.structs.replace(DELTA, greatest_share=2.0), "has layers with bounded decays or shares up to 2"),
+        (msgspec.structs.replace(DELTA, strongest_decay=-5.0), "has layers with bounded decays or shares up to 2"),
+    ],
+)
+def test_states_that_only_cpus_compute_are_refused_elsewhere(recurrence: RecurrenceSpec, message: str) -> None:
+    plain = spec({})
+    model = msgspec.structs.replace(plain, layers=(*plain.layers, LayerSpec(recurrence=recurrence)))
+    check_cpu_layers(engine_config({}), model, "cpu")
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        check_cpu_layers(engine_config({}), model, "cuda")
 
 
 def test_a_store_of_blocks_is_refused_where_there_are_none() -> None:
@@ -84,6 +120,7 @@ def test_latents_are_refused_where_nothing_knows_them(options: dict[str, object]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (({}, {"heads": 18}), "has layers of unequal heads, and these run on CPUs only so far"),
         (({}, {"head_size": 32}), "has layers of unequal heads, and these run on CPUs only so far"),
         (({}, {"kv_source": 0}), "has layers that share keys and values, and these run on CPUs only so far"),
     ],
