@@ -9,8 +9,8 @@ logarithms of factors up to each token,
 
 The first kernel makes both matrices of all chunks side by side; the second goes through a row's chunks. Exponents are
 never positive, so nothing overflows. Chunks are counted from a row's first token in the step: how a sequence is cut into
-rows changes the last bits of a result, other rows do not. Products are of float32, for models of two-byte floats by
-tensor cores, which take 11 bits of each factor (tf32).
+rows changes the last bits of a result, other rows do not. Products are of float32, of which tensor cores take 11 bits of
+each factor (tf32).
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -24,12 +24,13 @@ from torch import Tensor
 
 from pyllm_kernels.gpu.delta_heads import DeltaShape, inverse_length, key_head, log_factor
 from pyllm_kernels.gpu.state_tasks import row_tensors
-from pyllm_kernels.gpu.state_tile import CHUNK, LEAST_LOG_FACTOR, causal_factors, product_precision
+from pyllm_kernels.gpu.state_tile import CHUNK, LEAST_LOG_FACTOR, causal_factors
 from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import StateRows
 
-_NUMBERS = 8192  # of a state, in the registers of a program
+_NUMBERS = 4096  # of a state, in the registers of a program
+_OPTIONS = {"num_warps": 8, "num_stages": 1}  # A chunk fills the registers; more of them, or larger ones, spill.
 
 
 def compute_in_chunks(
@@ -46,25 +47,24 @@ def compute_in_chunks(
     num_chunks = out.shape[0] // CHUNK + num_rows
     matrices = torch.empty((num_chunks, heads, 2, CHUNK, CHUNK), dtype=torch.float32, device=out.device)
     numbers = num_rows, *strides
-    precision = product_precision(out.dtype)
-    launch = _matrices_launcher(shape, next_power_of_2(num_rows), precision)
+    launch = _matrices_launcher(shape, next_power_of_2(num_rows))
     launch((num_chunks, heads, 1), (*inputs, rows.query_starts, matrices), numbers)
-    launch, block = _chunks_launcher(shape, precision)
+    launch, block = _chunks_launcher(shape)
     tensors = *inputs, *row_tensors(rows), matrices, states, out
     launch((num_rows, heads, ceil_div(shape.value_dim, block)), tensors, numbers)
 
 
 @functools.cache
-def _matrices_launcher(shape: DeltaShape, block_rows: int, precision: str) -> Launcher:
-    constants = shape.constants() | {"TOKENS": CHUNK, "BLOCK_ROWS": block_rows, "PRECISION": precision, "num_warps": 8}
+def _matrices_launcher(shape: DeltaShape, block_rows: int) -> Launcher:
+    constants = shape.constants() | {"TOKENS": CHUNK, "BLOCK_ROWS": block_rows, **_OPTIONS}
     return Launcher(_matrices_kernel, constants)
 
 
 @functools.cache
-def _chunks_launcher(shape: DeltaShape, precision: str) -> tuple[Launcher, int]:
+def _chunks_launcher(shape: DeltaShape) -> tuple[Launcher, int]:
     """The launcher, and the columns of a program."""
     block = shape.block_v(_NUMBERS)
-    constants = shape.constants() | {"TOKENS": CHUNK, "BLOCK_V": block, "PRECISION": precision, "num_warps": 8}
+    constants = shape.constants() | {"TOKENS": CHUNK, "BLOCK_V": block, **_OPTIONS}
     return Launcher(_chunks_kernel, constants), block
 
 
@@ -90,7 +90,6 @@ def _matrices_kernel(
     TOKENS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     chunk, head = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, BLOCK_ROWS)
@@ -109,8 +108,8 @@ def _matrices_kernel(
         keys, queries = _decayed_products(query, key, sums, tl.minimum(end - first, TOKENS), TOKENS)
     else:
         factors = causal_factors(sums, TOKENS)
-        keys = tl.dot(key, tl.trans(key), input_precision=PRECISION) * factors
-        queries = tl.dot(query, tl.trans(key), input_precision=PRECISION) * factors
+        keys = tl.dot(key, tl.trans(key), input_precision="tf32") * factors
+        queries = tl.dot(query, tl.trans(key), input_precision="tf32") * factors
     tokens = first + places
     beta = tl.load(beta_ptr + tokens.to(tl.int64) * beta_stride + head, mask=tokens < end, other=0.0)
     shares = tl.sigmoid(beta.to(tl.float32))
@@ -150,7 +149,6 @@ def _chunks_kernel(
     TOKENS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     row = tl.program_id(0)
     if tl.load(firsts_ptr + row) != row:
@@ -184,15 +182,15 @@ def _chunks_kernel(
             is_there = (first + places < end)[:, None] & is_value[None, :]
             value = tl.load(value_ptr + tokens * qkv_stride, mask=is_there, other=0.0).to(tl.float32)
             kept = tl.exp(sums)
-            value -= tl.dot(key * kept, state, input_precision=PRECISION)
-            learnt = tl.dot(tl.load(matrix_ptr), value, input_precision=PRECISION)  # [TOKENS, BLOCK_V]
-            output = tl.dot(query * kept, state, input_precision=PRECISION)
-            output = tl.dot(tl.load(matrix_ptr + TOKENS * TOKENS), learnt, output, input_precision=PRECISION)
+            value -= tl.dot(key * kept, state, input_precision="tf32")
+            learnt = tl.dot(tl.load(matrix_ptr), value, input_precision="tf32")  # [TOKENS, BLOCK_V]
+            output = tl.dot(query * kept, state, input_precision="tf32")
+            output = tl.dot(tl.load(matrix_ptr + TOKENS * TOKENS), learnt, output, input_precision="tf32")
             outputs = out_ptr + tokens * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + values[None, :]
             tl.store(outputs, output.to(out_ptr.dtype.element_ty), mask=is_there)
             left = key * tl.exp(total[None, :] - sums)
             state *= tl.exp(total)[:, None]
-            state = tl.dot(tl.trans(left), learnt, state, input_precision=PRECISION)
+            state = tl.dot(tl.trans(left), learnt, state, input_precision="tf32")
             chunk += 1
         if destination >= 0:
             after = states_ptr + destination.to(tl.int64) * (VALUE_HEADS * KEY_DIM * VALUE_DIM) + cells

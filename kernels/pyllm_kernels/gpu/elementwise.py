@@ -46,14 +46,22 @@ def clamp(x: Tensor, limit: float) -> Tensor:
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    rows, size = x.shape
-    launch = _sigmoid_gate_launcher(size, gate.shape[1] != 1)
-    launch((rows, ceil_div(size, _BLOCK), 1), (x, gate), (x.stride(0), gate.stride(0)))
-    return x
+    return _multiply_by_gate(x, gate, linear=False)
+
+
+def silu_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return _multiply_by_gate(x, gate, linear=True)
 
 
 def widen(x: Tensor) -> Tensor:
     return x.float()
+
+
+def _multiply_by_gate(x: Tensor, gate: Tensor, *, linear: bool) -> Tensor:
+    rows, size = x.shape
+    launch = _gate_launcher(size, gate.shape[1] != 1, linear)
+    launch((rows, ceil_div(size, _BLOCK), 1), (x, gate), (x.stride(0), gate.stride(0)))
+    return x
 
 
 @functools.cache
@@ -72,8 +80,8 @@ def _scale_and_cap_launcher(size: int, capped: bool) -> Launcher:
 
 
 @functools.cache
-def _sigmoid_gate_launcher(size: int, is_wide: bool) -> Launcher:
-    return Launcher(_sigmoid_gate_kernel, {"WIDE": is_wide} | _row_constants(size))
+def _gate_launcher(size: int, is_wide: bool, linear: bool) -> Launcher:
+    return Launcher(_gate_kernel, {"WIDE": is_wide, "LINEAR": linear} | _row_constants(size))
 
 
 def _row_constants(size: int) -> dict[str, Constant]:
@@ -104,8 +112,15 @@ def _scale_and_cap_kernel(x_ptr, x_stride, factor, cap, CAPPED: tl.constexpr, SI
 
 
 @triton.jit
-def _sigmoid_gate_kernel(
-    x_ptr, gate_ptr, x_stride, gate_stride, WIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+def _gate_kernel(
+    x_ptr,
+    gate_ptr,
+    x_stride,
+    gate_stride,
+    WIDE: tl.constexpr,
+    LINEAR: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -114,6 +129,8 @@ def _sigmoid_gate_kernel(
     gate_columns = columns if WIDE else columns * 0
     gate = tl.load(gate_ptr + row * gate_stride + gate_columns, mask=mask, other=0.0).to(tl.float32)
     gated = tl.load(pointers, mask=mask, other=0.0).to(tl.float32) * tl.sigmoid(gate)
+    if LINEAR:
+        gated *= gate
     tl.store(pointers, gated.to(x_ptr.dtype.element_ty), mask=mask)
 
 

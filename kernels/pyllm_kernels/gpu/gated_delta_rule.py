@@ -1,8 +1,8 @@
 """The gated delta rule on GPUs, token by token or in chunks.
 
 Token by token, a program has some columns of a head's state in registers and adds one token after the other. A result
-then depends neither on how a sequence is cut into rows nor on other rows: decode steps take this, and all steps with
-`batch_invariant`. Other steps go in chunks (`delta_chunks.py`).
+then depends neither on how a sequence is cut into rows nor on other rows. Decode steps take this, and all steps in
+float32, before Ampere and with `batch_invariant`; others go in chunks (`delta_chunks.py`).
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu.delta_chunks import compute_in_chunks
 from pyllm_kernels.gpu.delta_heads import DeltaShape, inverse_length, key_head, log_factor
 from pyllm_kernels.gpu.state_tasks import row_tensors
+from pyllm_kernels.gpu.state_tile import goes_in_chunks
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import StateRows
@@ -35,14 +37,15 @@ def gated_delta_rule(
     is_tiled: bool = False,
     *,
     batch_invariant: bool = False,
+    card: Card | None = None,
 ) -> Tensor:
     _, value_heads, key_dim, value_dim = states.shape
-    tokens, num_rows = qkv.shape[0], rows.sources.shape[0]
-    out = qkv.new_empty((tokens, value_heads * value_dim))
+    num_rows = rows.sources.shape[0]
+    out = qkv.new_empty((qkv.shape[0], value_heads * value_dim))
     shape = DeltaShape(num_key_heads, value_heads, key_dim, value_dim, decay.shape[1] != value_heads, is_tiled)
     inputs = qkv, decay, beta, decay_scale, decay_bias
     strides = qkv.stride(0), decay.stride(0), beta.stride(0)
-    if tokens > num_rows and not batch_invariant:
+    if not batch_invariant and goes_in_chunks(qkv, num_rows, card):
         compute_in_chunks(shape, inputs, strides, rows, states, out)
         return out
     launch, block = _launcher(shape)

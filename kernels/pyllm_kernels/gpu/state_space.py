@@ -1,16 +1,15 @@
 """The recurrences of Mamba-2 and Mamba on GPUs: token by token, and Mamba-2's also in chunks.
 
 Token by token, a program has some rows of a state in registers and adds one token after the other. A result then depends
-neither on how a sequence is cut into rows nor on other rows: Mamba takes this always, Mamba-2 in decode steps and with
-`batch_invariant`. Otherwise Mamba-2 goes in chunks: with S the state before a chunk and b the sums of logarithms of
+neither on how a sequence is cut into rows nor on other rows: Mamba takes this always, Mamba-2 in decode steps, in
+float32, before Ampere and with `batch_invariant`. Otherwise Mamba-2 goes in chunks: with S the state before a chunk and b the sums of logarithms of
 factors up to each token, by products for tensor cores (the state space duality of arXiv 2405.21060),
 
     output = (c exp(b)) S^T + P (dt x)      P[i, j] = exp(b[i] - b[j]) c[i] b[j], j <= i
     S'     = exp(b[last]) S + (dt x exp(b[last] - b))^T b
 
 Chunks are counted from a row's first token in the step: how a sequence is cut into rows changes the last bits of a
-result, other rows do not. Products are of float32, for models of two-byte floats by tensor cores, which take 11 bits of
-each factor (tf32).
+result, other rows do not. Products are of float32, of which tensor cores take 11 bits of each factor (tf32).
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -22,14 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu.state_tasks import row_tensors
-from pyllm_kernels.gpu.state_tile import CHUNK, LEAST_LOG_FACTOR, causal_factors, product_precision, softplus
+from pyllm_kernels.gpu.state_tile import CHUNK, LEAST_LOG_FACTOR, causal_factors, goes_in_chunks, softplus
 from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.launcher import Constant, Launcher
 from pyllm_kernels.metadata import StateRows
 
 _NUMBERS = 2048  # of a state, in the registers of one warp
-_NUMBERS_IN_CHUNKS = 8192  # of four warps
+_NUMBERS_IN_CHUNKS = 4096  # of four warps
 _LEAST_TILE = 16  # of Triton's products
 
 
@@ -46,12 +46,12 @@ def state_space(
     step_limits: tuple[float, float],
     *,
     batch_invariant: bool = False,
+    card: Card | None = None,
 ) -> Tensor:
     _, heads, head_dim, state_size = states.shape
     num_rows, out = rows.sources.shape[0], x.new_empty(x.shape)
     shape = _Heads(heads, b.shape[1] // state_size, head_dim, state_size)
-    in_chunks = x.shape[0] > num_rows and not batch_invariant
-    launch, block = _heads_launcher(shape, product_precision(x.dtype) if in_chunks else None)
+    launch, block = _heads_launcher(shape, not batch_invariant and goes_in_chunks(x, num_rows, card))
     tensors = x, b, c, step, step_bias, decay_log, skip, *row_tensors(rows), states, out
     numbers = num_rows, *(matrix.stride(0) for matrix in (x, b, c, step)), *map(float, step_limits)
     launch((num_rows, heads, ceil_div(head_dim, block)), tensors, numbers)
@@ -86,16 +86,16 @@ class _Heads(NamedTuple):
 
 
 @functools.cache
-def _heads_launcher(shape: _Heads, precision: str | None) -> tuple[Launcher, int]:
-    """The launcher, and the rows of a state in a program; in chunks, if there is a precision of products."""
-    least, numbers = (1, _NUMBERS) if precision is None else (_LEAST_TILE, _NUMBERS_IN_CHUNKS)
+def _heads_launcher(shape: _Heads, in_chunks: bool) -> tuple[Launcher, int]:
+    """The launcher, and the rows of a state in a program."""
+    least, numbers = (_LEAST_TILE, _NUMBERS_IN_CHUNKS) if in_chunks else (1, _NUMBERS)
     columns = max(next_power_of_2(shape.state_size), least)
     block = max(min(numbers // columns, next_power_of_2(shape.head_dim)), least)
     constants: dict[str, Constant] = {name.upper(): value for name, value in shape._asdict().items()}
     constants |= {"BLOCK": block, "BLOCK_STATE": columns, "enable_fp_fusion": True}
-    if precision is None:
+    if not in_chunks:
         return Launcher(_state_space_kernel, constants | {"num_warps": 1}), block
-    chunks = {"TOKENS": CHUNK, "PRECISION": precision, "num_warps": 8}
+    chunks = {"TOKENS": CHUNK, "num_warps": 8, "num_stages": 1}
     return Launcher(_state_space_chunks_kernel, constants | chunks), block
 
 
@@ -202,7 +202,6 @@ def _state_space_chunks_kernel(
     BLOCK: tl.constexpr,
     BLOCK_STATE: tl.constexpr,
     TOKENS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     row = tl.program_id(0)
     if tl.load(firsts_ptr + row) != row:
@@ -233,13 +232,13 @@ def _state_space_chunks_kernel(
             factors = tl.where(is_there, tl.maximum(rate * step, LEAST_LOG_FACTOR), 0.0)
             sums, total = tl.cumsum(factors, axis=0), tl.sum(factors, axis=0)
             learnt = x * step[:, None]
-            scores = tl.dot(c, tl.trans(b), input_precision=PRECISION) * causal_factors(sums, TOKENS)
-            output = tl.dot(scores, learnt, skip * x, input_precision=PRECISION)
-            output = tl.dot(c * tl.exp(sums)[:, None], tl.trans(state), output, input_precision=PRECISION)
+            scores = tl.dot(c, tl.trans(b), input_precision="tf32") * causal_factors(sums, TOKENS)
+            output = tl.dot(scores, learnt, skip * x, input_precision="tf32")
+            output = tl.dot(c * tl.exp(sums)[:, None], tl.trans(state), output, input_precision="tf32")
             outputs = out_ptr + tokens * (HEADS * HEAD_DIM) + of_head
             tl.store(outputs, output.to(out_ptr.dtype.element_ty), mask=has_input)
             left = learnt * tl.exp(total - sums)[:, None]
-            state = tl.dot(tl.trans(left), b, state * tl.exp(total), input_precision=PRECISION)
+            state = tl.dot(tl.trans(left), b, state * tl.exp(total), input_precision="tf32")
         if destination >= 0:
             after = states_ptr + destination.to(tl.int64) * (HEADS * HEAD_DIM * STATE_SIZE) + cells
             tl.store(after, state, mask=mask)

@@ -41,12 +41,11 @@ def _firsts_kernel(sources_ptr, destinations_ptr, firsts_ptr, num_rows, BLOCK: t
     rows = tl.arange(0, BLOCK)
     destinations = tl.load(destinations_ptr + rows, mask=rows < num_rows, other=-1)
     first = row
-    writer = row
+    # Not `row` itself: of two names of one value that a loop changes, Triton carries one.
+    writer = _writer(destinations, rows, tl.load(sources_ptr + row), row)
     while writer >= 0:
         first = writer
-        source = tl.load(sources_ptr + first)
-        wrote = (destinations == source) & (source >= 0) & (rows < first)
-        writer = tl.max(tl.where(wrote, rows, -1), axis=0)
+        writer = _writer(destinations, rows, tl.load(sources_ptr + first), first)
     tl.store(firsts_ptr + row, first)
 
 
@@ -57,3 +56,10 @@ def _following_kernel(firsts_ptr, following_ptr, num_rows, BLOCK: tl.constexpr):
     firsts = tl.load(firsts_ptr + rows, mask=rows < num_rows, other=-1)
     is_later = (firsts == tl.load(firsts_ptr + row)) & (rows > row)
     tl.store(following_ptr + row, tl.min(tl.where(is_later, rows, num_rows), axis=0))
+
+
+@triton.jit
+def _writer(destinations, rows, source, row):
+    """The last row before `row` that writes its source; -1: none."""
+    wrote = (destinations == source) & (rows < row)
+    return tl.where(source >= 0, tl.max(tl.where(wrote, rows, -1), axis=0), -1)

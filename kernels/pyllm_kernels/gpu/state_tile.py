@@ -2,20 +2,29 @@
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-CHUNK = 32
+from pyllm_kernels.cards import Card, card_of
+
+_OLDEST_TF32 = 80
+_TWO_BYTES = 2
+
+CHUNK = 16
 """Tokens that are multiplied at once. They are counted from a row's first token, so cuts change the last bits."""
 
 LEAST_LOG_FACTOR = tl.constexpr(-40.0)
 """What is left after such a factor is below float32's resolution; sums of smaller ones would cost the others bits."""
 
 
-def product_precision(dtype: torch.dtype) -> str:
-    """The precision of products of float32 in a model of a dtype, as Triton names it."""
-    return "ieee" if dtype == torch.float32 else "tf32"
+def goes_in_chunks(x: Tensor, num_rows: int, card: Card | None) -> bool:
+    """Whether a step's recurrence is computed in chunks: a row has several tokens, and tensor cores take tf32.
+
+    A model of float32 wants more bits than these have.
+    """
+    has_tensor_cores = (card or card_of(x.device)).capability >= _OLDEST_TF32
+    return x.shape[0] > num_rows and x.dtype.itemsize == _TWO_BYTES and has_tensor_cores
 
 
 @triton.jit
