@@ -22,7 +22,7 @@ KERNELS = {
     "_activation_kernel",
     "_add_bias_kernel",
     "_scale_and_cap_kernel",
-    "_sigmoid_gate_kernel",
+    "_gate_kernel",
     "_rope_and_kv_write_kernel",
     "_copy_blocks_kernel",
     "_stage_blocks_kernel",
@@ -43,10 +43,20 @@ KERNELS = {
     "_prefill_kernel",
     "_decode_split_kernel",
     "_merge_kernel",
+    "_firsts_kernel",
+    "_following_kernel",
+    "_convolution_kernel",
+    "_delta_kernel",
+    "_matrices_kernel",
+    "_chunks_kernel",
+    "_state_space_kernel",
+    "_state_space_chunks_kernel",
+    "_selective_scan_kernel",
+    "_gated_norm_kernel",
 }
 
 
-CASES = ("small_ops", "linears", "experts", "attention_128")
+CASES = ("small_ops", "linears", "experts", "recurrences", "attention_128")
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -38,7 +38,11 @@ def test_what_none_computes_is_refused(changes: tuple[dict[str, object], ...], m
 @pytest.mark.parametrize(
     ("device", "changes", "message"),
     [
-        ("cuda", {"kv_cache_dir": "/blocks"}, "and kv_cache_dir copies states of CPUs only so far: leave it out, or use"),
+        (
+            "cuda",
+            {"kv_cache_dir": "/blocks"},
+            "and kv_cache_dir copies states of CPUs only so far: leave it out, or use",
+        ),
         ("cpu", {"attention_backend": "other"}, "attention_backend other has none of them"),
         ("cpu", {"sparse_attention": "quest"}, "sparse_attention quest does not know these"),
         ("cpu", {"kv_transfer_config": {"kv_connector": "Other"}}, "the KV connector Other may move KV blocks without"),

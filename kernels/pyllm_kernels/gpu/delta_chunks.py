@@ -8,9 +8,9 @@ logarithms of factors up to each token,
     S'     = exp(b[last]) S + (k exp(b[last] - b))^T learnt
 
 The first kernel makes both matrices of all chunks side by side; the second goes through a row's chunks. Exponents are
-never positive, so nothing overflows. Chunks are counted from a row's first token in the step: how a sequence is cut into
-rows changes the last bits of a result, other rows do not. Products are of float32, of which tensor cores take 11 bits of
-each factor (tf32).
+never positive, so nothing overflows. Chunks are counted from a row's first token in the step: how a sequence is cut
+into rows changes the last bits of a result, other rows do not. Products are of float32, of which tensor cores take 11
+bits of each factor (tf32).
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -64,8 +64,11 @@ def _gated_norm_kernel(
     gate = tl.load(gate_ptr + token * gate_stride + columns, mask=mask, other=0.0).to(tl.float32)
     weights = columns if OF_ALL else places
     weight = tl.load(weight_ptr + weights, mask=mask, other=0.0).to(tl.float32)
-    tl.static_assert(FUNCTION == "silu" or FUNCTION == "sigmoid")
-    factor = tl.sigmoid(gate) if FUNCTION == "sigmoid" else gate * tl.sigmoid(gate)
+    factor = tl.sigmoid(gate)
+    if FUNCTION == "silu":
+        factor *= gate
+    else:
+        tl.static_assert(FUNCTION == "sigmoid")
     if GATE_FIRST:
         x *= factor
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + epsilon) * weight

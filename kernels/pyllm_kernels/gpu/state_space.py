@@ -1,9 +1,10 @@
 """The recurrences of Mamba-2 and Mamba on GPUs: token by token, and Mamba-2's also in chunks.
 
-Token by token, a program has some rows of a state in registers and adds one token after the other. A result then depends
-neither on how a sequence is cut into rows nor on other rows: Mamba takes this always, Mamba-2 in decode steps, in
-float32, before Ampere and with `batch_invariant`. Otherwise Mamba-2 goes in chunks: with S the state before a chunk and b the sums of logarithms of
-factors up to each token, by products for tensor cores (the state space duality of arXiv 2405.21060),
+Token by token, a program has some rows of a state in registers and adds one token after the other. A result then
+depends neither on how a sequence is cut into rows nor on other rows: Mamba takes this always, Mamba-2 in decode steps,
+in float32, before Ampere and with `batch_invariant`. Otherwise Mamba-2 goes in chunks: with S the state before a chunk
+and b the sums of logarithms of factors up to each token, by products for tensor cores (the state space duality of arXiv
+2405.21060),
 
     output = (c exp(b)) S^T + P (dt x)      P[i, j] = exp(b[i] - b[j]) c[i] b[j], j <= i
     S'     = exp(b[last]) S + (dt x exp(b[last] - b))^T b

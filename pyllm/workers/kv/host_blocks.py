@@ -63,7 +63,7 @@ class HostBlocks(NamedTuple):
     ) -> tuple[HostStates, float]:
         """Make the memory of states, for `states` of this stage if it has some; also returns the seconds of a swap."""
         parts = [] if states is None else [part for layer in states.layers.values() for part in layer]
-        host = HostStates(parts, device, num_on_device, num_states, self.state_tier, clock)
+        host = HostStates(parts, device, num_on_device, num_states, self.state_tier, clock=clock)
         return host, _measured(self.state_tier, host.time_swaps)
 
 

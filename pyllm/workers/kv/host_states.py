@@ -36,6 +36,7 @@ class HostStates:
         num_on_device: int,
         num_states: int,
         tier: HostTier | None,
+        *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.num_states = num_states

@@ -81,7 +81,7 @@ def test_a_stage_without_states_keeps_their_names_alone() -> None:
 
 def test_a_swap_is_timed_on_empty_memory() -> None:
     ticks = iter([0.0, 5.0, 10.0, 12.0, 20.0, 23.0])
-    assert HostStates(parts(), DEVICE, NUM_STATES, 2, None, lambda: next(ticks)).time_swaps() == 2.0
+    assert HostStates(parts(), DEVICE, NUM_STATES, 2, None, clock=lambda: next(ticks)).time_swaps() == 2.0
 
 
 @pytest.mark.parametrize("swap", [(0, 4, 0), (0, 0, 2), (2, 0, 0), (1, -1, 0)])

@@ -17,7 +17,7 @@ from tests.families.tiny_families import CONTEXT, FAMILIES, write_tiny_family
 from tests.plans import Planner, Row
 from tests.workers.engine import loaded_runner, run
 
-# Windows, soft caps, rotations of pairs, layer norms, layers without positions; states of convolutions, heads, channels.
+# Windows, soft caps, rotations of pairs, layer norms, layers without positions; convolutions and the delta rule.
 IN_EVERY_RUN = {"gemma2", "cohere2", "lfm2", "qwen3-next"}
 CHUNK, NUM_TOKENS = 17, 3
 
