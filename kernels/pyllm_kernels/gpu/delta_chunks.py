@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks of tokens, for tensor cores (arXiv 2406.06484, 2412.06464; 2510.26692 for many decays).
+"""The gated delta rule in chunks for tensor cores (arXiv 2406.06484, 2412.06464; many decays: 2510.26692).
 
 Within a chunk, what its tokens learn solves a triangular system: with S the state before the chunk and b the sums of
 logarithms of factors up to each token,
