@@ -3,6 +3,7 @@
 Does not know the results: `offline_driver.py` replaces the card.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from pyllm_kernels import (
     PackedLinear,
     QKNorm,
     Router,
+    StateRows,
     dtype_name,
 )
 from pyllm_kernels.cards import Card
@@ -27,13 +29,19 @@ from pyllm_kernels.gpu import (
     attention_prefill,
     attention_tasks,
     blocks,
+    causal_convolution,
+    delta_chunks,
     elementwise,
     expert_routing,
+    gated_delta_rule,
+    gated_norm,
     grouped_experts,
     lora,
     norm,
     rope,
     sampling,
+    state_space,
+    state_tasks,
 )
 from pyllm_kernels.gpu.attention_tasks import make_tasks
 from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
@@ -58,6 +66,12 @@ MODULES = (
     lora,
     attention_prefill,
     attention_decode,
+    state_tasks,
+    causal_convolution,
+    gated_delta_rule,
+    delta_chunks,
+    state_space,
+    gated_norm,
 )
 
 
@@ -245,11 +259,43 @@ def launch_lora(target: Target) -> None:
         lora.add_lora(x, out, adapters, matrices, card=target.card)
 
 
+def launch_recurrences(target: Target) -> None:
+    """Launch layers with states as they are in LFM2, Qwen3-Next, Kimi Linear, Mamba-2 and Mamba: decodes and chunks."""
+    size, width, heads = 2048, 4, HEADS
+
+    def tokens_of(features: int) -> torch.Tensor:
+        return torch.zeros(TOKENS, features, dtype=target.dtype)
+
+    def floats(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape)
+
+    for num_rows in (TOKENS, 3):
+        numbers = torch.zeros(num_rows + 16, dtype=torch.int32)
+        rows = state_tasks.plan_states(StateRows(numbers[: num_rows + 1], *numbers[:num_rows].repeat(2, 1)))
+        tail, taps = floats(4, width - 1, size), floats(size, width)
+        causal_convolution.causal_convolution(tokens_of(size), taps, None, rows, tail)
+        causal_convolution.gated_convolution(tokens_of(3 * size), taps, taps[:, 0].contiguous(), rows, tail)
+        qkv, of_heads, head = tokens_of(4 * size + heads * 128), tokens_of(heads), floats(heads)
+        for decay, bias in ((of_heads, head), (tokens_of(heads * 128), floats(heads * 128))):
+            memory = floats(4, heads, 128, 128)
+            gated_delta_rule.gated_delta_rule(qkv, decay, of_heads, head, bias, rows, memory, 32, card=target.card)
+        x, b, memory = tokens_of(heads * 64), tokens_of(128), floats(4, heads, 64, 128)
+        head_inputs = x, b, b, of_heads, head, head, head
+        state_space.state_space(*head_inputs, rows, memory, (0.0, math.inf), card=target.card)
+    x, b = tokens_of(size), tokens_of(16)
+    of_channels = floats(size), floats(size, 16), floats(size)
+    state_space.selective_scan(x, x, b, b, *of_channels, rows, floats(4, size, 16))
+    for group_size, gate_first in ((128, False), (size, True)):
+        gated_norm.gated_norm(x, x, floats(group_size), 1e-5, group_size, gate_first)
+    elementwise.silu_gate(x, x)
+
+
 CASES: dict[str, Callable[[Target], None]] = {
     "small_ops": launch_small_ops,
     "linears": launch_linears,
     "experts": launch_experts,
     "lora": launch_lora,
+    "recurrences": launch_recurrences,
     **{f"attention_{size}": partial(launch_attention, head_size=size) for size in HEAD_SIZES},
 }
 """By name; each compiles kernels of its own."""

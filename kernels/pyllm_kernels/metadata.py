@@ -97,20 +97,37 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class StateTasks:
+    """The rows of a step by the program that computes them, made on the device once a step. Both int32 [rows].
+
+    - `firsts`: the row with which the program of each row begins: a row that reads a state which an earlier row of the
+      step writes has the program of that row.
+    - `following`: the next row of the same program; the number of rows if there is none.
+    """
+
+    firsts: Tensor
+    following: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StateRows:
     """The rows of a step for a layer with states, and the state that each reads and writes. All int32.
 
     A row's tokens follow one another in a sequence. Rows are computed in their order: one may read the state that an
     earlier one wrote, so two rows may be of one sequence. A row's source stays unchanged, unless it is its destination.
+    A GPU orders rows by that alone: there no row may write a state that an earlier row reads or writes, unless it goes
+    on from it, and indices are not checked.
 
     - `query_starts` [rows + 1]: as in `AttentionMetadata`.
     - `sources` [rows]: the index of the state before the row; -1: zeros, at the start of a sequence.
     - `destinations` [rows]: the index of the state after the row; -1: it is not kept.
+    - `tasks`: the addition of a backend for all layers before a step, `StateTasks` from `plan_states`.
     """
 
     query_starts: Tensor
     sources: Tensor
     destinations: Tensor
+    tasks: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,17 +31,26 @@ def select(backend: str, device: Any) -> Kernels:
 def batch_invariant(kernels: Kernels) -> Kernels:
     """The ops with batch-invariant linears and experts on GPUs, too: a row's result does not depend on the other rows.
 
-    Attention reads this from its metadata; the other ops work row by row.
+    Recurrences go token by token, so that cuts of a sequence change nothing either. Attention reads this from its
+    metadata; the other ops work row by row.
     """
     if kernels.backend != "triton":
         return kernels
-    from pyllm_kernels.gpu import grouped_experts
+    from pyllm_kernels.gpu import gated_delta_rule, grouped_experts, state_space
     from pyllm_kernels.gpu.linears import linear_invariant
+    from pyllm_kernels.ops import gated_delta_rule as delta_op
+    from pyllm_kernels.ops import state_space as space_op
     from pyllm_kernels.ops.experts import experts
     from pyllm_kernels.ops.packed_linear import packed_linear
 
-    experts_alone = functools.partial(grouped_experts.experts, batch_invariant=True)
-    return kernels.replaced(packed_linear, linear_invariant.packed_linear).replaced(experts, experts_alone)
+    kernels = kernels.replaced(packed_linear, linear_invariant.packed_linear)
+    for op, version in (
+        (experts, grouped_experts.experts),
+        (delta_op.gated_delta_rule, gated_delta_rule.gated_delta_rule),
+        (space_op.state_space, state_space.state_space),
+    ):
+        kernels = kernels.replaced(op, functools.partial(version, batch_invariant=True))
+    return kernels
 
 
 def _check_triton(device_type: str) -> None:

@@ -58,6 +58,8 @@ class StepInputs(Generic[Array]):
     slots: Array  # [rows]
     sequence_lengths: Array  # [rows]
     query_starts: Array  # [rows + 1]
+    state_sources: Array  # [rows], -1: no state
+    state_destinations: Array  # [rows]
 
 
 class Capture(Protocol):
@@ -112,6 +114,8 @@ class CapturedSteps:
         inputs.slot_mapping.fill_(-1)
         inputs.query_starts.copy_(torch.from_numpy(starts))
         inputs.sequence_lengths.fill_(1)
+        inputs.state_sources.fill_(-1)
+        inputs.state_destinations.fill_(-1)
         rows = AttentionBatch(
             host_query_starts=starts,
             host_sequence_lengths=lengths,
@@ -228,22 +232,25 @@ def mixed_buckets(max_num_batched_tokens: int, max_num_seqs: int) -> list[Bucket
 
 def _num_ints(bucket: Bucket, num_groups: int) -> int:
     """The size of a bucket's inputs, each padded to a multiple of the alignment."""
-    return (3 + num_groups) * _aligned(bucket.tokens) + 2 * _aligned(bucket.rows) + _aligned(bucket.rows + 1)
+    return (3 + num_groups) * _aligned(bucket.tokens) + 4 * _aligned(bucket.rows) + _aligned(bucket.rows + 1)
 
 
 def _parts(memory: Any, bucket: Bucket, num_groups: int) -> StepInputs[Any]:
     """Views of flat memory, on the host or on the device."""
     tokens, rows = _aligned(bucket.tokens), _aligned(bucket.rows)
     of_tokens = memory[: (3 + num_groups) * tokens].reshape(3 + num_groups, tokens)[:, : bucket.tokens]
-    of_rows = memory[(3 + num_groups) * tokens :]
+    of_rows = memory[(3 + num_groups) * tokens :][: 4 * rows].reshape(4, rows)[:, : bucket.rows]
+    starts = (3 + num_groups) * tokens + 4 * rows
     return StepInputs(
         tokens=of_tokens[0],
         positions=of_tokens[1],
         token_slots=of_tokens[2],
         slot_mapping=of_tokens[3:],
-        slots=of_rows[: bucket.rows],
-        sequence_lengths=of_rows[rows : rows + bucket.rows],
-        query_starts=of_rows[2 * rows : 2 * rows + bucket.rows + 1],
+        slots=of_rows[0],
+        sequence_lengths=of_rows[1],
+        query_starts=memory[starts : starts + bucket.rows + 1],
+        state_sources=of_rows[2],
+        state_destinations=of_rows[3],
     )
 
 
@@ -260,6 +267,12 @@ def _fill(inputs: StepInputs[npt.NDArray[Any]], host: Sections[npt.NDArray[Any]]
     ):
         line[: len(values)] = values
         line[len(values) :] = 0
+    for line, values in (
+        (inputs.state_sources, host.state_sources),
+        (inputs.state_destinations, host.state_destinations),
+    ):
+        line[: len(values)] = values
+        line[len(values) :] = -1
     inputs.slot_mapping[:, :num_tokens] = host.slot_mapping.reshape(-1, num_tokens)
     inputs.slot_mapping[:, num_tokens:] = -1
     inputs.query_starts[: num_rows + 1] = host.query_starts

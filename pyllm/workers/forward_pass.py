@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 from pyllm_kernels import AttentionMetadata, CaptureError, Kernels, StateRows
+from pyllm_kernels.ops.state_tasks import plan_states
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.causal_model import CausalModel, joined
@@ -315,12 +316,14 @@ class ForwardPass:
     def _forward_captured(self, inputs: "StepInputs[Tensor]", attention: Metadata) -> Tensor:
         """The pass that graphs capture."""
         tokens = self._slots.last_tokens[inputs.token_slots].where(inputs.tokens < 0, inputs.tokens)
-        hidden = self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping))
+        states = StateRows(inputs.query_starts, inputs.state_sources, inputs.state_destinations)
+        hidden = self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping, states))
         return joined(hidden, self._device)
 
     def _context(
-        self, attention: Metadata, positions: Tensor, slot_mapping: Tensor, states: StateRows | None = None
+        self, attention: Metadata, positions: Tensor, slot_mapping: Tensor, states: StateRows
     ) -> ForwardContext:
+        has_states = self._state_cache is not None
         return ForwardContext(
             self._kernels,
             self._kv_cache,
@@ -331,7 +334,7 @@ class ForwardPass:
             self._hooks,
             self._received(len(positions)),
             state_cache=self._state_cache,
-            state_rows=states,
+            state_rows=self._kernels[plan_states](states) if has_states else None,
         )
 
     def _received(self, num_tokens: int) -> Tensor | None:

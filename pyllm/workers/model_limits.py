@@ -44,7 +44,7 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     if not spec.has_states:
         return
     name = f"{spec.architecture} has layers that keep a state, and"
-    _check_backends(name, config, device)
+    _check_attention(name, config)
     cache, transfer = config.cache, config.kv_transfer.kv_transfer_config
     if transfer is not None and (transfer.kv_connector not in CONNECTORS or transfer.kv_connector_module_path):
         raise ConfigError(
@@ -58,6 +58,8 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     ):
         if is_set and not any(spec.attentions):
             raise ConfigError(f"{name} none with KV blocks, beside which {setting} keeps states: leave it out")
+        if is_set and device != "cpu":
+            raise ConfigError(f"{name} {setting} copies states of CPUs only so far: leave it out, or use --device cpu")
 
 
 def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None:
@@ -92,6 +94,10 @@ def _check_backends(name: str, config: EngineConfig, device: str) -> None:
         raise ConfigError(f"{name} these run on CPUs only so far: use --device cpu")
     if config.device.kernel_backend not in {"auto", "cpu", "reference"}:
         raise ConfigError(f"{name} kernel_backend {config.device.kernel_backend} has none of them: leave it out")
+    _check_attention(name, config)
+
+
+def _check_attention(name: str, config: EngineConfig) -> None:
     if config.device.attention_backend not in BUILT_IN:
         raise ConfigError(f"{name} attention_backend {config.device.attention_backend} has none of them: leave it out")
     if config.sparse.sparse_attention:

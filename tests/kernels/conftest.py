@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from pyllm_kernels import Kernels, select
+from pyllm_kernels import Kernels, batch_invariant, select
 from pyllm_kernels.torch_bridge import on_host
 
+from tests.kernels.recurrent_ops import of_arrays
 from tests.tiers import leave_products_to_full
 from tests.triton_interpreter import interpret
 from tests.wrapped_kernels import WrappedKernels
@@ -31,7 +32,7 @@ def _is_interpreted(item: pytest.Item) -> bool:
         return False
     if not hasattr(item, "callspec") or item.get_closest_marker("gpu") or item.get_closest_marker("full"):
         return False
-    return "triton" in item.fixturenames or "triton" in (
+    return any("triton" in name for name in item.fixturenames) or "triton" in (
         item.callspec.params.get(name) for name in ("kernels", "kernels_with_fp8", "backend")
     )
 
@@ -51,6 +52,18 @@ def kernels(request: pytest.FixtureRequest, device: torch.device) -> Kernels:
     kernels = select(request.param, device)
     # Tests make tensors; the engine gives Rust arrays.
     return WrappedKernels(kernels, lambda _, version: on_host(version)) if request.param == "cpu" else kernels
+
+
+@pytest.fixture
+def arrays_in_triton(device: torch.device) -> Kernels:
+    """Triton's kernels, for arrays."""
+    return of_arrays(select("triton", device), device)
+
+
+@pytest.fixture
+def invariant_arrays_in_triton(device: torch.device) -> Kernels:
+    """Those of `batch_invariant`."""
+    return of_arrays(batch_invariant(select("triton", device)), device)
 
 
 @pytest.fixture(params=["reference", "triton"])

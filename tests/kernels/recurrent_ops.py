@@ -1,8 +1,9 @@
-"""What holds for every op with states on a CPU, given the op with inputs for a number of tokens."""
+"""What holds for every op with states, on CPUs and on GPUs, given the op with inputs for a number of tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyllm_kernels
@@ -10,6 +11,9 @@ import pytest
 import torch
 from pyllm_kernels import Graph, Kernels, StateRows, select
 from pyllm_kernels.tensors import Array, numpy_dtype
+from pyllm_kernels.torch_bridge import as_array, as_tensor
+
+from tests.wrapped_kernels import WrappedKernels
 
 CPU, REFERENCE = select("cpu", "cpu"), select("reference", "cpu")
 # A sum's order; half a unit of bfloat16 or float16.
@@ -75,11 +79,36 @@ def threads(count: int) -> Iterator[None]:
         pyllm_kernels.set_num_threads(before)
 
 
-def computes_the_reference(case: Case, dtype: str) -> None:
+def of_arrays(kernels: Kernels, device: torch.device) -> Kernels:
+    """Kernels for tensors of a device as kernels for arrays."""
+
+    def wrapped(_: str, version: Callable[..., Any]) -> Callable[..., Array]:
+        def run(*args: Any) -> Array:
+            tensors = [(arg, as_tensor(arg).to(device)) for arg in args if isinstance(arg, np.ndarray)]
+            of_array = {id(array): tensor for array, tensor in tensors}
+            out = version(
+                *(_on(device, arg) if isinstance(arg, StateRows) else of_array.get(id(arg), arg) for arg in args)
+            )
+            for array, tensor in tensors:
+                if device.type != "cpu":
+                    array[...] = as_array(tensor)
+            return as_array(out)
+
+        return run
+
+    return WrappedKernels(kernels, wrapped)
+
+
+def _on(device: torch.device, rows: StateRows) -> StateRows:
+    tensors = (as_tensor(array).to(device) for array in (rows.query_starts, rows.sources, rows.destinations))
+    return StateRows(*tensors)
+
+
+def computes_the_reference(case: Case, dtype: str, kernels: Kernels = CPU) -> None:
     # The second row goes on from the first, the third ends where it began, the fourth leaves nothing and is empty.
     rows = state_rows([7, 1, 3, 0, 1, 11], [-1, 2, 4, 0, -1, 5], [2, 3, 4, 1, -1, -1])
     ours, theirs = case.states(), case.states()
-    out = case.on(CPU, slice(None), rows, ours)
+    out = case.on(kernels, slice(None), rows, ours)
     expected = case.on(REFERENCE, slice(None), rows, theirs)
     assert out.dtype == case.inputs[0].dtype
     close(out, expected, dtype)
@@ -115,6 +144,40 @@ def _in_steps(case: Case, lengths: list[int], source: int, expected: Array, whol
         assert same(out[2:], expected[tokens])
         at, source = tokens.stop, destination
     assert same(states[source], whole[3])
+
+
+def decodes_as_the_reference(case: Case, dtype: str, kernels: Kernels) -> None:
+    """A step of single tokens, of which some go on from one another, with padding: rows without tokens or states."""
+    rows = state_rows([1, 1, 1, 1, 1, 0], [-1, 2, 0, 2, 5, -1], [2, 3, 0, 4, -1, -1])
+    ours, theirs = case.states(), case.states()
+    tokens = slice(5)
+    out, expected = case.on(kernels, slice(6), rows, ours), case.on(REFERENCE, tokens, rows, theirs)
+    close(out[tokens], expected, dtype)
+    close(ours, theirs)
+
+
+def is_close_however_cut(case: Case, dtype: str, kernels: Kernels, *, exactly: bool) -> None:
+    """One row or several, in one step or in several; other rows of the step go on from the same checkpoint."""
+    whole = case.states()
+    expected = case.on(kernels, slice(None), state_rows([TOKENS], [0], [3]), whole)
+    states = case.states()
+    # Rows of two sequences take turns: one begins at a state that the other one writes in this step.
+    twice = [np.concatenate((array[:9], array[:9], array[9:], array[9:14])) for array in case.inputs]
+    rows = state_rows([9, 9, 14, 5], [0, 0, 4, 4], [4, 2, 3, 5])
+    out = case.run(kernels, twice, rows, states)
+    parts = slice(0, 9), slice(9, 18), slice(18, 32), slice(32, 37)
+    of_tokens = slice(0, 9), slice(0, 9), slice(9, TOKENS), slice(9, 14)
+    stepwise = case.states()
+    steps = [case.on(kernels, slice(17), state_rows([17], [0], [1]), stepwise)]
+    steps += [case.on(kernels, slice(17, 22), state_rows([5], [1], [1]), stepwise)]
+    steps += [case.on(kernels, slice(22, TOKENS), state_rows([1], [1], [2]), stepwise)]
+    pairs = [(out[part], expected[tokens]) for part, tokens in zip(parts, of_tokens, strict=True)]
+    pairs += [(np.concatenate(steps), expected), (states[3], whole[3]), (stepwise[2], whole[3])]
+    for found, wanted in pairs:
+        if exactly:
+            assert same(np.ascontiguousarray(found), np.ascontiguousarray(wanted))
+        else:
+            close(found, wanted, "float32" if found.dtype == np.float32 else dtype)
 
 
 def is_the_same_in_a_graph(case: Case) -> None:

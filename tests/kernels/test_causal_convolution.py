@@ -21,6 +21,8 @@ from tests.kernels.recurrent_ops import (
     close,
     columns,
     computes_the_reference,
+    decodes_as_the_reference,
+    is_close_however_cut,
     is_the_same_however_cut,
     is_the_same_in_a_graph,
     normal,
@@ -57,6 +59,22 @@ def test_of_any_shape(gated: bool, channels: int, width: int, dtype: str, has_bi
 @pytest.mark.parametrize(("channels", "width"), [(17, 8), (600, 4)])
 def test_rows_may_be_cut_and_threads_differ(gated: bool, channels: int, width: int, dtype: str) -> None:
     is_the_same_however_cut(case(gated, channels, width, dtype))
+
+
+@GATED
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("channels", "width", "has_bias"), [(70, 4, True), (1, 2, False), (9, 8, True)])
+def test_triton_computes_it(
+    gated: bool, channels: int, width: int, has_bias: bool, dtype: str, arrays_in_triton: Kernels
+) -> None:
+    tested = case(gated, channels, width, dtype, has_bias=has_bias)
+    computes_the_reference(tested, dtype, arrays_in_triton)
+    decodes_as_the_reference(tested, dtype, arrays_in_triton)
+
+
+@GATED
+def test_rows_in_triton_may_be_cut(gated: bool, arrays_in_triton: Kernels) -> None:
+    is_close_however_cut(case(gated, 20, 4, "bfloat16"), "bfloat16", arrays_in_triton, exactly=True)
 
 
 @GATED

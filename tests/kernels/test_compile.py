@@ -45,10 +45,20 @@ KERNELS = {
     "_prefill_kernel",
     "_decode_split_kernel",
     "_merge_kernel",
+    "_firsts_kernel",
+    "_following_kernel",
+    "_convolution_kernel",
+    "_delta_kernel",
+    "_matrices_kernel",
+    "_chunks_kernel",
+    "_state_space_kernel",
+    "_state_space_chunks_kernel",
+    "_selective_scan_kernel",
+    "_gated_norm_kernel",
 }
 
 
-CASES = ("small_ops", "linears", "experts", "lora", "attention_128")
+CASES = ("small_ops", "linears", "experts", "lora", "recurrences", "attention_128")
 ROOT = Path(__file__).parent.parent.parent
 
 

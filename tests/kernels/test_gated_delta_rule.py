@@ -21,6 +21,8 @@ from tests.kernels.recurrent_ops import (
     close,
     columns,
     computes_the_reference,
+    decodes_as_the_reference,
+    is_close_however_cut,
     is_the_same_however_cut,
     is_the_same_in_a_graph,
     normal,
@@ -86,6 +88,33 @@ def test_of_greater_shares_and_bounded_decays(options: dict[str, float], many: b
 @pytest.mark.parametrize("shape", [(2, 6, 17, 5), (2, 4, 64, 144)], ids=str)
 def test_rows_may_be_cut_and_threads_differ(shape: tuple[int, int, int, int], dtype: str, many: bool) -> None:
     is_the_same_however_cut(case(*shape, dtype, many=many))
+
+
+# In float32 token by token, otherwise in chunks.
+@MANY
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 2, 17, 5), (1, 1, 32, 80)], ids=str)
+def test_triton_computes_it(
+    shape: tuple[int, int, int, int], dtype: str, many: bool, arrays_in_triton: Kernels
+) -> None:
+    tested = case(*shape, dtype, many=many)
+    computes_the_reference(tested, dtype, arrays_in_triton)
+    decodes_as_the_reference(tested, dtype, arrays_in_triton)
+
+
+@MANY
+def test_rows_in_triton_may_be_cut(many: bool, arrays_in_triton: Kernels, invariant_arrays_in_triton: Kernels) -> None:
+    tested = case(1, 1, 17, 5, "bfloat16", many=many)
+    is_close_however_cut(tested, "bfloat16", arrays_in_triton, exactly=False)
+    is_close_however_cut(tested, "bfloat16", invariant_arrays_in_triton, exactly=True)
+
+
+@pytest.mark.parametrize("decay", [200.0, -200.0])
+def test_extreme_decays_stay_finite_in_triton(decay: float, arrays_in_triton: Kernels) -> None:
+    tested = case(1, 1, 17, 5, "float16")
+    decays = np.where(np.arange(TOKENS) % 3 == 0, np.float16(decay), tested.inputs[1][:, 0])[:, None]
+    extreme = Case(tested.run, [tested.inputs[0], decays.astype(np.float16), tested.inputs[2]], tested.state_shape)
+    computes_the_reference(extreme, "float16", arrays_in_triton)
 
 
 @MANY

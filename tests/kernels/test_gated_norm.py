@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from pyllm_kernels import Graph
+from pyllm_kernels import Graph, Kernels
 from pyllm_kernels.ops.elementwise import sigmoid_gate, silu_gate
 from pyllm_kernels.ops.gated_norm import gated_norm
 from pyllm_kernels.tensors import Array, numpy_dtype
@@ -63,6 +63,27 @@ def test_a_gate_without_a_norm(features: int, dtype: str) -> None:
     expected = REFERENCE[silu_gate](x.copy(), gate)
     assert CPU[silu_gate](x, gate) is x
     close(x, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("features", "group_size"), [(1, 1), (96, 32), (130, 13)])
+@pytest.mark.parametrize(("gate_first", "function"), [(True, "silu"), (False, "silu"), (False, "sigmoid")])
+@pytest.mark.parametrize("shared", [False, True])
+def test_triton_computes_it(
+    features: int,
+    group_size: int,
+    gate_first: bool,
+    function: str,
+    shared: bool,
+    dtype: str,
+    arrays_in_triton: Kernels,
+) -> None:
+    x, gate = columns(5, features, dtype=dtype), columns(5, features, dtype=dtype, seed=1)
+    weight = weight_of(group_size if shared else features)
+    arguments = x, gate, weight, EPSILON, group_size, gate_first, function
+    close(arrays_in_triton[gated_norm](*arguments), REFERENCE[gated_norm](*arguments), dtype)
+    expected = REFERENCE[silu_gate](x.copy(), gate)
+    close(arrays_in_triton[silu_gate](x.copy(), gate), expected, dtype)
 
 
 @pytest.mark.parametrize("group_size", [0, 7])

@@ -20,6 +20,8 @@ from tests.kernels.recurrent_ops import (
     close,
     columns,
     computes_the_reference,
+    decodes_as_the_reference,
+    is_close_however_cut,
     is_the_same_however_cut,
     is_the_same_in_a_graph,
     normal,
@@ -85,6 +87,33 @@ def test_rows_may_be_cut_and_threads_differ(shape: tuple[int, int, int, int], dt
 @pytest.mark.parametrize("shape", [(100, 16), (700, 17)], ids=str)
 def test_rows_of_a_scan_may_be_cut_and_threads_differ(shape: tuple[int, int], dtype: str) -> None:
     is_the_same_however_cut(scan_case(*shape, dtype))
+
+
+# In float32 token by token, otherwise in chunks.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 4, 5, 17), (1, 1, 33, 64)], ids=str)
+@pytest.mark.parametrize("limits", [NO_LIMITS, (0.4, 0.9)], ids=str)
+def test_triton_computes_it(
+    shape: tuple[int, int, int, int], dtype: str, limits: tuple[float, float], arrays_in_triton: Kernels
+) -> None:
+    tested = case(*shape, dtype, limits)
+    computes_the_reference(tested, dtype, arrays_in_triton)
+    decodes_as_the_reference(tested, dtype, arrays_in_triton)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 16), (70, 7), (20, 33)], ids=str)
+def test_triton_computes_a_scan(shape: tuple[int, int], dtype: str, arrays_in_triton: Kernels) -> None:
+    tested = scan_case(*shape, dtype)
+    computes_the_reference(tested, dtype, arrays_in_triton)
+    decodes_as_the_reference(tested, dtype, arrays_in_triton)
+
+
+def test_rows_in_triton_may_be_cut(arrays_in_triton: Kernels, invariant_arrays_in_triton: Kernels) -> None:
+    tested = case(1, 2, 5, 17, "bfloat16")
+    is_close_however_cut(tested, "bfloat16", arrays_in_triton, exactly=False)
+    is_close_however_cut(tested, "bfloat16", invariant_arrays_in_triton, exactly=True)
+    is_close_however_cut(scan_case(9, 5, "bfloat16"), "bfloat16", arrays_in_triton, exactly=True)
 
 
 @pytest.mark.parametrize("tested", [case(2, 4, 24, 32, "bfloat16"), scan_case(100, 16, "bfloat16")])

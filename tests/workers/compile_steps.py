@@ -27,6 +27,7 @@ from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.devices.torch_device import TorchDevice
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.kv.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.kv.state_cache import StateCache
 from pyllm.workers.kv.swap_stream import SwapStream
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -70,6 +71,8 @@ def make_forward(
     slots = Slots(limits.max_num_seqs, limits.max_model_len // 16, device, len(groups))
     heads = spec.attention.heads // group.size
     shape = AttentionShape(heads, cache_shape.num_kv_heads, spec.attention.head_size, dtype)
+    layers = range(len(spec.layers))
+    states = StateCache(spec, group.size, layers, limits.max_num_seqs, device) if spec.has_states else None
     forward = ForwardPass(
         model,
         kernels=kernels,
@@ -80,6 +83,7 @@ def make_forward(
         groups=tuple(AttentionGroup(shape, tables, batch_invariant) for tables in slots.tables_of_groups()),
         limits=limits,
         device=device,
+        state_cache=states,
     )
     return forward, kv_cache, slots
 

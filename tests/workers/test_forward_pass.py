@@ -27,6 +27,7 @@ from pyllm.workers.step.batch import PlanBuffer
 from pyllm.workers.step.slots import Slots
 from tests.families.tiny_families import write_tiny_family
 from tests.plans import Planner, Row
+from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 from tests.workers.compile_steps import make_forward
 from tests.workers.fake_capture import FakeCapture
@@ -131,6 +132,23 @@ def test_any_step_gives_what_it_gives_eagerly(tmp_path: Path, family: str) -> No
         sizes.add(both.run(*any_rows(generator, both.planner, limits, waiting)))
     assert None not in sizes
     assert sizes >= {1, 16, 32, 64, 128}
+
+
+# Convolutions alone, and with the delta rule; Mamba-2 beside attention.
+@pytest.mark.parametrize("family", ["lfm2", full("qwen3-next-dense"), full("granite-4-mamba")])
+@torch.inference_mode()
+def test_graphs_read_and_write_the_states_of_their_rows(tmp_path: Path, family: str) -> None:
+    limits = Limits(max_num_seqs=6, max_num_batched_tokens=60, max_model_len=128)
+    both = make_pair(write_tiny_family(tmp_path / "model", family), select("reference", CPU), limits)
+    generator, waiting = random.Random(6), set[int]()
+    sizes = {both.run(*any_rows(generator, both.planner, limits, waiting)) for _ in range(20)}
+    assert None not in sizes
+    assert len(sizes) > 2
+    states = [engine.forward._state_cache for engine in (both.eager, both.captured)]
+    for eager, captured in zip(*(cache.layers.values() for cache in states if cache is not None), strict=True):
+        for ours, theirs in zip(eager, captured, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+            assert ours.count_nonzero()
 
 
 @torch.inference_mode()

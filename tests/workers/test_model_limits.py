@@ -57,8 +57,12 @@ def test_what_none_computes_is_refused(changes: tuple[dict[str, object], ...], m
 @pytest.mark.parametrize(
     ("device", "changes", "message"),
     [
-        ("cuda", {}, "run on CPUs only so far: use --device cpu"),
-        ("cpu", {"kernel_backend": "triton"}, "kernel_backend triton has none of them"),
+        (
+            "cuda",
+            {"kv_cache_dir": "/blocks"},
+            "and kv_cache_dir copies states of CPUs only so far: leave it out, or use",
+        ),
+        ("cpu", {"attention_backend": "other"}, "attention_backend other has none of them"),
         ("cpu", {"sparse_attention": "quest"}, "sparse_attention quest does not know these"),
         ("cpu", {"kv_transfer_config": {"kv_connector": "Other"}}, "the KV connector Other may move KV blocks without"),
     ],
@@ -70,7 +74,8 @@ def test_settings_that_know_no_states_are_refused(device: str, changes: dict[str
     with pytest.raises(ConfigError, match=message):
         check_states(engine_config(changes), with_states, device)
     check_states(engine_config(changes), plain, device)
-    check_states(engine_config({}), with_states, "cpu")
+    for other in ("cpu", "cuda"):
+        check_states(engine_config({"kernel_backend": "triton"}), with_states, other)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ def softplus_gate(x: Tensor, gate: Tensor) -> Tensor:
     return _gate(x, gate, "softplus")
 
 
+def silu_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return _gate(x, gate, "silu")
+
+
 def _gate(x: Tensor, gate: Tensor, function: str) -> Tensor:
     rows, size = x.shape
     launch = _gate_launcher(size, size // gate.shape[1], function)
@@ -128,10 +132,12 @@ def _gate_kernel(
     mask = columns < SIZE
     pointers = x_ptr + row * x_stride + columns
     gate = tl.load(gate_ptr + row * gate_stride + columns // FEATURES, mask=mask, other=0.0).to(tl.float32)
-    if FUNCTION == "sigmoid":
-        factor = tl.sigmoid(gate)
-    else:
+    if FUNCTION == "softplus":
         factor = tl.where(gate > 0, gate, 0.0) + tl.log(1 + tl.exp(-tl.abs(gate)))  # a NaN stays one by the second part
+    else:
+        factor = tl.sigmoid(gate)
+        if FUNCTION == "silu":
+            factor *= gate
     gated = tl.load(pointers, mask=mask, other=0.0).to(tl.float32) * factor
     tl.store(pointers, gated.to(x_ptr.dtype.element_ty), mask=mask)
 

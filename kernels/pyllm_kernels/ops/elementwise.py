@@ -98,7 +98,7 @@ def _silu_gate(x: Array, gate: Array) -> Array:
     return x
 
 
-@op(reference=_silu_gate)
+@op(reference=_silu_gate, triton="pyllm_kernels.gpu.elementwise")
 def silu_gate(x: Tensor, gate: Tensor) -> Tensor:
     """Multiply x [tokens, n] by `gate * sigmoid(gate)` in place; return x.
 

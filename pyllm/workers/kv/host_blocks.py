@@ -18,6 +18,7 @@ from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.families.kv_layout import KVGroup, num_bare_blocks
 from pyllm.families.state_layout import host_states, state_bytes
+from pyllm.workers.devices.device import Device
 from pyllm.workers.kv.host_states import HostStates
 from pyllm.workers.kv.host_tier import HostTier
 from pyllm.workers.kv.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
@@ -53,11 +54,16 @@ class HostBlocks(NamedTuple):
         return pool, _measured(self.tier, pool.time_swaps)
 
     def make_states(
-        self, states: StateCache | None, num_on_device: int, num_states: int, clock: Callable[[], float]
+        self,
+        states: StateCache | None,
+        device: Device,
+        num_on_device: int,
+        num_states: int,
+        clock: Callable[[], float],
     ) -> tuple[HostStates, float]:
         """Make the memory of states, for `states` of this stage if it has some; also returns the seconds of a swap."""
         parts = [] if states is None else [part for layer in states.layers.values() for part in layer]
-        host = HostStates(parts, num_on_device, num_states, self.state_tier, clock)
+        host = HostStates(parts, device, num_on_device, num_states, self.state_tier, clock=clock)
         return host, _measured(self.state_tier, host.time_swaps)
 
 

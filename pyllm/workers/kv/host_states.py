@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from pyllm_kernels.tensors import Array
+from pyllm_kernels.tensors import Tensor
 
 from pyllm.wire.plan_layout import SWAP_NAME_SIZE
+from pyllm.workers.devices.device import Device
 from pyllm.workers.kv.host_tier import HostTier
 from pyllm.workers.kv.kv_cache import check_swaps
 from pyllm.workers.step.batch import IntArray
@@ -21,22 +22,26 @@ _TIMED_ROUNDS = 3
 class HostStates:
     """Host memory for `num_states` states of this stage's layers, [num_states, floats], and the swaps.
 
-    - parts: of each layer of `StateCache`, float32 [num_states of the device, *shape], in CPU memory; none if no layer
-      of this stage keeps a state.
+    - parts: of each layer of `StateCache`, float32 [num_states of the device, *shape]; none if no layer of this stage
+      keeps a state.
+    - device: the place of the parts; a swap waits for it.
     - num_on_device: states of the device.
     - tier: the memory, if it outlives this process; states swapped out are validated there.
     """
 
     def __init__(
         self,
-        parts: list[Array],
+        parts: list[Tensor],
+        device: Device,
         num_on_device: int,
         num_states: int,
         tier: HostTier | None,
+        *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.num_states = num_states
         self._parts = [part.reshape(num_on_device, -1) for part in parts]
+        self._device = device
         self._num_on_device = num_on_device
         self._tier = tier
         self._clock = clock
@@ -60,9 +65,9 @@ class HostStates:
             for part in self._parts:
                 held = self._memory[host, start : (start := start + part.shape[1])]
                 if direction == 0:
-                    held[:] = part[state]
+                    held[:] = self._device.host_copy(part[state]).wait()
                 else:
-                    part[state] = held
+                    part[state] = self._device.from_host(held)
         if self._tier is not None and writes is not None:
             self._tier.finish(outs, names, writes)
 

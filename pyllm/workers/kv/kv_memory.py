@@ -138,7 +138,7 @@ class KVMemory:
             )
         if num_host_states:
             self._host_states, self.state_swap_seconds = self._host_blocks.make_states(
-                self._states, num_states, num_host_states, self._clock
+                self._states, self._device, num_states, num_host_states, self._clock
             )
         if self._device.type == "cpu" and self.shape.num_layers:
             self._prefaulter = PagePrefaulter(self._cache.memory)
