@@ -29,19 +29,23 @@ def select(backend: str, device: Any) -> Kernels:
 
 
 def batch_invariant(kernels: Kernels) -> Kernels:
-    """The ops with batch-invariant linears and experts on GPUs, too: a row's result does not depend on the other rows.
+    """The ops with batch-invariant products and experts on GPUs, too: a row's result does not depend on the other rows.
 
     Attention reads this from its metadata; the other ops work row by row.
     """
     if kernels.backend != "triton":
         return kernels
     from pyllm_kernels.gpu import grouped_experts
+    from pyllm_kernels.gpu import head_products as products_of_heads
     from pyllm_kernels.gpu.linears import linear_invariant
     from pyllm_kernels.ops.experts import experts
+    from pyllm_kernels.ops.head_products import head_products
     from pyllm_kernels.ops.packed_linear import packed_linear
 
     experts_alone = functools.partial(grouped_experts.experts, batch_invariant=True)
-    return kernels.replaced(packed_linear, linear_invariant.packed_linear).replaced(experts, experts_alone)
+    heads_alone = functools.partial(products_of_heads.head_products, batch_invariant=True)
+    kernels = kernels.replaced(packed_linear, linear_invariant.packed_linear)
+    return kernels.replaced(experts, experts_alone).replaced(head_products, heads_alone)
 
 
 def _check_triton(device_type: str) -> None:

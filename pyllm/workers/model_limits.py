@@ -1,4 +1,4 @@
-"""Limits of a model: query heads of layers that share keys, heads of even size; and layers that only CPUs compute.
+"""Limits of a model: query heads of layers that share keys, heads of even size; and settings that layers exclude.
 
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """
@@ -60,8 +60,8 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
             raise ConfigError(f"{name} none with KV blocks, beside which {setting} keeps states: leave it out")
 
 
-def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None:
-    """Refuse settings under which layers that only pyllm's kernels for CPUs compute would not run.
+def check_own_attention(config: EngineConfig, spec: ModelSpec) -> None:
+    """Refuse settings under which layers that only pyllm's own attention computes would not run.
 
     Raises:
         ConfigError: with the setting to change.
@@ -71,12 +71,10 @@ def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None
         "layers of latent attention": any(attention.latent is not None for attention in spec.attentions),
         "layers of unequal heads": len(heads) > 1,
         "layers that share keys and values": any(attention.kv_source is not None for attention in spec.attentions),
-        "several residual streams": spec.streams is not None,
-        "experts beside dense layers": any(layer.experts is not None for layer in spec.layers),
     }
     for name, is_there in found.items():
         if is_there and spec.transformers is None:
-            _check_backends(f"{spec.architecture} has {name}, and", config, device)
+            _check_attention(f"{spec.architecture} has {name}, and", config)
 
 
 def _check_backends(name: str, config: EngineConfig, device: str) -> None:
@@ -84,6 +82,10 @@ def _check_backends(name: str, config: EngineConfig, device: str) -> None:
         raise ConfigError(f"{name} these run on CPUs only so far: use --device cpu")
     if config.device.kernel_backend not in {"auto", "cpu", "reference"}:
         raise ConfigError(f"{name} kernel_backend {config.device.kernel_backend} has none of them: leave it out")
+    _check_attention(name, config)
+
+
+def _check_attention(name: str, config: EngineConfig) -> None:
     if config.device.attention_backend not in BUILT_IN:
         raise ConfigError(f"{name} attention_backend {config.device.attention_backend} has none of them: leave it out")
     if config.sparse.sparse_attention:
