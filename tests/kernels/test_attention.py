@@ -33,7 +33,9 @@ def test_many_heads_share_a_kv_head(kernels: Kernels, device: torch.device) -> N
 def test_blocks_may_be_apart(kernels: Kernels, device: torch.device) -> None:
     """Layers of narrow heads share a plane of the cache with others."""
     batch = paged_batch([(1, 300), (40, 25), (1, 5)], Shape(block_size=8), device)
-    caches = (torch.full((len(c), 3, *c.shape[1:]), torch.nan, device=device) for c in (batch.key_cache, batch.value_cache))
+    caches = (
+        torch.full((len(c), 3, *c.shape[1:]), torch.nan, device=device) for c in (batch.key_cache, batch.value_cache)
+    )
     key_cache, value_cache = (cache[:, 1] for cache in caches)
     key_cache.copy_(batch.key_cache)
     value_cache.copy_(batch.value_cache)

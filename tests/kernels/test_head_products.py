@@ -65,7 +65,7 @@ def test_in_triton(
 
 def test_triton_refuses_what_does_not_fit(triton: Kernels) -> None:
     packed = PackedLinear(torch.zeros(6, 4), "float32", "float32", None)
-    with pytest.raises(ValueError, match="matrices of heads are float32, and x is torch.float16"):
+    with pytest.raises(ValueError, match=r"matrices of heads are float32, and x is torch\.float16"):
         triton[head_products](torch.zeros(2, 3, 4, dtype=torch.float16), packed, False)
     for x in (torch.zeros(2, 4, 4), torch.zeros(2, 3, 2), torch.zeros(2, 3, 8)[..., :4]):
         with pytest.raises(ValueError, match="6 outputs of 4 features take contiguous heads"):

@@ -68,7 +68,10 @@ LATENT = LatentSpec(rank=32, rope_size=8, key_size=16, value_size=32, norm=NormS
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention_backend": "other"}, "LlamaForCausalLM has layers of latent attention, and attention_backend other"),
+        (
+            {"attention_backend": "other"},
+            "LlamaForCausalLM has layers of latent attention, and attention_back",
+        ),
         ({"sparse_attention": "quest"}, "and sparse_attention quest does not know these: leave it out"),
     ],
 )

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.gpu.attention_tasks import heads_at_once
-from pyllm_kernels.gpu.attention_tile import LOG2_E, AttendedHeads, add_sinks, attend, score_factors
+from pyllm_kernels.gpu.attention_tile import LOG2_E, AttendedHeads, add_sinks, attend, load_query, score_factors
 from pyllm_kernels.gpu.attention_tuning import DecodeTile
 from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.launcher import Launcher
@@ -86,7 +86,8 @@ def _split_launcher(
         "HAS_SINKS": has_sinks,
         "HAS_SLOPES": has_slopes,
         "MEMBERS": members,
-        "BLOCK_M": max(next_power_of_2(members), 16),  # `tl.dot` takes no fewer than 16 rows.
+        # Tensor cores take no fewer than 16 rows.
+        "BLOCK_M": max(next_power_of_2(members), min(tile.block_m, 16)),
         "BLOCK_N": tile.block_n,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
@@ -178,8 +179,6 @@ def _decode_split_kernel(
     lanes = tl.arange(0, BLOCK_M)
     members = tl.program_id(0) % PARTS * MEMBERS + lanes
     is_member = (lanes < MEMBERS) & (members < GROUP)
-    columns = tl.arange(0, BLOCK_D)
-    mask = is_member[:, None] & (columns < VALUE_DIM)[None, :]
     heads = kv_head * GROUP + members
     # Loop invariants are computed for each row: in registers, they would reduce the programs that run at once.
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
@@ -194,13 +193,8 @@ def _decode_split_kernel(
         goes_on = end_tile * BLOCK_N < sequence_length
         if query_length == 1:
             table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
-            query_ptrs = query_ptr + token * query_stride + heads[:, None] * HEAD_DIM
-            query = tl.load(query_ptrs + VALUE_START + columns[None, :], mask=mask, other=0.0)
-            first_part = 0.0
-            if VALUE_START > 0:
-                first_columns = tl.arange(0, BLOCK_START)
-                first_mask = is_member[:, None] & (first_columns < VALUE_START)[None, :]
-                first_part = tl.load(query_ptrs + first_columns[None, :], mask=first_mask, other=0.0)
+            query_ptrs = query_ptr + token * query_stride + heads * HEAD_DIM
+            query, first_query = load_query(query_ptrs, is_member, VALUE_START, VALUE_DIM, BLOCK_D, BLOCK_START)
             split_start = tl.maximum(first_tile, _passed_tiles(sequence_length, PLANNED_WINDOW, BLOCK_N)) * BLOCK_N
             split_end = tl.minimum(end_tile * BLOCK_N, sequence_length)
             start = split_start
@@ -213,7 +207,7 @@ def _decode_split_kernel(
                 slopes = tl.load(slopes_ptr + heads, mask=is_member, other=0.0) * (LOG2_E / scale_log2)
             accumulator, running_max, running_sum = attend(
                 query,
-                first_part,
+                first_query,
                 tl.zeros([BLOCK_M], dtype=tl.int32) + (sequence_length - 1),
                 slopes,
                 start,
@@ -243,18 +237,50 @@ def _decode_split_kernel(
                 sinks = tl.load(sinks_ptr + heads, mask=is_member, other=0.0) * LOG2_E
                 sinks = tl.where(is_split, float("-inf"), sinks)
                 accumulator, running_max, running_sum = add_sinks(accumulator, running_max, running_sum, sinks)
-            # Padding rows and splits before the window add nothing: they have no maximum, and sums of 0.
-            running_sum = tl.where(running_sum > 0, running_sum, 1.0)
-            log_sum = running_max + tl.log2(running_sum)
-            result = accumulator / running_sum[:, None]
-            if is_split:
-                place = 2 * share + tl.where(begins_before, 0, 1)
-                split_ptrs = split_outputs_ptr + (place * HEADS + heads).to(tl.int64)[:, None] * VALUE_DIM
-                tl.store(split_ptrs + columns[None, :], result, mask=mask)
-                tl.store(log_sums_ptr + place * HEADS + heads, log_sum, mask=is_member)
-            else:
-                output_ptrs = output_ptr + (token * HEADS + heads)[:, None] * HEAD_DIM + VALUE_START + columns[None, :]
-                tl.store(output_ptrs, result.to(output_ptr.dtype.element_ty), mask=mask)
+            place = 2 * share + tl.where(begins_before, 0, 1)
+            _store_split(
+                accumulator,
+                running_max,
+                running_sum,
+                heads,
+                is_member,
+                is_split,
+                split_outputs_ptr + (place * HEADS).to(tl.int64) * VALUE_DIM,
+                log_sums_ptr + place * HEADS,
+                output_ptr + token * HEADS * HEAD_DIM + VALUE_START,
+                HEAD_DIM,
+                VALUE_DIM,
+                BLOCK_D,
+            )
+
+
+@triton.jit
+def _store_split(
+    accumulator,
+    running_max,
+    running_sum,
+    heads,
+    is_member,
+    is_split,
+    split_output_ptr,
+    log_sum_ptr,
+    output_ptr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Store the results of some heads of a row: into the output, or for the merge if the row is in several shares."""
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    mask = is_member[:, None] & (columns < VALUE_DIM)
+    # Padding rows and splits before the window add nothing: they have no maximum, and sums of 0.
+    running_sum = tl.where(running_sum > 0, running_sum, 1.0)
+    result = accumulator / running_sum[:, None]
+    if is_split:
+        tl.store(split_output_ptr + heads[:, None] * VALUE_DIM + columns, result, mask=mask)
+        tl.store(log_sum_ptr + heads, running_max + tl.log2(running_sum), mask=is_member)
+    else:
+        output_ptrs = output_ptr + heads[:, None] * HEAD_DIM + columns
+        tl.store(output_ptrs, result.to(output_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.gpu.attention_tasks import heads_at_once, queries_of_tile
-from pyllm_kernels.gpu.attention_tile import LOG2_E, AttendedHeads, add_sinks, attend, score_factors
+from pyllm_kernels.gpu.attention_tile import LOG2_E, AttendedHeads, add_sinks, attend, load_query, score_factors
 from pyllm_kernels.gpu.attention_tuning import PrefillTile
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.launcher import Launcher
@@ -121,25 +121,19 @@ def _prefill_kernel(
     row = tl.load(tiles_ptr + 2 * tile)
     if row < 0:
         return
-    first_query = tl.load(tiles_ptr + 2 * tile + 1)
+    first_token = tl.load(tiles_ptr + 2 * tile + 1)
     query_start = tl.load(query_starts_ptr + row)
     query_length = tl.load(query_starts_ptr + row + 1) - query_start
     pairs = tl.arange(0, BLOCK_M)
-    queries = first_query + pairs // MEMBERS
+    queries = first_token + pairs // MEMBERS
     members = first_member + pairs % MEMBERS
     columns = tl.arange(0, BLOCK_D)
     # A block holds BLOCK_Q whole tokens; pairs past them, or past the row's end, are computed and dropped.
     valid = (pairs < BLOCK_Q * MEMBERS) & (queries < query_length) & (members < GROUP)
-    mask = valid[:, None] & (columns < VALUE_DIM)[None, :]
     tokens = (query_start + queries).to(tl.int64)
     heads = kv_head * GROUP + tl.minimum(members, GROUP - 1)
-    head_offsets = heads[:, None] * HEAD_DIM + VALUE_START + columns[None, :]
-    query = tl.load(query_ptr + tokens[:, None] * query_stride + head_offsets, mask=mask, other=0.0)
-    first_part = 0.0
-    if VALUE_START > 0:
-        first_columns = tl.arange(0, BLOCK_START)
-        first_ptrs = query_ptr + tokens[:, None] * query_stride + heads[:, None] * HEAD_DIM + first_columns[None, :]
-        first_part = tl.load(first_ptrs, mask=valid[:, None] & (first_columns < VALUE_START)[None, :], other=0.0)
+    query_ptrs = query_ptr + tokens * query_stride + heads * HEAD_DIM
+    query, first_query = load_query(query_ptrs, valid, VALUE_START, VALUE_DIM, BLOCK_D, BLOCK_START)
 
     sequence_length = tl.load(sequence_lengths_ptr + row)
     context_length = sequence_length - query_length
@@ -148,18 +142,18 @@ def _prefill_kernel(
     value_ptr = value_cache_ptr + kv_head * HEAD_DIM + VALUE_START
     table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
 
-    first_position = context_length + first_query
+    first_position = context_length + first_token
     start = 0
     # Tiles that end at or before the first query's position need no mask.
     seen_by_all = (first_position + 1) // BLOCK_N * BLOCK_N
     if WINDOW > 0:
         start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         seen_by_all = start
-    seen_by_some = tl.minimum(context_length + first_query + BLOCK_Q, sequence_length)
+    seen_by_some = tl.minimum(context_length + first_token + BLOCK_Q, sequence_length)
     slopes = tl.load(slopes_ptr + heads) * (LOG2_E / scale_log2) if HAS_SLOPES else 0.0
     accumulator, running_max, running_sum = attend(
         query,
-        first_part,
+        first_query,
         query_positions,
         slopes,
         start,
@@ -190,4 +184,5 @@ def _prefill_kernel(
     if WINDOW > 0:
         running_sum = tl.where(running_sum > 0, running_sum, 1.0)  # for pairs that are dropped
     output = (accumulator / running_sum[:, None]).to(output_ptr.dtype.element_ty)
-    tl.store(output_ptr + tokens[:, None] * HEADS * HEAD_DIM + head_offsets, output, mask=mask)
+    output_ptrs = output_ptr + (tokens * HEADS + heads)[:, None] * HEAD_DIM + VALUE_START + columns[None, :]
+    tl.store(output_ptrs, output, mask=valid[:, None] & (columns < VALUE_DIM)[None, :])

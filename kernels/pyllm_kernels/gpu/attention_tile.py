@@ -98,7 +98,6 @@ def attend(
     """
     columns = tl.arange(0, BLOCK_D)
     first_columns = tl.arange(0, BLOCK_START)
-    within = tl.arange(0, BLOCK_N)
     # Blocks before the window may have been freed.
     first_seen = tl.min(query_positions, axis=0) - WINDOW + 1 if WINDOW > 0 else 0
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
@@ -115,18 +114,8 @@ def attend(
         begin = seen_by_all if MASKED else start
         last = end if MASKED else seen_by_all
         for tile_start in range(begin, last, BLOCK_N):
-            positions = tile_start + within
-            if BLOCK_SIZE % BLOCK_N == 0:
-                # The tile lies in one block: its cells are a matrix, and one entry of the table is read.
-                block = tl.load(table_ptr + tile_start // BLOCK_SIZE).to(tl.int64)
-                cells = block * BLOCK_CELLS + (tile_start % BLOCK_SIZE + within)
-            elif MASKED:
-                is_there = (positions < sequence_length) & (positions >= first_seen)
-                blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_there, other=0)
-                cells = blocks.to(tl.int64) * BLOCK_CELLS + positions % BLOCK_SIZE
-            else:
-                blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
-                cells = blocks.to(tl.int64) * BLOCK_CELLS + positions % BLOCK_SIZE
+            positions = tile_start + tl.arange(0, BLOCK_N)
+            cells = _cells(table_ptr, tile_start, sequence_length, first_seen, MASKED, BLOCK_SIZE, BLOCK_CELLS, BLOCK_N)
             tokens = cells[:, None] * TOKEN_STRIDE
             offsets = tokens + columns[None, :]
             cached = ((positions < sequence_length) & (positions >= first_seen))[:, None]
@@ -163,6 +152,26 @@ def attend(
 
 
 @triton.jit
+def load_query(
+    row_ptrs,  # number 0 of each query
+    is_row,
+    VALUE_START: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_START: tl.constexpr,
+):
+    """The two parts of queries for `attend`, zeros where there is none."""
+    columns, first_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_START)
+    mask = is_row[:, None] & (columns < VALUE_DIM)[None, :]
+    query = tl.load(row_ptrs[:, None] + VALUE_START + columns[None, :], mask=mask, other=0.0)
+    first_query = 0.0
+    if VALUE_START > 0:
+        first_mask = is_row[:, None] & (first_columns < VALUE_START)[None, :]
+        first_query = tl.load(row_ptrs[:, None] + first_columns[None, :], mask=first_mask, other=0.0)
+    return query, first_query
+
+
+@triton.jit
 def add_sinks(accumulator, running_max, running_sum, sinks):
     """Add the weights of sinks to the sums of values and of weights, relative to the new maximum.
 
@@ -172,6 +181,34 @@ def add_sinks(accumulator, running_max, running_sum, sinks):
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
     rescale = tl.exp2(running_max - shift)
     return accumulator * rescale[:, None], new_max, running_sum * rescale + tl.exp2(sinks - shift)
+
+
+@triton.jit
+def _cells(
+    table_ptr,
+    tile_start,
+    sequence_length,
+    first_seen,
+    MASKED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_CELLS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The cells of a tile's positions in the cache, int64 [BLOCK_N]."""
+    within = tl.arange(0, BLOCK_N)
+    positions = tile_start + within
+    if BLOCK_SIZE % BLOCK_N == 0:
+        # The tile lies in one block: its cells are a matrix, and one entry of the table is read.
+        block = tl.load(table_ptr + tile_start // BLOCK_SIZE).to(tl.int64)
+        cells = block * BLOCK_CELLS + (tile_start % BLOCK_SIZE + within)
+    elif MASKED:
+        is_there = (positions < sequence_length) & (positions >= first_seen)
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_there, other=0)
+        cells = blocks.to(tl.int64) * BLOCK_CELLS + positions % BLOCK_SIZE
+    else:
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+        cells = blocks.to(tl.int64) * BLOCK_CELLS + positions % BLOCK_SIZE
+    return cells
 
 
 @triton.jit

@@ -104,7 +104,7 @@ _LATENT_PREFILL = {
     90: {256: PrefillTile(64, 64, 8, 4), 512: PrefillTile(32, 32, 8, 5)},
     86: _SMALL_LATENT_PREFILL,
     80: {256: PrefillTile(64, 32, 8, 4), 512: PrefillTile(32, 32, 8, 5)},
-    75: {256: PrefillTile(16, 16, 4, 2), 512: PrefillTile(16, 16, 8, 1)},
+    75: {256: PrefillTile(16, 16, 4, 2), 512: PrefillTile(8, 16, 8, 1)},
 }
 _SMALL_LATENT_DECODE = {256: DecodeTile(32, 4, 5, 1, 128, 32), 512: DecodeTile(16, 8, 5, 1, 128, 32)}
 _LATENT_DECODE = {
@@ -112,7 +112,7 @@ _LATENT_DECODE = {
     90: {256: DecodeTile(32, 4, 5, 2, 128, 32), 512: DecodeTile(32, 8, 5, 1, 128, 32)},
     86: _SMALL_LATENT_DECODE,
     80: {256: DecodeTile(32, 4, 5, 2, 128, 32), 512: DecodeTile(32, 8, 5, 1, 128, 32)},
-    75: {256: DecodeTile(16, 4, 2, 1, 128, 16), 512: DecodeTile(16, 8, 1, 1, 128, 16)},
+    75: {256: DecodeTile(16, 4, 2, 1, 128, 16), 512: DecodeTile(16, 8, 1, 1, 128, 8)},
 }
 # With an fp8 cache, conversions take registers: at most this many programs of 4 warps run at once.
 _FLOAT8_PROGRAMS = {64: 4, 128: 2, 256: 2, 512: 1}

@@ -95,8 +95,6 @@ def _head_products_kernel(
         sums = tl.dot(weight, tl.trans(x), sums, input_precision="ieee")
     numbers = tl.trans(sums).to(output_ptr.dtype.element_ty)
     tl.store(output_rows + KEPT + outputs[None, :], numbers, mask=is_row[:, None] & is_output[None, :])
-    if KEPT > 0:
-        if tl.program_id(0) == 0:
-            kept_columns = tl.arange(0, BLOCK_KEPT)[None, :]
-            mask = is_row[:, None] & (kept_columns < KEPT)
-            tl.store(output_rows + kept_columns, tl.load(x_rows + kept_columns, mask=mask), mask=mask)
+    kept_columns = tl.arange(0, BLOCK_KEPT)[None, :]
+    mask = is_row[:, None] & (kept_columns < KEPT) & (tl.program_id(0) == 0)
+    tl.store(output_rows + kept_columns, tl.load(x_rows + kept_columns, mask=mask), mask=mask)

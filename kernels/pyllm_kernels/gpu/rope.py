@@ -1,6 +1,7 @@
 """Rotary position embedding, the norm of query and key before it or after, and the write into the paged cache.
 
-A program handles a token, or some query heads of it where it has many numbers. Knows neither attention nor the scaling of the table of cosines and sines.
+A program handles a token, or some query heads of it where they have many numbers. Knows neither attention nor the
+scaling of the table of cosines and sines.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -17,7 +17,8 @@ from tests.families.tiny_families import CONTEXT, FAMILIES, write_tiny_family
 from tests.plans import Planner, Row
 from tests.workers.engine import loaded_runner, run
 
-IN_EVERY_RUN = {"gemma2", "cohere2"}  # windows, soft caps, rotations of pairs, layer norms, layers without positions
+# Windows, soft caps, rotations of pairs, layer norms, layers without positions; latents, unequal and shared heads.
+IN_EVERY_RUN = {"gemma2", "cohere2", "deepseek-v3", "gemma4"}
 CHUNK, NUM_TOKENS = 17, 3
 
 
@@ -26,10 +27,9 @@ CHUNK, NUM_TOKENS = 17, 3
     [pytest.param(name, marks=[] if name in IN_EVERY_RUN else pytest.mark.oracle) for name in sorted(FAMILIES)],
 )
 def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    """A prompt comes in chunks while another sequence decodes. States and latents are refused: Triton has no ops."""
+    """A prompt comes in chunks while another sequence decodes. States are refused: Triton has no ops."""
     model = write_tiny_family(tmp_path, family)
-    spec = read_checkpoint(model).spec
-    if spec.has_states or spec.attention.latent is not None:
+    if read_checkpoint(model).spec.has_states:
         with pytest.raises(ConfigError, match="triton"):
             resolve_settings(engine_config({"model": model, "device": "cpu", "kernel_backend": "triton"}))
         return
