@@ -96,5 +96,6 @@ def _head_products_kernel(
     numbers = tl.trans(sums).to(output_ptr.dtype.element_ty)
     tl.store(output_rows + KEPT + outputs[None, :], numbers, mask=is_row[:, None] & is_output[None, :])
     kept_columns = tl.arange(0, BLOCK_KEPT)[None, :]
-    mask = is_row[:, None] & (kept_columns < KEPT) & (tl.program_id(0) == 0)
+    is_kept = rows < tl.where(tl.program_id(0) == 0, tokens, 0)  # One program of a row copies them.
+    mask = is_kept[:, None] & (kept_columns < KEPT)
     tl.store(output_rows + kept_columns, tl.load(x_rows + kept_columns, mask=mask), mask=mask)
