@@ -19,7 +19,7 @@ class PagedBatch:
 
     @property
     def layer(self) -> AttentionLayer:
-        return AttentionLayer(scale=float(self.shape.head_dim**-0.5))
+        return AttentionLayer(scale=float(self.shape.head_dim**-0.5), value_start=self.shape.value_start)
 
 
 def paged_batch(
@@ -57,4 +57,5 @@ def paged_batch(
         batch_invariant=batch_invariant,
     )
     cache_dtype = cache_dtype or dtype
-    return PagedBatch(query, keys.to(cache_dtype), values.to(cache_dtype), metadata, shape)
+    keys = keys.to(cache_dtype)
+    return PagedBatch(query, keys, keys if shape.value_start else values.to(cache_dtype), metadata, shape)

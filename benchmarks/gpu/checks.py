@@ -14,6 +14,7 @@ from pyllm_kernels import (
     Kernels,
     KVScales,
     LogitsEdits,
+    PackedLinear,
     QKNorm,
     Router,
     batch_invariant,
@@ -23,6 +24,7 @@ from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.blocks import copy_blocks, gather_blocks, scatter_blocks
 from pyllm_kernels.ops.edit_logits import edit_logits
 from pyllm_kernels.ops.experts import experts
+from pyllm_kernels.ops.head_products import head_products
 from pyllm_kernels.ops.linear_fp8 import linear_fp8
 from pyllm_kernels.ops.linear_w4a16 import linear_w4a16
 from pyllm_kernels.ops.linear_w8a8 import linear_w8a8
@@ -32,6 +34,14 @@ from pyllm_kernels.ops.norm import add_rms_norm, rms_norm
 from pyllm_kernels.ops.packed_linear import pack_linear, packed_linear
 from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
+from pyllm_kernels.ops.streams import (
+    add_to_streams,
+    correct_streams,
+    gaussian_top_k,
+    join_streams,
+    match_magnitudes,
+    predict_streams,
+)
 from torch import Tensor
 
 from benchmarks.gpu.batches import PagedBatch, paged_batch
@@ -88,6 +98,12 @@ def checks(setting: Setting, float8: bool) -> Checks:
         "attention_padded": (_attention_padded, None),
         "attention_invariant": (_attention_invariant, None),
         "attention_rows_alone": (_attention_rows_alone, BITWISE),
+        "attention_wide": (_attention_wide, None),
+        "latents": (_latents, None),
+        "latents_rows_alone": (_latents_rows_alone, BITWISE),
+        "head_products": (_head_products, None),
+        "head_products_rows_alone": (_head_products_rows_alone, BITWISE),
+        "streams": (_streams, None),
         "linear_invariant": (_linear_invariant, None),
         "linear_rows_alone": (_linear_rows_alone, BITWISE),
         "linear_quantised": (_linear_quantised, None),
@@ -102,6 +118,7 @@ def checks(setting: Setting, float8: bool) -> Checks:
     }
     if float8:
         found["attention_fp8"] = (_attention_float8, None)
+        found["latents_fp8"] = (_latents_float8, None)
     if setting.device.type == "cuda":
         if float8:
             found["write_fp8"] = (_write_float8, _FLOAT8_STEP)
@@ -206,7 +223,83 @@ def _mixed(setting: Setting, **options: bool | torch.dtype) -> PagedBatch:
 
 
 def _attend(kernels: Kernels, batch: PagedBatch) -> Tensor:
-    return kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    """The results, of latents those numbers that are defined."""
+    output = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    return output[..., batch.layer.value_start :]
+
+
+def _latent_batch(setting: Setting, **options: bool | torch.dtype) -> PagedBatch:
+    """Latents as in DeepSeek V3; more query heads share one than fit into a tile."""
+    rows = [(1, 0), (20, 25), (1, 300), (2, 0)]
+    shape = AttentionShape(heads=40, kv_heads=1, head_dim=24, dtype=dtype_name(setting.dtype), value_start=8)
+    if not setting.small:
+        rows += [(1, 20_000), (300, 1000), (1, 4097)]
+        shape = replace(shape, heads=48, head_dim=576, value_start=64)
+    return paged_batch(rows, shape, setting.device, **options)  # type: ignore[arg-type]
+
+
+def _latents(setting: Setting) -> Pairs:
+    batch = _latent_batch(setting)
+    return [(_attend(setting.triton, batch), _attend(setting.reference, batch))]
+
+
+def _latents_float8(setting: Setting) -> Pairs:
+    batch = _latent_batch(setting, cache_dtype=torch.float8_e4m3fn)
+    return [(_attend(setting.triton, batch), _attend(setting.reference, batch))]
+
+
+def _attention_wide(setting: Setting) -> Pairs:
+    """Heads as in the layers without a window of Gemma 4."""
+    head_dim = 40 if setting.small else 512
+    shape = AttentionShape(heads=8, kv_heads=2, head_dim=head_dim, dtype=dtype_name(setting.dtype))
+    batch = paged_batch([(1, 0), (40, 25), (1, 300), (2, 0)], shape, setting.device)
+    return [(_attend(setting.triton, batch), _attend(setting.reference, batch))]
+
+
+def _matrices_of_heads(setting: Setting, heads: int, outputs: int, inputs: int) -> PackedLinear:
+    return setting.triton[pack_linear](setting.randn(heads * outputs, inputs) * inputs**-0.5)
+
+
+def _head_products(setting: Setting) -> Pairs:
+    """Before attention to latents and after it, for few tokens and many, beside the products in float32."""
+    pairs: Pairs = []
+    for heads, first, inputs, outputs in setting.sizes((3, 8, 12, 64), (16, 64, 128, 512)):
+        packed = _matrices_of_heads(setting, heads, outputs, inputs)
+        weights = packed.data.float().view(heads, outputs, inputs)
+        for tokens in (3, 70):
+            x = setting.randn(tokens, heads, first + inputs)
+            products = torch.einsum("thi,hoi->tho", x[..., first:].float(), weights)
+            pairs.append((setting.triton[head_products](x, packed, False), products))
+            kept = torch.cat((x[..., :first].float(), products), -1)
+            pairs.append((setting.triton[head_products](x, packed, True), kept))
+    return pairs
+
+
+def _head_products_rows_alone(setting: Setting) -> Pairs:
+    x, packed = setting.randn(70, 3, 96), _matrices_of_heads(setting, 3, 64, 96)
+    compute = batch_invariant(setting.triton)[head_products]
+    together = compute(x, packed, False)
+    return [(compute(x[some], packed, False), together[some]) for some in (slice(0, 1), slice(17, 18), slice(30, 70))]
+
+
+def _streams(setting: Setting) -> Pairs:
+    count, pairs = 4, []
+    for tokens, hidden in setting.sizes((5, 100), (64, 2048)):
+        x, one, scale = setting.randn(tokens, count * hidden), setting.randn(tokens, hidden), setting.randn(hidden)
+        factors = setting.randn(tokens, count * count)
+        outcomes = [
+            (
+                kernels[predict_streams](x, factors),
+                *kernels[correct_streams](x, one, factors[:, :count].contiguous(), 1, scale),
+                kernels[add_to_streams](x.clone(), one),
+                kernels[join_streams](one, x),
+                kernels[match_magnitudes](x.clone(), one),
+                kernels[gaussian_top_k](x.clone(), 0.5),
+            )
+            for kernels in (setting.triton, setting.reference)
+        ]
+        pairs += zip(*outcomes, strict=True)
+    return pairs
 
 
 def _attention(setting: Setting) -> Pairs:
@@ -226,7 +319,14 @@ def _attention_invariant(setting: Setting) -> Pairs:
 
 def _attention_rows_alone(setting: Setting) -> Pairs:
     """Each row alone; and each token of a longer row alone, as at decode."""
-    batch = _mixed(setting, batch_invariant=True)
+    return _rows_alone(setting, _mixed(setting, batch_invariant=True))
+
+
+def _latents_rows_alone(setting: Setting) -> Pairs:
+    return _rows_alone(setting, _latent_batch(setting, batch_invariant=True))
+
+
+def _rows_alone(setting: Setting, batch: PagedBatch) -> Pairs:
     together, pairs = _attend(setting.triton, batch), []
     starts, lengths = batch.metadata.query_starts.tolist(), batch.metadata.sequence_lengths.tolist()
     for row, length in enumerate(lengths):

@@ -24,6 +24,7 @@ from benchmarks.gpu.offline_launches import CASES, MODULES, Target
 # Kernels that multiply tiles. Others use the largest number of threads, and so may spill a few bytes.
 PRODUCTS = {"_linear_kernel", "_w4a16_kernel", "_w8a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"}
 PRODUCTS |= {"_prefill_kernel", "_decode_split_kernel", "_matrices_kernel", "_state_space_chunks_kernel"}
+PRODUCTS |= {"_head_products_kernel"}
 PRODUCTS |= {"_lora_down_kernel", "_lora_up_kernel"}
 # Turing has no bfloat16.
 TARGETS = [(75, "float16"), (75, "float32"), (86, "float16")]

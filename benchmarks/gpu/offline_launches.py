@@ -36,12 +36,14 @@ from pyllm_kernels.gpu import (
     gated_delta_rule,
     gated_norm,
     grouped_experts,
+    head_products,
     lora,
     norm,
     rope,
     sampling,
     state_space,
     state_tasks,
+    streams,
 )
 from pyllm_kernels.gpu.attention_tasks import make_tasks
 from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
@@ -72,10 +74,15 @@ MODULES = (
     delta_chunks,
     state_space,
     gated_norm,
+    head_products,
+    streams,
 )
 
 
-HEADS, KV_HEADS, HEAD_SIZES = 32, 8, (64, 128, 256)
+HEADS, KV_HEADS, HEAD_SIZES = 32, 8, (64, 128, 256, 512)
+# Of DeepSeek, and of MiniCPM 3: numbers of a latent and of the rotary part, and query heads on a rank. Decode has tiles
+# of 16, 32 and 64 rows.
+LATENTS = {512: (64, (16, 20, 128)), 256: (32, (40, 10))}
 TOKENS, HIDDEN = 40, 4096
 OLDEST_FLOAT8 = 89
 
@@ -107,12 +114,24 @@ def launch_small_ops(target: Target) -> None:
     elementwise.scale_and_cap(hidden, 2.0, 30.0)
     elementwise.sigmoid_gate(hidden, hidden)
     elementwise.sigmoid_gate(hidden, hidden[:, :1].contiguous())
+    launch_streams(hidden)
     positions = torch.zeros(TOKENS, dtype=torch.int32)
     for samples in range(1, 5):  # Parameters of a step are adjacent, so their number determines their alignment.
         ones = torch.ones(5, samples)
         parameters = ones[1], ones[2].view(torch.int32), ones[3], ones[4], ones[0], positions[1 : 1 + samples]
         sampling.sample(torch.zeros(2, 5000, dtype=target.dtype), *parameters)
     launch_rope(target, hidden, positions)
+
+
+def launch_streams(hidden: torch.Tensor) -> None:
+    count = 4
+    size = HIDDEN // count
+    one, factors = hidden[:, :size].contiguous(), hidden[:, : count * count].contiguous()
+    streams.predict_streams(hidden, factors)
+    streams.correct_streams(hidden, one, factors[:, :count].contiguous(), 0, one[0])
+    streams.add_to_streams(hidden, one)
+    streams.match_magnitudes(hidden, one)
+    streams.gaussian_top_k(hidden, 1.6)
 
 
 def launch_rope(target: Target, hidden: torch.Tensor, positions: torch.Tensor) -> None:
@@ -133,6 +152,7 @@ def launch_rope(target: Target, hidden: torch.Tensor, positions: torch.Tensor) -
     for keys_of_dtype, values_of_dtype in caches:
         tables = positions, cos_sin, positions
         rope.rope_and_kv_write(query, key, key, *tables, keys_of_dtype, values_of_dtype, head_norm)
+    rope.rope(query, positions, cos_sin)
     after = replace(head_norm, after_rotation=True)
     rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, keys, values, after)
     # RoPE for a part of each head, or for none.
@@ -151,12 +171,9 @@ def caches_of(target: Target, head_size: int) -> list[tuple[torch.Tensor, torch.
     return caches
 
 
-def launch_attention(target: Target, head_size: int) -> None:
-    card, dtype = target.card, target.dtype
-    query = torch.zeros(TOKENS, HEADS, head_size, dtype=dtype)
+def attention_batch() -> AttentionMetadata:
     positions = torch.zeros(TOKENS, dtype=torch.int32)
-    shape = AttentionShape(HEADS, KV_HEADS, head_size, dtype_name(dtype))
-    metadata = AttentionMetadata(
+    return AttentionMetadata(
         block_tables=torch.zeros(4, 64, dtype=torch.int32),
         slots=positions[:2],
         query_starts=positions[:3],
@@ -165,6 +182,40 @@ def launch_attention(target: Target, head_size: int) -> None:
         max_sequence_length=1000,
         num_tokens=TOKENS,
     )
+
+
+def launch_latents(target: Target, rank: int) -> None:
+    """Attention over latents, one for all query heads, with the products before and after it."""
+    card, dtype = target.card, target.dtype
+    start, numbers_of_heads = LATENTS[rank]
+    cache = torch.zeros(64, 16, 1, start + rank, dtype=dtype)
+    caches = [cache, cache.to(torch.float8_e4m3fn)] if target.capability >= OLDEST_FLOAT8 else [cache]
+    layer = AttentionLayer(0.1, value_start=start)
+    for heads in numbers_of_heads if target.thorough else numbers_of_heads[-1:]:
+        query = torch.zeros(TOKENS, heads, start + rank, dtype=dtype)
+        for keys in caches:
+            sizes = card, rank, dtype.itemsize, keys.itemsize, True
+            prefill, decode = prefill_tile(*sizes), decode_tile(*sizes)
+            shape = AttentionShape(heads, 1, start + rank, dtype_name(dtype), value_start=start)
+            metadata = attention_batch()
+            metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))
+            attention_prefill.prefill_attention(query, keys, keys, metadata, layer, prefill, query)
+            attention_decode.decode_attention(query, keys, keys, metadata, layer, decode, query)
+        positions, table = torch.zeros(TOKENS, dtype=torch.int32), torch.zeros(64, start)
+        key = query[:, :1].contiguous()
+        rope.rope_and_kv_write(query, key, key, positions, table, positions, cache, cache)
+        for some in (query[:3], query):
+            matrices = pack_linear.reference(torch.zeros(heads * 128, rank, dtype=dtype))
+            head_products.head_products(some, matrices, False, card=card)
+            matrices = pack_linear.reference(torch.zeros(heads * rank, 128, dtype=dtype))
+            head_products.head_products(some[..., : start + 128].contiguous(), matrices, True, card=card)
+
+
+def launch_attention(target: Target, head_size: int) -> None:
+    card, dtype = target.card, target.dtype
+    query = torch.zeros(TOKENS, HEADS, head_size, dtype=dtype)
+    shape = AttentionShape(HEADS, KV_HEADS, head_size, dtype_name(dtype))
+    metadata = attention_batch()
     output = torch.empty_like(query)
     plain, sinks = AttentionLayer(0.1), AttentionLayer(0.1, sinks=torch.zeros(HEADS))
     windowed, sloping = AttentionLayer(0.1, window=512, soft_cap=50.0), AttentionLayer(0.1, slopes=sinks.sinks)
@@ -297,5 +348,6 @@ CASES: dict[str, Callable[[Target], None]] = {
     "lora": launch_lora,
     "recurrences": launch_recurrences,
     **{f"attention_{size}": partial(launch_attention, head_size=size) for size in HEAD_SIZES},
+    **{f"latents_{rank}": partial(launch_latents, rank=rank) for rank in LATENTS},
 }
 """By name; each compiles kernels of its own."""

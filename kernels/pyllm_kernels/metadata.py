@@ -14,7 +14,8 @@ class AttentionShape:
     """The shape that determines a step's tasks, beside the batch: one rank's heads, and the dtype of its queries.
 
     Dtypes are named. `cache_dtype` is the dtype of keys and values; None: that of the queries. `window` is at least the
-    window of every layer, see `AttentionLayer`; None: some layer may have no window.
+    window of every layer, see `AttentionLayer`; None: some layer may have no window. `value_start` is that of every
+    layer.
     """
 
     heads: int
@@ -23,6 +24,7 @@ class AttentionShape:
     dtype: str
     cache_dtype: str | None = None
     window: int | None = None
+    value_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class AttentionLayer:
       value of zeros (gpt-oss). It is neither scaled nor capped. None: no sinks.
     - `slopes`: float32 [heads], contiguous, of this rank's heads: the scaled and capped score of a position falls by so
       much for each position of distance (ALiBi, arXiv 2108.12409). None: it does not.
+    - `value_start`: of latents, for which keys and values are one tensor: a value begins at this number of its key, and
+      the numbers of the output before it are undefined. 0: the whole key, or values of their own.
     """
 
     scale: float
@@ -42,6 +46,7 @@ class AttentionLayer:
     soft_cap: float | None = None
     sinks: Tensor | None = None
     slopes: Tensor | None = None
+    value_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def select(backend: str, device: Any) -> Kernels:
 
 
 def batch_invariant(kernels: Kernels) -> Kernels:
-    """The ops with batch-invariant linears and experts on GPUs, too: a row's result does not depend on the other rows.
+    """The ops with batch-invariant products and experts on GPUs, too: a row's result does not depend on the other rows.
 
     Recurrences go token by token, so that cuts of a sequence change nothing either. Attention reads this from its
     metadata; the other ops work row by row.
@@ -37,15 +37,18 @@ def batch_invariant(kernels: Kernels) -> Kernels:
     if kernels.backend != "triton":
         return kernels
     from pyllm_kernels.gpu import gated_delta_rule, grouped_experts, state_space
+    from pyllm_kernels.gpu import head_products as products_of_heads
     from pyllm_kernels.gpu.linears import linear_invariant
     from pyllm_kernels.ops import gated_delta_rule as delta_op
     from pyllm_kernels.ops import state_space as space_op
     from pyllm_kernels.ops.experts import experts
+    from pyllm_kernels.ops.head_products import head_products
     from pyllm_kernels.ops.packed_linear import packed_linear
 
     kernels = kernels.replaced(packed_linear, linear_invariant.packed_linear)
     for op, version in (
         (experts, grouped_experts.experts),
+        (head_products, products_of_heads.head_products),
         (delta_op.gated_delta_rule, gated_delta_rule.gated_delta_rule),
         (space_op.state_space, state_space.state_space),
     ):

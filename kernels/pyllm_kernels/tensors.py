@@ -43,8 +43,10 @@ def address(tensor: Tensor) -> int:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy of a tensor."""
-    return tensor.copy() if is_array(tensor) else tensor.clone()
+    """A copy of a tensor, in one piece."""
+    if is_array(tensor):
+        return tensor.copy()
+    return tensor.clone() if tensor.is_contiguous() else tensor.contiguous()  # A clone keeps the order of dimensions.
 
 
 def split(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:

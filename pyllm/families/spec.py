@@ -166,6 +166,11 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return 2 if self.latent is None else 1
 
     @property
+    def value_start(self) -> int:
+        """The first number of a cached latent that belongs to its value; 0 where values are vectors of their own."""
+        return 0 if self.latent is None else self.latent.rope_size
+
+    @property
     def query_size(self) -> int:
         """Features of all query heads."""
         return self.heads * self.head_size

@@ -55,7 +55,7 @@ from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.wire.curve import client_keys
 from pyllm.workers.attention_backends import find_attention_backend
-from pyllm.workers.model_limits import check_cpu_layers, check_states, check_supported
+from pyllm.workers.model_limits import check_cpu_layers, check_own_attention, check_states, check_supported
 from pyllm.workers.sparse_attention.sparse_limits import check_sparse_attention
 
 logger = logging.getLogger(__name__)
@@ -203,6 +203,7 @@ def _check_model(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     check_sparse_attention(config, spec, device)
     check_supported(spec)
     check_states(config, spec, device)
+    check_own_attention(config, spec)
     check_cpu_layers(config, spec, device)
 
 

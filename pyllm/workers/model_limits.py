@@ -1,4 +1,4 @@
-"""Limits of a model: query heads of layers that share keys, heads of even size; and layers that only CPUs compute.
+"""Limits of a model: query heads of layers that share keys, heads of even size; and settings that layers exclude.
 
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """
@@ -62,8 +62,8 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
             raise ConfigError(f"{name} {setting} copies states of CPUs only so far: leave it out, or use --device cpu")
 
 
-def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None:
-    """Refuse settings under which layers that only pyllm's kernels for CPUs compute would not run.
+def check_own_attention(config: EngineConfig, spec: ModelSpec) -> None:
+    """Refuse settings under which layers that only pyllm's own attention computes would not run.
 
     Raises:
         ConfigError: with the setting to change.
@@ -73,20 +73,29 @@ def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None
         "layers of latent attention": any(attention.latent is not None for attention in spec.attentions),
         "layers of unequal heads": len(heads) > 1,
         "layers that share keys and values": any(attention.kv_source is not None for attention in spec.attentions),
-        "several residual streams": spec.streams is not None,
-        "experts beside dense layers": any(layer.experts is not None for layer in spec.layers),
-        "layers of lightning attention": any(isinstance(layer.recurrence, LightningSpec) for layer in spec.layers),
-        "layers with bounded decays or shares up to 2": any(map(_has_other_delta_rule, spec.layers)),
     }
     for name, is_there in found.items():
         if is_there and spec.transformers is None:
-            _check_backends(f"{spec.architecture} has {name}, and", config, device)
+            _check_attention(f"{spec.architecture} has {name}, and", config)
 
 
-def _has_other_delta_rule(layer: LayerSpec) -> bool:
-    if not isinstance(layer.recurrence, GatedDeltaSpec):
-        return False
-    return layer.recurrence.greatest_share != 1 or layer.recurrence.strongest_decay is not None
+def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None:
+    """Refuse settings under which layers that only pyllm's kernels for CPUs compute would not run.
+
+    Raises:
+        ConfigError: with the setting to change.
+    """
+    if any(map(is_for_cpus_alone, spec.layers)):
+        name = "layers of lightning attention, or delta rules with bounded decays or shares up to 2"
+        _check_backends(f"{spec.architecture} has {name}, and", config, device)
+
+
+def is_for_cpus_alone(layer: LayerSpec) -> bool:
+    """Whether a layer's recurrence has no kernels in Triton."""
+    recurrence = layer.recurrence
+    if isinstance(recurrence, GatedDeltaSpec):
+        return recurrence.greatest_share != 1 or recurrence.strongest_decay is not None
+    return isinstance(recurrence, LightningSpec)
 
 
 def _check_backends(name: str, config: EngineConfig, device: str) -> None:

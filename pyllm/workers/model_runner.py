@@ -481,12 +481,15 @@ class ModelRunner:
         self, kv_cache: KVCache, selector: KVSelector | None = None, states: StateCache | None = None
     ) -> ForwardPass:
         scheduler = self._engine.scheduler
+        start, is_invariant = self._spec.attention.value_start, self._engine.device.batch_invariant
         dtypes = self._placement.dtype, self._memory.shape.dtype
-        is_invariant = self._engine.device.batch_invariant
-        tables_of_groups = zip(self._memory.groups, self._slots.tables_of_groups(), strict=True)
+        shapes = (
+            AttentionShape(group.query_heads, *group.heads, *dtypes, group.window, start)
+            for group in self._memory.groups
+        )
         groups = (
-            AttentionGroup(AttentionShape(group.query_heads, *group.heads, *dtypes, group.window), tables, is_invariant)
-            for group, tables in tables_of_groups
+            AttentionGroup(shape, tables, is_invariant)
+            for shape, tables in zip(shapes, self._slots.tables_of_groups(), strict=True)
         )
         return ForwardPass(
             self.model,

@@ -21,6 +21,29 @@ def test_decodes_beside_prefills(kernels: Kernels, device: torch.device) -> None
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
+def test_many_heads_share_a_kv_head(kernels: Kernels, device: torch.device) -> None:
+    """More than fit into a tile."""
+    batch = paged_batch([(1, 0), (20, 25), (1, 300), (2, 0)], Shape(heads=142, kv_heads=2, head_dim=32), device)
+    for asked in (batch, batch.invariant(), batch.windowed(40).with_sinks().with_slopes()):
+        arguments = asked.key_cache, asked.value_cache, asked.metadata, asked.layer
+        output = kernels[paged_attention](asked.query, *arguments)
+        torch.testing.assert_close(output.double().cpu(), asked.expected(), atol=2e-5, rtol=2e-5)
+
+
+def test_blocks_may_be_apart(kernels: Kernels, device: torch.device) -> None:
+    """Layers of narrow heads share a plane of the cache with others."""
+    batch = paged_batch([(1, 300), (40, 25), (1, 5)], Shape(block_size=8), device)
+    caches = (
+        torch.full((len(c), 3, *c.shape[1:]), torch.nan, device=device) for c in (batch.key_cache, batch.value_cache)
+    )
+    key_cache, value_cache = (cache[:, 1] for cache in caches)
+    key_cache.copy_(batch.key_cache)
+    value_cache.copy_(batch.value_cache)
+    for asked in (batch, batch.invariant()):
+        output = kernels[paged_attention](asked.query, key_cache, value_cache, asked.metadata, asked.layer)
+        torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
+
+
 def test_a_row_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device) -> None:
     batch = paged_batch([(1, 270), (30, 10), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device).invariant()
     together = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)

@@ -23,6 +23,12 @@ KERNELS = {
     "_add_bias_kernel",
     "_scale_and_cap_kernel",
     "_gate_kernel",
+    "_predict_kernel",
+    "_correct_kernel",
+    "_add_to_streams_kernel",
+    "_match_kernel",
+    "_top_k_kernel",
+    "_rope_kernel",
     "_rope_and_kv_write_kernel",
     "_copy_blocks_kernel",
     "_stage_blocks_kernel",
@@ -96,6 +102,14 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
             assert units_of(report) == {"warpgroup_mma"}
         if report["kernel"] == "_decode_split_kernel":
             assert units_of(report) == {"mma"}
+
+
+def test_latents_of_deepseek_compile_for_hopper(tmp_path: Path) -> None:
+    """In tiles of 32 rows, as 64 would spill."""
+    reports = compile_for(90, "bfloat16", ("latents_512",), tmp_path)
+    units = {report["kernel"]: units_of(report) for report in reports}
+    assert units["_prefill_kernel"] == units["_decode_split_kernel"] == {"mma"}
+    assert units["_head_products_kernel"] == {"warpgroup_mma"}
 
 
 # What all kernels become for every card is shown by `make gpu-compile`.

@@ -140,7 +140,8 @@ def test_rules_and_activations(active: int, normalised: bool, kind: str, triton:
 def test_weights_of_inputs(triton: Kernels, device: torch.device) -> None:
     x, logits = inputs(9, torch.float32, device)
     matrices = matrices_of(triton, ("float", "float", "float"), torch.float32, device)
-    router = Router(EXPERTS, 2, False, 0, EXPERTS, scores="sigmoid", weighs_inputs=True)
+    factors = torch.rand(EXPERTS, device=x.device) + 0.5
+    router = Router(EXPERTS, 2, False, 0, EXPERTS, scores="sigmoid", weighs_inputs=True, expert_factors=factors)
     found, expected = (compute(x, logits, router, "silu", matrices) for compute in (triton[experts], reference))
     check(found, expected, TOLERANCE[torch.float32])
     of_outputs = triton[experts](x, logits, replace(router, weighs_inputs=False), "silu", matrices)

@@ -2,15 +2,22 @@
 
 import numpy as np
 import pytest
-from pyllm_kernels import Graph, Kernels, PackedLinear
+import torch
+from pyllm_kernels import Graph, Kernels, PackedLinear, batch_invariant, select
 from pyllm_kernels.ops.head_products import head_products
 from pyllm_kernels.ops.packed_linear import pack_linear
 from pyllm_kernels.tensors import Array
+from pyllm_kernels.torch_bridge import as_array, as_tensor
 
 from tests.kernels.recurrent_ops import CPU, DTYPES, REFERENCE, close, normal, same, threads
 
 TOKENS = 9
 SIZES = [(1, 0, 1, 32), (3, 8, 12, 64), (16, 64, 128, 512), (5, 6, 33, 96)]  # heads, first, in_features, out_features
+
+
+@pytest.fixture(scope="module")
+def triton() -> Kernels:
+    return select("triton", "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def matrices(kernels: Kernels, heads: int, inputs: int, outputs: int, dtype: str = "float32") -> PackedLinear:
@@ -36,6 +43,33 @@ def test_of_any_shape(heads: int, first: int, inputs: int, outputs: int, keep: b
         assert same(ours[..., :first], x[..., :first])
     for token in range(TOKENS):
         assert same(CPU[head_products](x[token : token + 1], packed, keep), ours[token : token + 1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("heads", "first", "inputs", "outputs"), [(3, 8, 12, 64), (5, 6, 33, 96), (2, 0, 130, 100)])
+@pytest.mark.parametrize("tokens", [3, 70])
+def test_in_triton(
+    triton: Kernels, tokens: int, heads: int, first: int, inputs: int, outputs: int, keep: bool, dtype: str
+) -> None:
+    x, own = heads_of(tokens, heads, first + inputs, dtype), matrices(REFERENCE, heads, inputs, outputs, dtype)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    packed, wide = own.moved(lambda array: as_tensor(array).to(device)), as_tensor(x).to(device)
+    for some in (triton, batch_invariant(triton)):
+        products = some[head_products](wide, packed, keep)
+        close(as_array(products), REFERENCE[head_products](x, own, keep), dtype)
+        assert torch.equal(products[..., : first * keep], wide[..., : first * keep])
+    for start, end in ((0, 1), (1, 3)):  # `products` are those of the invariant kernels.
+        assert torch.equal(some[head_products](wide[start:end], packed, keep), products[start:end])
+
+
+def test_triton_refuses_what_does_not_fit(triton: Kernels) -> None:
+    packed = PackedLinear(torch.zeros(6, 4), "float32", "float32", None)
+    with pytest.raises(ValueError, match=r"matrices of heads are float32, and x is torch\.float16"):
+        triton[head_products](torch.zeros(2, 3, 4, dtype=torch.float16), packed, False)
+    for x in (torch.zeros(2, 4, 4), torch.zeros(2, 3, 2), torch.zeros(2, 3, 8)[..., :4]):
+        with pytest.raises(ValueError, match="6 outputs of 4 features take contiguous heads"):
+            triton[head_products](x, packed, False)
 
 
 def test_any_threads_give_the_same_and_a_graph_holds_it() -> None:

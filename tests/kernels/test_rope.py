@@ -4,7 +4,7 @@ import cmath
 
 import pytest
 import torch
-from pyllm_kernels import Kernels, KVScales, QKNorm, select
+from pyllm_kernels import Kernels, KVScales, QKNorm
 from pyllm_kernels.ops.rope_and_kv_write import rope, rope_and_kv_write
 from torch import Tensor
 
@@ -202,11 +202,27 @@ def test_an_fp8_cache_keeps_scaled_numbers_and_saturates(kernels_with_fp8: Kerne
         assert torch.equal(value_cache.flatten(0, 1)[cell].float(), exact[1, row])
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_query_alone_is_rotated(backend: str) -> None:
-    wide = torch.randn((5, 3 * 64 + 16))
-    query, positions = wide[:, 16:].view(5, 3, 64), torch.randint(MAX_POSITION, (5,), dtype=torch.int32)
-    before, expected = wide.clone(), rotated(query, positions)
-    select(backend, "cpu")[rope](query, positions, cos_sin_table(64))
-    torch.testing.assert_close(query.double(), expected, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("heads", [3, 144])
+def test_a_query_alone_is_rotated(kernels: Kernels, heads: int, device: torch.device) -> None:
+    """Of 144 heads, a program has some."""
+    wide = torch.randn((5, heads * 80 + 16), device=device)
+    query = wide[:, 16:].view(5, heads, 80)
+    positions = torch.randint(MAX_POSITION, (5,), dtype=torch.int32, device=device)
+    before, expected = wide.clone(), rotated(query[..., :64].cpu(), positions)
+    kernels[rope](query, positions, cos_sin_table(64).to(device))
+    torch.testing.assert_close(query[..., :64].double().cpu(), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(wide[:, :16], before[:, :16])
+    assert torch.equal(query[..., 64:], before[:, 16:].view(5, heads, 80)[..., 64:])
+
+
+def test_blocks_of_the_cache_may_be_apart(kernels: Kernels, device: torch.device) -> None:
+    query, key, value = torch.randn(3, 4, 2, 64, device=device)
+    positions, cells = torch.tensor([[3, 4, 5, 6], [15, -1, 40, 16]], dtype=torch.int32, device=device)
+    caches = torch.full((2, NUM_BLOCKS, 3, 16, 2, 64), SENTINEL, device=device)
+    table = cos_sin_table(64).to(device)
+    kernels[rope_and_kv_write](query, key, value, positions, table, cells, caches[0, :, 2], caches[1, :, 2])
+    for cache, numbers in zip(caches, (key, value), strict=True):
+        for token, cell in ((0, 15), (2, 40), (3, 16)):
+            assert torch.equal(cache[cell // 16, 2, cell % 16], numbers[token])
+        assert (cache[:, :2] == SENTINEL).all()
+        assert int((cache[:, 2] != SENTINEL).flatten(2).any(2).sum()) == 3

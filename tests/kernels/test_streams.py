@@ -1,10 +1,14 @@
 """Residual streams side by side, against their formulas in float64."""
 
 import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
-from pyllm_kernels import select
+import torch
+from pyllm_kernels import Kernels, select
 from pyllm_kernels.graph import Graph
 from pyllm_kernels.ops.streams import (
     add_to_streams,
@@ -15,11 +19,32 @@ from pyllm_kernels.ops.streams import (
     predict_streams,
 )
 from pyllm_kernels.tensors import Array, numpy_dtype
+from pyllm_kernels.torch_bridge import as_array, as_tensor
+
+from tests.wrapped_kernels import WrappedKernels
 
 COUNT, TOLERANCE = 4, {"float32": 1e-5, "bfloat16": 3e-2, "float16": 5e-3}
 DTYPE = pytest.mark.parametrize("dtype", list(TOLERANCE))
-BACKEND = pytest.mark.parametrize("backend", ["cpu", "reference"])
+BACKEND = pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
 SIZE = pytest.mark.parametrize("size", [1, 24, 100])
+
+
+def ops(backend: str) -> Kernels:
+    """The ops of a backend, for arrays."""
+    if backend != "triton":
+        return select(backend, "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return WrappedKernels(select("triton", device), lambda _, version: partial(on_tensors, version, device))
+
+
+def on_tensors(version: Callable[..., Any], device: str, *arguments: Any) -> Any:
+    """Call an op of tensors; its results, and what it changes in place, are arrays."""
+    given = [as_tensor(item).to(device) if isinstance(item, np.ndarray) else item for item in arguments]
+    result = version(*given)
+    if result is given[0]:
+        arguments[0][...] = as_array(result)
+        return arguments[0]
+    return tuple(map(as_array, result)) if isinstance(result, tuple) else as_array(result)
 
 
 def numbers(seed: int, *shape: int, dtype: str) -> Array:
@@ -45,7 +70,7 @@ def test_each_stream_is_predicted_from_all(backend: str, size: int, dtype: str) 
         [s[i] + sum(m[i, j] * s[j] for j in range(COUNT)) for i in range(COUNT)]
         for s, m in zip(streams, matrices, strict=True)
     ]
-    check(select(backend, "cpu")[predict_streams](x, factors), np.reshape(expected, x.shape), dtype)
+    check(ops(backend)[predict_streams](x, factors), np.reshape(expected, x.shape), dtype)
 
 
 @DTYPE
@@ -57,7 +82,7 @@ def test_streams_are_corrected_by_the_active_one(backend: str, size: int, dtype:
     factors, scale = numbers(2, 3, COUNT, dtype=dtype), numbers(3, size, dtype=dtype)
     streams, difference = apart(x), activated.astype(np.float64) - apart(x)[:, active]
     expected = streams + (1 + factors.astype(np.float64))[:, :, None] * difference[:, None]
-    found, scaled = select(backend, "cpu")[correct_streams](x, activated, factors, active, scale)
+    found, scaled = ops(backend)[correct_streams](x, activated, factors, active, scale)
     check(found, expected.reshape(x.shape), dtype)
     check(scaled, expected[:, active] * scale.astype(np.float64), dtype)
 
@@ -67,7 +92,7 @@ def test_streams_are_corrected_by_the_active_one(backend: str, size: int, dtype:
 @SIZE
 def test_additions_and_magnitudes_are_in_place(backend: str, size: int, dtype: str) -> None:
     wide, other = numbers(0, 3, size + COUNT * size, dtype=dtype), numbers(1, 3, size, dtype=dtype)
-    kernels, before, x = select(backend, "cpu"), wide.copy(), wide[:, size:]
+    kernels, before, x = ops(backend), wide.copy(), wide[:, size:]
     expected = apart(x) + other.astype(np.float64)[:, None]
     assert kernels[add_to_streams](x, other) is x
     check(x, expected.reshape(x.shape), dtype)
@@ -87,7 +112,7 @@ def test_only_numbers_far_above_the_mean_stay(backend: str, size: int, dtype: st
     x, before = wide[:, 5:], wide.copy()
     exact = x.astype(np.float64)
     cutoff = exact.mean(-1, keepdims=True) + 0.5 * exact.std(-1, keepdims=True)
-    select(backend, "cpu")[gaussian_top_k](x, 0.5)
+    ops(backend)[gaussian_top_k](x, 0.5)
     check(x, np.maximum(exact - cutoff, 0), dtype)
     np.testing.assert_array_equal(wide[:, :5], before[:, :5])
 
@@ -96,7 +121,7 @@ def test_only_numbers_far_above_the_mean_stay(backend: str, size: int, dtype: st
 @BACKEND
 def test_streams_are_joined(backend: str, dtype: str) -> None:
     wide = numbers(0, 3, 7 + 24, dtype=dtype)
-    joined = select(backend, "cpu")[join_streams](wide[:, 2:7], wide[:, 7:])
+    joined = ops(backend)[join_streams](wide[:, 2:7], wide[:, 7:])
     np.testing.assert_array_equal(joined, wide[:, 2:])
 
 

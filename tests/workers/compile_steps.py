@@ -64,15 +64,15 @@ def make_forward(
     spec = checkpoint.spec
     model = Decoder(spec, WeightPlacement(group, dtype, device, kernels))
     model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
-    groups = kv_groups(spec, limits.max_model_len, hybrid=True)
+    groups = kv_groups(spec, limits.max_model_len, hybrid=True, ranks=group.size)
     num_blocks = max(NUM_BLOCKS, limits.max_num_seqs * limits.max_model_len // 16 * len(groups))
     cache_shape = KVCacheShape.of(spec, 16, group.size, dtype, groups)
     kv_cache = KVCache(cache_shape, num_blocks, device, groups)
     slots = Slots(limits.max_num_seqs, limits.max_model_len // 16, device, len(groups))
-    heads = spec.attention.heads // group.size
-    shape = AttentionShape(heads, cache_shape.num_kv_heads, spec.attention.head_size, dtype)
     layers = range(len(spec.layers))
     states = StateCache(spec, group.size, layers, limits.max_num_seqs, device) if spec.has_states else None
+    start = spec.attention.value_start
+    shapes = [AttentionShape(of.query_heads, *of.heads, dtype, value_start=start) for of in groups]
     forward = ForwardPass(
         model,
         kernels=kernels,
@@ -80,7 +80,10 @@ def make_forward(
         slots=slots,
         position_tables=PositionTables.of(spec, limits.max_model_len, device),
         prepare_attention=attention_of(kernels).prepare,
-        groups=tuple(AttentionGroup(shape, tables, batch_invariant) for tables in slots.tables_of_groups()),
+        groups=tuple(
+            AttentionGroup(shape, tables, batch_invariant)
+            for shape, tables in zip(shapes, slots.tables_of_groups(), strict=True)
+        ),
         limits=limits,
         device=device,
         state_cache=states,

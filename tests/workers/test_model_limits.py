@@ -19,8 +19,7 @@ from pyllm.families.spec import (
     RecurrenceSpec,
     ShortConvolutionSpec,
 )
-from pyllm.workers.model_limits import check_cpu_layers, check_states, check_supported
-
+from pyllm.workers.model_limits import check_cpu_layers, check_own_attention, check_states, check_supported
 
 DELTA = GatedDeltaSpec(key_heads=1, value_heads=1, key_size=8, value_size=8, width=4, epsilon=1e-6)
 
@@ -83,8 +82,8 @@ def test_settings_that_know_no_states_are_refused(device: str, changes: dict[str
     [
         (LightningSpec(heads=2, head_size=8, slopes=(0.5, 0.25), epsilon=1e-6), "has layers of lightning attention"),
         (DELTA, ""),
-        (msgspec.structs.replace(DELTA, greatest_share=2.0), "has layers with bounded decays or shares up to 2"),
-        (msgspec.structs.replace(DELTA, strongest_decay=-5.0), "has layers with bounded decays or shares up to 2"),
+        (msgspec.structs.replace(DELTA, greatest_share=2.0), "delta rules with bounded decays or shares up to 2"),
+        (msgspec.structs.replace(DELTA, strongest_decay=-5.0), "delta rules with bounded decays or shares up to 2"),
     ],
 )
 def test_states_that_only_cpus_compute_are_refused_elsewhere(recurrence: RecurrenceSpec, message: str) -> None:
@@ -107,36 +106,36 @@ LATENT = LatentSpec(rank=32, rope_size=8, key_size=16, value_size=32, norm=NormS
 
 
 @pytest.mark.parametrize(
-    ("options", "device", "message"),
+    ("options", "message"),
     [
-        ({}, "cuda", "LlamaForCausalLM has layers of latent attention, and these run on CPUs only so far"),
-        ({"kernel_backend": "triton"}, "cpu", "and kernel_backend triton has none of them: leave it out"),
-        ({"sparse_attention": "quest"}, "cpu", "and sparse_attention quest does not know these: leave it out"),
+        (
+            {"attention_backend": "other"},
+            "LlamaForCausalLM has layers of latent attention, and attention_back",
+        ),
+        ({"sparse_attention": "quest"}, "and sparse_attention quest does not know these: leave it out"),
     ],
 )
-def test_latents_are_refused_where_nothing_knows_them(options: dict[str, object], device: str, message: str) -> None:
+def test_latents_are_refused_where_nothing_knows_them(options: dict[str, object], message: str) -> None:
     model, config = spec({"latent": LATENT}), engine_config(options)
     with pytest.raises(ConfigError, match=message):
-        check_cpu_layers(config, model, device)
-    check_cpu_layers(config, spec({}), device)
-    check_cpu_layers(engine_config({}), model, "cpu")
+        check_own_attention(config, model)
+    check_own_attention(config, spec({}))
+    check_own_attention(engine_config({"kernel_backend": "triton"}), model)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (({}, {"heads": 18}), "has layers of unequal heads, and these run on CPUs only so far"),
-        (({}, {"head_size": 32}), "has layers of unequal heads, and these run on CPUs only so far"),
-        (({}, {"kv_source": 0}), "has layers that share keys and values, and these run on CPUs only so far"),
+        (({}, {"heads": 18}), "has layers of unequal heads, and attention_backend other has none of them"),
+        (({}, {"head_size": 32}), "has layers of unequal heads, and attention_backend other has none of them"),
+        (({}, {"kv_source": 0}), "has layers that share keys and values, and attention_backend other has none of them"),
     ],
 )
-def test_what_only_cpus_compute_is_refused_elsewhere(changes: tuple[dict[str, object], ...], message: str) -> None:
+def test_other_attention_backends_know_no_unequal_layers(changes: tuple[dict[str, object], ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_cpu_layers(engine_config({}), spec(*changes), "cuda")
-    with pytest.raises(ConfigError, match="attention_backend other has none of them"):
-        check_cpu_layers(engine_config({"attention_backend": "other"}), spec(*changes), "cpu")
+        check_own_attention(engine_config({"attention_backend": "other"}), spec(*changes))
     check_supported(spec(*changes))
-    check_cpu_layers(engine_config({}), spec(*changes), "cpu")
+    check_own_attention(engine_config({}), spec(*changes))
 
 
 def test_a_spec_travels() -> None:

@@ -25,7 +25,8 @@ def plan_attention(
 ) -> AttentionMetadata:
     device = metadata.slots.device
     into = None if planned is None else planned.tasks
-    tiles = _tiles(shape.head_dim, shape.dtype, shape.cache_dtype or shape.dtype, device)
+    dtypes = shape.dtype, shape.cache_dtype or shape.dtype
+    tiles = _tiles(shape.head_dim, shape.value_start, *dtypes, device)
     return replace(metadata, tasks=make_tasks(metadata, shape, *tiles, card_of(device), into))
 
 
@@ -37,12 +38,13 @@ def paged_attention(
     tasks = metadata.tasks
     if tasks is None:
         dtypes = dtype_name(query.dtype), dtype_name(key_cache.dtype)
-        shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], *dtypes)
+        sizes = query.shape[1], key_cache.shape[2], query.shape[2]
+        shape = AttentionShape(*sizes, *dtypes, value_start=layer.value_start)
         metadata = plan_attention(metadata, shape)
         tasks = metadata.tasks
     assert isinstance(tasks, AttentionTasks)
     dtypes = dtype_name(query.dtype), dtype_name(key_cache.dtype)
-    prefill, decode = _tiles(query.shape[2], *dtypes, query.device)
+    prefill, decode = _tiles(query.shape[2], layer.value_start, *dtypes, query.device)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     # Each kernel skips the rows of the other kind: they are not among its tasks.
     if tasks.tiles is not None:
@@ -53,7 +55,9 @@ def paged_attention(
 
 
 @functools.cache
-def _tiles(head_dim: int, dtype: str, cache_dtype: str, device: torch.device) -> tuple[PrefillTile, DecodeTile]:
+def _tiles(
+    head_dim: int, value_start: int, dtype: str, cache_dtype: str, device: torch.device
+) -> tuple[PrefillTile, DecodeTile]:
     sizes = numpy_dtype(dtype).itemsize, numpy_dtype(cache_dtype).itemsize
-    arguments = card_of(device), max(next_power_of_2(head_dim), 16), *sizes
+    arguments = card_of(device), max(next_power_of_2(head_dim - value_start), 16), *sizes, value_start > 0
     return prefill_tile(*arguments), decode_tile(*arguments)

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend, score_factors
+from pyllm_kernels.gpu.attention_tasks import heads_at_once
+from pyllm_kernels.gpu.attention_tile import LOG2_E, AttendedHeads, add_sinks, attend, load_query, score_factors
 from pyllm_kernels.gpu.attention_tuning import DecodeTile
 from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.launcher import Launcher
@@ -39,86 +40,83 @@ def decode_attention(
     assert tasks is not None
     assert tasks.shares is not None
     assert tasks.window == 0 or (layer.window is not None and layer.window <= tasks.window), "planned for a window"
-    _, heads, head_dim = query.shape
-    _, block_size, kv_heads, _ = key_cache.shape
+    heads = AttendedHeads.of(query, key_cache, layer.value_start)
     num_shares = tasks.shares.shape[0]
     window, sinks, slopes, has_sinks = layer.window or 0, layer.sinks, layer.slopes, layer.sinks is not None
     # A share has at most two splits that need a merge: of a row that continues from the previous share, and of one that
     # continues in the next share.
-    split_outputs = torch.empty((2 * num_shares, heads, head_dim), dtype=torch.float32, device=query.device)
-    log_sums = torch.empty((2 * num_shares, heads), dtype=torch.float32, device=query.device)
+    size = heads.head_dim - heads.value_start
+    split_outputs = torch.empty((2 * num_shares, heads.heads, size), dtype=torch.float32, device=query.device)
+    log_sums = torch.empty((2 * num_shares, heads.heads), dtype=torch.float32, device=query.device)
     # The arguments that both kernels share.
     of_splits = split_outputs, log_sums
     of_rows = metadata.query_starts, metadata.sequence_lengths
     of_shares = tasks.shares, tasks.row_begins, tasks.share_tiles, output if sinks is None else sinks, output
     kind = window, tasks.window, layer.soft_cap is not None, has_sinks, slopes is not None
-    launch = _split_launcher(heads, kv_heads, head_dim, block_size, *kind, tile)
+    launch, programs = _split_launcher(heads, *kind, tile)
     tables = metadata.block_tables
     of_heads = (output if slopes is None else slopes,)
     tensors = query, key_cache, value_cache, tables, metadata.slots, *of_rows, *of_shares, *of_splits, *of_heads
     numbers = *score_factors(layer.scale, layer.soft_cap), query.stride(0), tables.stride(0)
     # The heads of one share run side by side, so that the blocks they share are read from DRAM together.
-    launch((kv_heads, num_shares, 1), tensors, numbers)
+    launch((programs, num_shares, 1), tensors, numbers)
     # A row in one share needs no merge, and a row of one tile is never cut.
     if metadata.max_sequence_length > tile.block_n:
-        launch, columns = _merge_launcher(
-            heads, head_dim, num_shares, window > 0, tasks.window, has_sinks, tile.block_n
-        )
-        launch((heads, num_shares, columns), (*of_splits, *of_rows, *of_shares))
+        launch, columns = _merge_launcher(heads, num_shares, window > 0, tasks.window, has_sinks, tile.block_n)
+        launch((heads.heads, num_shares, columns), (*of_splits, *of_rows, *of_shares))
 
 
 @functools.cache
 def _split_launcher(
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
+    heads: AttendedHeads,
     window: int,
     planned_window: int,
     capped: bool,
     has_sinks: bool,
     has_slopes: bool,
     tile: DecodeTile,
-) -> Launcher:
-    constants = {
+) -> tuple[Launcher, int]:
+    """The launcher, and its number of programs for a share."""
+    group = heads.heads // heads.kv_heads
+    members = heads_at_once(group, tile.block_m)
+    constants = heads.constants() | {
         "WINDOW": window,
         "PLANNED_WINDOW": planned_window,
         "CAPPED": capped,
         "HAS_SINKS": has_sinks,
         "HAS_SLOPES": has_slopes,
-        "HEADS": heads,
-        "KV_HEADS": kv_heads,
-        "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": block_size,
-        "BLOCK_M": max(next_power_of_2(heads // kv_heads), 16),  # `tl.dot` takes no fewer than 16 rows.
+        "MEMBERS": members,
+        # Tensor cores take no fewer than 16 rows.
+        "BLOCK_M": max(next_power_of_2(members), min(tile.block_m, 16)),
         "BLOCK_N": tile.block_n,
-        "BLOCK_D": max(next_power_of_2(head_dim), 16),
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
         "enable_fp_fusion": True,
     }
-    return Launcher(_decode_split_kernel, constants)
+    return Launcher(_decode_split_kernel, constants), heads.kv_heads * ceil_div(group, members)
 
 
 @functools.cache
 def _merge_launcher(
-    heads: int, head_dim: int, num_shares: int, windowed: bool, planned_window: int, has_sinks: bool, block_n: int
+    heads: AttendedHeads, num_shares: int, windowed: bool, planned_window: int, has_sinks: bool, block_n: int
 ) -> tuple[Launcher, int]:
     """The launcher of the merge, and its number of programs for the columns of a head."""
-    block_splits, block_columns = merged_at_once(num_shares, head_dim)
+    value_dim = heads.head_dim - heads.value_start
+    block_splits, block_columns = merged_at_once(num_shares, value_dim)
     constants = {
         "WINDOWED": windowed,
         "PLANNED_WINDOW": planned_window,
         "HAS_SINKS": has_sinks,
-        "HEADS": heads,
-        "HEAD_DIM": head_dim,
+        "HEADS": heads.heads,
+        "HEAD_DIM": heads.head_dim,
+        "VALUE_START": heads.value_start,
         "BLOCK_N": block_n,
         "BLOCK_SPLITS": block_splits,
         "BLOCK_COLUMNS": block_columns,
         "num_warps": 4,
         "enable_fp_fusion": True,
     }
-    return Launcher(_merge_kernel, constants), ceil_div(head_dim, block_columns)
+    return Launcher(_merge_kernel, constants), ceil_div(value_dim, block_columns)
 
 
 def merged_at_once(num_shares: int, head_dim: int) -> tuple[int, int]:
@@ -159,24 +157,29 @@ def _decode_split_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_START: tl.constexpr,
+    MEMBERS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_CELLS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_START: tl.constexpr,
 ):
-    """Computes the splits of one share, for one KV head."""
-    kv_head = tl.program_id(0)
+    """Computes the splits of one share, for MEMBERS heads of a KV head's query group, or those that are left."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    PARTS: tl.constexpr = (GROUP + MEMBERS - 1) // MEMBERS
+    VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_START
+    kv_head = tl.program_id(0) // PARTS
     share = tl.program_id(1)
     share_tiles = tl.load(share_tiles_ptr)
     first_row = tl.load(shares_ptr + 2 * share)
     last_row = tl.load(shares_ptr + 2 * share + 1)
 
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    members = tl.arange(0, BLOCK_M)
-    columns = tl.arange(0, BLOCK_D)
-    mask = (members < GROUP)[:, None] & (columns < HEAD_DIM)[None, :]
+    lanes = tl.arange(0, BLOCK_M)
+    members = tl.program_id(0) % PARTS * MEMBERS + lanes
+    is_member = (lanes < MEMBERS) & (members < GROUP)
     heads = kv_head * GROUP + members
-    head_offsets = heads[:, None] * HEAD_DIM + columns[None, :]
     # Loop invariants are computed for each row: in registers, they would reduce the programs that run at once.
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
         token = tl.load(query_starts_ptr + row).to(tl.int64)
@@ -190,7 +193,8 @@ def _decode_split_kernel(
         goes_on = end_tile * BLOCK_N < sequence_length
         if query_length == 1:
             table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
-            query = tl.load(query_ptr + token * query_stride + head_offsets, mask=mask, other=0.0)
+            query_ptrs = query_ptr + token * query_stride + heads * HEAD_DIM
+            query, first_query = load_query(query_ptrs, is_member, VALUE_START, VALUE_DIM, BLOCK_D, BLOCK_START)
             split_start = tl.maximum(first_tile, _passed_tiles(sequence_length, PLANNED_WINDOW, BLOCK_N)) * BLOCK_N
             split_end = tl.minimum(end_tile * BLOCK_N, sequence_length)
             start = split_start
@@ -200,17 +204,18 @@ def _decode_split_kernel(
                 whole_tiles_end = start
             slopes = 0.0
             if HAS_SLOPES:
-                slopes = tl.load(slopes_ptr + heads, mask=members < GROUP, other=0.0) * (LOG2_E / scale_log2)
+                slopes = tl.load(slopes_ptr + heads, mask=is_member, other=0.0) * (LOG2_E / scale_log2)
             accumulator, running_max, running_sum = attend(
                 query,
+                first_query,
                 tl.zeros([BLOCK_M], dtype=tl.int32) + (sequence_length - 1),
                 slopes,
                 start,
                 whole_tiles_end,
                 split_end,
                 sequence_length,
-                key_cache_ptr + kv_head * HEAD_DIM,
-                value_cache_ptr + kv_head * HEAD_DIM,
+                key_cache_ptr + kv_head * HEAD_DIM + VALUE_START,
+                value_cache_ptr + kv_head * HEAD_DIM + VALUE_START,
                 table_ptr,
                 scale_log2,
                 cap_scale,
@@ -218,29 +223,64 @@ def _decode_split_kernel(
                 CAPPED,
                 HAS_SLOPES,
                 BLOCK_SIZE,
+                BLOCK_CELLS,
                 KV_HEADS * HEAD_DIM,
-                HEAD_DIM,
+                VALUE_START,
+                VALUE_DIM,
                 BLOCK_M,
                 BLOCK_N,
                 BLOCK_D,
+                BLOCK_START,
             )
             is_split = begins_before | goes_on
             if HAS_SINKS:  # A row of several splits gets its sinks when they are merged.
-                sinks = tl.load(sinks_ptr + heads, mask=members < GROUP, other=0.0) * LOG2_E
+                sinks = tl.load(sinks_ptr + heads, mask=is_member, other=0.0) * LOG2_E
                 sinks = tl.where(is_split, float("-inf"), sinks)
                 accumulator, running_max, running_sum = add_sinks(accumulator, running_max, running_sum, sinks)
-            # Padding rows and splits before the window add nothing: they have no maximum, and sums of 0.
-            running_sum = tl.where(running_sum > 0, running_sum, 1.0)
-            log_sum = running_max + tl.log2(running_sum)
-            result = accumulator / running_sum[:, None]
-            if is_split:
-                place = 2 * share + tl.where(begins_before, 0, 1)
-                split_ptrs = split_outputs_ptr + (place * HEADS).to(tl.int64) * HEAD_DIM + head_offsets
-                tl.store(split_ptrs, result, mask=mask)
-                tl.store(log_sums_ptr + place * HEADS + heads, log_sum, mask=members < GROUP)
-            else:
-                output_ptrs = output_ptr + token * HEADS * HEAD_DIM + head_offsets
-                tl.store(output_ptrs, result.to(output_ptr.dtype.element_ty), mask=mask)
+            place = 2 * share + tl.where(begins_before, 0, 1)
+            _store_split(
+                accumulator,
+                running_max,
+                running_sum,
+                heads,
+                is_member,
+                is_split,
+                split_outputs_ptr + (place * HEADS).to(tl.int64) * VALUE_DIM,
+                log_sums_ptr + place * HEADS,
+                output_ptr + token * HEADS * HEAD_DIM + VALUE_START,
+                HEAD_DIM,
+                VALUE_DIM,
+                BLOCK_D,
+            )
+
+
+@triton.jit
+def _store_split(
+    accumulator,
+    running_max,
+    running_sum,
+    heads,
+    is_member,
+    is_split,
+    split_output_ptr,
+    log_sum_ptr,
+    output_ptr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Store the results of some heads of a row: into the output, or for the merge if the row is in several shares."""
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    mask = is_member[:, None] & (columns < VALUE_DIM)
+    # Padding rows and splits before the window add nothing: they have no maximum, and sums of 0.
+    running_sum = tl.where(running_sum > 0, running_sum, 1.0)
+    result = accumulator / running_sum[:, None]
+    if is_split:
+        tl.store(split_output_ptr + heads[:, None] * VALUE_DIM + columns, result, mask=mask)
+        tl.store(log_sum_ptr + heads, running_max + tl.log2(running_sum), mask=is_member)
+    else:
+        output_ptrs = output_ptr + heads[:, None] * HEAD_DIM + columns
+        tl.store(output_ptrs, result.to(output_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -259,11 +299,13 @@ def _merge_kernel(
     HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_START: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """Merges the row that begins in this share and continues in the next, if any: some columns of one head."""
+    VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_START
     head = tl.program_id(0)
     share = tl.program_id(1)
     row = tl.load(shares_ptr + 2 * share + 1)
@@ -288,8 +330,8 @@ def _merge_kernel(
         partials = (2 * (share + splits) + tl.where(splits == 0, 1, 0)) * HEADS + head
         log_sums = tl.load(log_sums_ptr + partials, mask=used, other=float("-inf"))
         outputs = tl.load(
-            split_outputs_ptr + partials.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :],
-            mask=used[:, None] & (columns < HEAD_DIM)[None, :],
+            split_outputs_ptr + partials.to(tl.int64)[:, None] * VALUE_DIM + columns[None, :],
+            mask=used[:, None] & (columns < VALUE_DIM)[None, :],
             other=0.0,
         )  # [BLOCK_SPLITS, BLOCK_COLUMNS]
         new_max = tl.maximum(running_max, tl.max(log_sums, axis=0))
@@ -306,8 +348,8 @@ def _merge_kernel(
         rescale = tl.exp2(running_max - shift)
         running_sum = running_sum * rescale + tl.exp2(sink - shift)
         accumulator = accumulator * rescale
-    output_ptrs = output_ptr + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + columns
-    tl.store(output_ptrs, (accumulator / running_sum).to(output_ptr.dtype.element_ty), mask=columns < HEAD_DIM)
+    output_ptrs = output_ptr + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + VALUE_START + columns
+    tl.store(output_ptrs, (accumulator / running_sum).to(output_ptr.dtype.element_ty), mask=columns < VALUE_DIM)
 
 
 @triton.jit

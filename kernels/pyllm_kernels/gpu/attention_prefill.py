@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.gpu.attention_tasks import queries_of_tile
-from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend, score_factors
+from pyllm_kernels.gpu.attention_tasks import heads_at_once, queries_of_tile
+from pyllm_kernels.gpu.attention_tile import LOG2_E, AttendedHeads, add_sinks, attend, load_query, score_factors
 from pyllm_kernels.gpu.attention_tuning import PrefillTile
-from pyllm_kernels.integers import next_power_of_2
+from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
@@ -32,11 +32,10 @@ def prefill_attention(
     """Write the rows that the task map's tiles name into `output`; arguments as in `paged_attention`."""
     assert metadata.tasks is not None
     assert metadata.tasks.tiles is not None
-    _, heads, head_dim = query.shape
-    _, block_size, kv_heads, _ = key_cache.shape
+    heads = AttendedHeads.of(query, key_cache, layer.value_start)
     tiles, sinks, slopes = metadata.tasks.tiles, layer.sinks, layer.slopes
     kind = layer.window or 0, layer.soft_cap is not None, sinks is not None, slopes is not None
-    launch = _launcher(heads, kv_heads, head_dim, block_size, *kind, tile)
+    launch, programs = _launcher(heads, *kind, tile)
     tensors = (
         query,
         key_cache,
@@ -52,39 +51,30 @@ def prefill_attention(
     )
     numbers = *score_factors(layer.scale, layer.soft_cap), query.stride(0), metadata.block_tables.stride(0)
     # The heads of one tile run side by side, so that the blocks they share are read from DRAM together.
-    launch((kv_heads, tiles.shape[0], 1), tensors, numbers)
+    launch((programs, tiles.shape[0], 1), tensors, numbers)
 
 
 @functools.cache
 def _launcher(
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    window: int,
-    capped: bool,
-    has_sinks: bool,
-    has_slopes: bool,
-    tile: PrefillTile,
-) -> Launcher:
-    constants = {
+    heads: AttendedHeads, window: int, capped: bool, has_sinks: bool, has_slopes: bool, tile: PrefillTile
+) -> tuple[Launcher, int]:
+    """The launcher, and its number of programs for a tile."""
+    group = heads.heads // heads.kv_heads
+    members = heads_at_once(group, tile.block_m)
+    constants = heads.constants() | {
         "WINDOW": window,
         "CAPPED": capped,
         "HAS_SINKS": has_sinks,
         "HAS_SLOPES": has_slopes,
-        "HEADS": heads,
-        "KV_HEADS": kv_heads,
-        "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": block_size,
-        "BLOCK_Q": queries_of_tile(heads // kv_heads, tile),
-        "BLOCK_M": max(tile.block_m, next_power_of_2(heads // kv_heads)),
+        "MEMBERS": members,
+        "BLOCK_Q": queries_of_tile(group, tile),
+        "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
-        "BLOCK_D": max(next_power_of_2(head_dim), 16),
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
         "enable_fp_fusion": True,
     }
-    return Launcher(_prefill_kernel, constants)
+    return Launcher(_prefill_kernel, constants), heads.kv_heads * ceil_div(group, members)
 
 
 @triton.jit
@@ -111,50 +101,59 @@ def _prefill_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_START: tl.constexpr,
+    MEMBERS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_CELLS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_START: tl.constexpr,
 ):
-    kv_head = tl.program_id(0)
+    """A program has MEMBERS heads of a KV head's query group, or those that are left."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    PARTS: tl.constexpr = (GROUP + MEMBERS - 1) // MEMBERS
+    VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_START
+    kv_head = tl.program_id(0) // PARTS
+    first_member = tl.program_id(0) % PARTS * MEMBERS
     tile = tl.program_id(1)
     row = tl.load(tiles_ptr + 2 * tile)
     if row < 0:
         return
-    first_query = tl.load(tiles_ptr + 2 * tile + 1)
+    first_token = tl.load(tiles_ptr + 2 * tile + 1)
     query_start = tl.load(query_starts_ptr + row)
     query_length = tl.load(query_starts_ptr + row + 1) - query_start
-    GROUP: tl.constexpr = HEADS // KV_HEADS
     pairs = tl.arange(0, BLOCK_M)
-    queries = first_query + pairs // GROUP
+    queries = first_token + pairs // MEMBERS
+    members = first_member + pairs % MEMBERS
     columns = tl.arange(0, BLOCK_D)
     # A block holds BLOCK_Q whole tokens; pairs past them, or past the row's end, are computed and dropped.
-    valid = (pairs < BLOCK_Q * GROUP) & (queries < query_length)
-    mask = valid[:, None] & (columns < HEAD_DIM)[None, :]
+    valid = (pairs < BLOCK_Q * MEMBERS) & (queries < query_length) & (members < GROUP)
     tokens = (query_start + queries).to(tl.int64)
-    heads = kv_head * GROUP + pairs % GROUP
-    head_offsets = heads[:, None] * HEAD_DIM + columns[None, :]
-    query = tl.load(query_ptr + tokens[:, None] * query_stride + head_offsets, mask=mask, other=0.0)
+    heads = kv_head * GROUP + tl.minimum(members, GROUP - 1)
+    query_ptrs = query_ptr + tokens * query_stride + heads * HEAD_DIM
+    query, first_query = load_query(query_ptrs, valid, VALUE_START, VALUE_DIM, BLOCK_D, BLOCK_START)
 
     sequence_length = tl.load(sequence_lengths_ptr + row)
     context_length = sequence_length - query_length
     query_positions = context_length + queries
-    key_ptr = key_cache_ptr + kv_head * HEAD_DIM
-    value_ptr = value_cache_ptr + kv_head * HEAD_DIM
+    key_ptr = key_cache_ptr + kv_head * HEAD_DIM + VALUE_START
+    value_ptr = value_cache_ptr + kv_head * HEAD_DIM + VALUE_START
     table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
 
-    first_position = context_length + first_query
+    first_position = context_length + first_token
     start = 0
     # Tiles that end at or before the first query's position need no mask.
     seen_by_all = (first_position + 1) // BLOCK_N * BLOCK_N
     if WINDOW > 0:
         start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         seen_by_all = start
-    seen_by_some = tl.minimum(context_length + first_query + BLOCK_Q, sequence_length)
+    seen_by_some = tl.minimum(context_length + first_token + BLOCK_Q, sequence_length)
     slopes = tl.load(slopes_ptr + heads) * (LOG2_E / scale_log2) if HAS_SLOPES else 0.0
     accumulator, running_max, running_sum = attend(
         query,
+        first_query,
         query_positions,
         slopes,
         start,
@@ -170,11 +169,14 @@ def _prefill_kernel(
         CAPPED,
         HAS_SLOPES,
         BLOCK_SIZE,
+        BLOCK_CELLS,
         KV_HEADS * HEAD_DIM,
-        HEAD_DIM,
+        VALUE_START,
+        VALUE_DIM,
         BLOCK_M,
         BLOCK_N,
         BLOCK_D,
+        BLOCK_START,
     )
     if HAS_SINKS:
         sinks = tl.load(sinks_ptr + heads) * LOG2_E
@@ -182,4 +184,5 @@ def _prefill_kernel(
     if WINDOW > 0:
         running_sum = tl.where(running_sum > 0, running_sum, 1.0)  # for pairs that are dropped
     output = (accumulator / running_sum[:, None]).to(output_ptr.dtype.element_ty)
-    tl.store(output_ptr + tokens[:, None] * HEADS * HEAD_DIM + head_offsets, output, mask=mask)
+    output_ptrs = output_ptr + (tokens * HEADS + heads)[:, None] * HEAD_DIM + VALUE_START + columns[None, :]
+    tl.store(output_ptrs, output, mask=valid[:, None] & (columns < VALUE_DIM)[None, :])

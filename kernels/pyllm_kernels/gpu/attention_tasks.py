@@ -16,7 +16,7 @@ from torch import Tensor
 from pyllm_kernels.cards import Card
 from pyllm_kernels.decode_shares import ROW_TILES, count_shares
 from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile
-from pyllm_kernels.integers import ceil_div, next_power_of_2
+from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, AttentionTasks
 
 _TILES_AT_ONCE = 128
@@ -46,13 +46,19 @@ def make_tasks(
     return tasks
 
 
+def heads_at_once(group: int, block_m: int) -> int:
+    """The heads in a tile of `block_m` rows, of a group that shares a KV head: all, or equal parts of them."""
+    return ceil_div(group, ceil_div(group, block_m))
+
+
 def queries_of_tile(group: int, tile: PrefillTile) -> int:
-    """The number of whole query tokens in a tile, each with all the heads of the group that shares a KV head."""
-    return int(max(tile.block_m, next_power_of_2(group)) // group)
+    """The number of whole query tokens in a tile, each with the heads of a group that are in one."""
+    return tile.block_m // heads_at_once(group, tile.block_m)
 
 
 def _num_shares(shape: AttentionShape, decode: DecodeTile, card: Card) -> int:
-    return count_shares(card.num_multiprocessors * decode.programs_per_multiprocessor, shape.kv_heads)
+    parts = ceil_div(shape.heads // shape.kv_heads, decode.block_m)
+    return count_shares(card.num_multiprocessors * decode.programs_per_multiprocessor, shape.kv_heads * parts)
 
 
 def _empty_tasks(

@@ -51,6 +51,7 @@ def choose_experts(logits: Tensor, router: Router) -> Choice:
     _choose_kernel[(tokens,)](
         logits,
         router.correction,
+        router.expert_factors,
         experts,
         weights,
         router.factor,
@@ -103,6 +104,7 @@ def align_block_size(experts: Tensor, router: Router, block_m: int) -> Blocks:
 def _choose_kernel(
     logits_ptr,
     correction_ptr,
+    expert_factors_ptr,
     experts_ptr,
     weights_ptr,
     factor,
@@ -140,6 +142,8 @@ def _choose_kernel(
     if NORMALISED:
         weights = weights / (tl.sum(tl.where(is_taken, weights, 0.0), axis=0) + 1e-20)
     weights *= factor
+    if expert_factors_ptr is not None:
+        weights *= tl.load(expert_factors_ptr + experts, mask=is_expert, other=0.0)
     places = token * ACTIVE + tl.cumsum(is_taken.to(tl.int32), axis=0) - 1
     tl.store(experts_ptr + places, experts, mask=is_taken)
     tl.store(weights_ptr + places, weights, mask=is_taken)

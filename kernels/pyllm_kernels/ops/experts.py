@@ -37,7 +37,7 @@ class Router:
     - `factor`: multiplies the weights.
     - `weighs_inputs`: the weights multiply the inputs of the experts, not their outputs (Llama 4).
     - `correction`: float32 [experts], added to the scores for the choice alone, also for that of `groups`.
-    - `expert_factors`: float32 [experts], multiply the weights, each that of its expert; on CPUs alone (Gemma 4).
+    - `expert_factors`: float32 [experts], multiply the weights, each that of its expert (Gemma 4).
     """
 
     num_experts: int

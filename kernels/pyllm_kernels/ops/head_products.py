@@ -17,15 +17,15 @@ def _head_products(x: Array, packed: PackedLinear, keep: bool) -> Array:
     return np.concatenate((kept, products), -1) if keep else products
 
 
-@op(reference=_head_products)
+@op(reference=_head_products, triton="pyllm_kernels.gpu.head_products")
 def head_products(x: Tensor, packed: PackedLinear, keep: bool) -> Tensor:
     """Multiply the last numbers of each head by its own matrix, as latent attention does (arXiv 2405.04434).
 
     x [tokens, heads, first + in_features], heads contiguous, tokens any stride; `packed` are the matrices
     [out_features, in_features] of all heads, stacked, floats of x's dtype, out_features a multiple of 32
     -> [tokens, heads, out_features]. With `keep` the `first` numbers of each head come before the result, unchanged:
-    [tokens, heads, first + out_features]. Sums are float32 and rounded once. A row's result does not depend on other
-    rows.
+    [tokens, heads, first + out_features]. Sums are float32 and rounded once. On a CPU a row's result does not depend
+    on other rows; in Triton, except for float32, the number of rows picks one of two tiles, as for `linear_w4a16`.
     """
     layout = packed.layout
     if layout is None:

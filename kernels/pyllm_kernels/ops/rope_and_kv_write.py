@@ -60,9 +60,9 @@ def rope_and_kv_write(
     - positions int32 [tokens]; cos_sin float32 [max_position, rotary_size]: first the cosines, then the sines;
       an even rotary_size up to head_dim, 0 for a layer without positions.
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
-    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; on a CPU blocks may be apart, by
-      a multiple of a token's features. Key and value are rounded to their dtype, and clamped to the range of fp8
-      (e4m3), which only GPUs take.
+    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous, but blocks may be apart, by a
+      multiple of a token's features. Key and value are rounded to their dtype, and clamped to the range of fp8 (e4m3),
+      which only GPUs take. Where both are the same memory, value must be key.
     - norm: `rms_norm` of each head of query and key, in place, before the rotation or after it.
     - scales: key and value are divided by them when they are written to an fp8 cache.
     - query_scales float32 [max_position]: the rotated query is multiplied by the entry for its position. A norm after
@@ -79,7 +79,7 @@ def _rope(query: Array, positions: Array, cos_sin: Array) -> None:
     _rotate(query, cos, sin, None)
 
 
-@op(reference=_rope)
+@op(reference=_rope, triton="pyllm_kernels.gpu.rope")
 def rope(query: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     """Rotate a query alone, as `rope_and_kv_write` does, for a layer that reads the keys and values of another one."""
     _cpu.ops.rope(query, positions, cos_sin)

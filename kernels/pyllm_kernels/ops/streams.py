@@ -19,7 +19,7 @@ def _predict_streams(x: Array, coefficients: Array) -> Array:
     return rounded((streams + factors @ streams).reshape(x.shape), x)
 
 
-@op(reference=_predict_streams)
+@op(reference=_predict_streams, triton="pyllm_kernels.gpu.streams")
 def predict_streams(x: Tensor, coefficients: Tensor) -> Tensor:
     """Add to each stream a sum of all: stream j times `coefficients[i * count + j]` for stream i; in float32.
 
@@ -37,7 +37,7 @@ def _correct_streams(x: Array, activated: Array, coefficients: Array, active: in
     return rounded(corrected.reshape(x.shape), x), rounded(corrected[:, active] * widened(scale), x)
 
 
-@op(reference=_correct_streams)
+@op(reference=_correct_streams, triton="pyllm_kernels.gpu.streams")
 def correct_streams(
     x: Tensor, activated: Tensor, coefficients: Tensor, active: int, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ def _add_to_streams(x: Array, other: Array) -> Array:
     return x
 
 
-@op(reference=_add_to_streams)
+@op(reference=_add_to_streams, triton="pyllm_kernels.gpu.streams")
 def add_to_streams(x: Tensor, other: Tensor) -> Tensor:
     """Add `other` [tokens, hidden] to each stream of x [tokens, count * hidden], tokens any stride, in place; return x.
 
@@ -71,7 +71,7 @@ def _join_streams(x: Array, others: Array) -> Array:
     return np.concatenate((x, others), axis=1)
 
 
-@op(reference=_join_streams)
+@op(reference=_join_streams, triton="pyllm_kernels.gpu.streams")
 def join_streams(x: Tensor, others: Tensor) -> Tensor:
     """The stream x [tokens, hidden], then those in `others` [tokens, n], side by side: [tokens, hidden + n]."""
     out = graph.empty((len(x), x.shape[1] + others.shape[1]), x)
@@ -91,7 +91,7 @@ def _match_magnitudes(x: Array, other: Array) -> Array:
     return x
 
 
-@op(reference=_match_magnitudes)
+@op(reference=_match_magnitudes, triton="pyllm_kernels.gpu.streams")
 def match_magnitudes(x: Tensor, other: Tensor) -> Tensor:
     """Scale each stream of x to the root mean square of `other`, in place; return x. Shapes as in `add_to_streams`.
 
@@ -108,7 +108,7 @@ def _gaussian_top_k(x: Array, multiplier: float) -> Array:
     return x
 
 
-@op(reference=_gaussian_top_k)
+@op(reference=_gaussian_top_k, triton="pyllm_kernels.gpu.streams")
 def gaussian_top_k(x: Tensor, multiplier: float) -> Tensor:
     """Keep the part of each number above the row's mean plus `multiplier` standard deviations, in place; return x.
 

@@ -32,7 +32,12 @@ class PagedAttention:
         self._rope = spec.rope
         self._has_query_scales = spec.query_scaling is not None
         self._kernel = AttentionLayer(
-            scale=spec.scale * scales.key, window=spec.window, soft_cap=spec.soft_cap, sinks=sinks, slopes=slopes
+            scale=spec.scale * scales.key,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks=sinks,
+            slopes=slopes,
+            value_start=spec.value_start,
         )
         self._norm = norm
         self._scales = scales

@@ -12,13 +12,15 @@ from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.launch.resolve import resolve_settings
+from pyllm.workers.model_limits import is_for_cpus_alone
 from tests.families.test_engine import prompts_and_answers
 from tests.families.tiny_families import CONTEXT, FAMILIES, write_tiny_family
 from tests.plans import Planner, Row
 from tests.workers.engine import loaded_runner, run
 
-# Windows, soft caps, rotations of pairs, layer norms, layers without positions; convolutions and the delta rule.
-IN_EVERY_RUN = {"gemma2", "cohere2", "lfm2", "qwen3-next"}
+# Windows, soft caps, rotations of pairs, layer norms, layers without positions; convolutions and the delta rule;
+# latents, unequal and shared heads.
+IN_EVERY_RUN = {"gemma2", "cohere2", "lfm2", "qwen3-next", "deepseek-v3", "gemma4"}
 CHUNK, NUM_TOKENS = 17, 3
 
 
@@ -27,9 +29,9 @@ CHUNK, NUM_TOKENS = 17, 3
     [pytest.param(name, marks=[] if name in IN_EVERY_RUN else pytest.mark.oracle) for name in sorted(FAMILIES)],
 )
 def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    """A prompt comes in chunks while another sequence decodes. Latents are refused: Triton has no ops."""
+    """A prompt comes in chunks while another sequence decodes. Some recurrences are refused: Triton has no ops."""
     model = write_tiny_family(tmp_path, family)
-    if any(attention.latent is not None for attention in read_checkpoint(model).spec.attentions):
+    if any(map(is_for_cpus_alone, read_checkpoint(model).spec.layers)):
         with pytest.raises(ConfigError, match="triton"):
             resolve_settings(engine_config({"model": model, "device": "cpu", "kernel_backend": "triton"}))
         return
