@@ -12,7 +12,12 @@ fn with_slots(max_loras: u32) -> Scheduler {
 /// A request for some tokens with an adapter; 0: without.
 fn of(adapter: u32, id: u64, max_tokens: u32) -> Request {
     let name = if adapter > 0 { format!("adapter {adapter}") } else { String::new() };
-    Request { adapter: name, adapter_number: adapter, arrival: id as f64, ..request(id, [id as i32], max_tokens) }
+    Request {
+        adapter: name,
+        adapter_number: adapter,
+        arrival: f64::from(id as u32),
+        ..request(id, [id as i32], max_tokens)
+    }
 }
 
 fn reason(scheduler: &Scheduler, id: u64) -> Option<Reason> {
