@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pyllm_kernels.cards import Card
 from pyllm_kernels.decode_shares import ROW_TILES, count_shares, cut_rows
-from pyllm_kernels.gpu.attention_tuning import decode_tile
+from pyllm_kernels.gpu.paged_attention.attention_tuning import decode_tile
 
 Lengths = npt.NDArray[np.int32]
 CASES = {"1x32k": (1, 32_768), "16x8k": (16, 8192), "64x4k": (64, 4096), "256x1k": (256, 1024)}

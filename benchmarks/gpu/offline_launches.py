@@ -25,29 +25,29 @@ from pyllm_kernels import (
 )
 from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu import (
-    attention_decode,
-    attention_prefill,
-    attention_tasks,
     blocks,
-    causal_convolution,
-    delta_chunks,
     elementwise,
     expert_routing,
-    gated_delta_rule,
-    gated_norm,
     grouped_experts,
     head_products,
     lora,
     norm,
     rope,
     sampling,
-    state_space,
-    state_tasks,
     streams,
 )
-from pyllm_kernels.gpu.attention_tasks import make_tasks
-from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
 from pyllm_kernels.gpu.linears import linear_fp8, linear_invariant, linear_w4a16, linear_w8a8, linear_w8a16
+from pyllm_kernels.gpu.paged_attention import attention_decode, attention_prefill, attention_tasks
+from pyllm_kernels.gpu.paged_attention.attention_tasks import make_tasks
+from pyllm_kernels.gpu.paged_attention.attention_tuning import decode_tile, prefill_tile
+from pyllm_kernels.gpu.recurrences import (
+    causal_convolution,
+    delta_chunks,
+    gated_delta_rule,
+    gated_norm,
+    state_space,
+    state_tasks,
+)
 from pyllm_kernels.ops.add_lora import LoraMatrices
 from pyllm_kernels.ops.packed_linear import pack_linear
 

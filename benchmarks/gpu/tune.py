@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 from pyllm_kernels.cards import card_of
-from pyllm_kernels.gpu.attention_decode import decode_attention
-from pyllm_kernels.gpu.attention_prefill import prefill_attention
-from pyllm_kernels.gpu.attention_tasks import make_tasks
-from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile, decode_tile, prefill_tile
+from pyllm_kernels.gpu.paged_attention.attention_decode import decode_attention
+from pyllm_kernels.gpu.paged_attention.attention_prefill import prefill_attention
+from pyllm_kernels.gpu.paged_attention.attention_tasks import make_tasks
+from pyllm_kernels.gpu.paged_attention.attention_tuning import DecodeTile, PrefillTile, decode_tile, prefill_tile
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu.batches import paged_batch

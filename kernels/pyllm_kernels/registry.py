@@ -36,9 +36,10 @@ def batch_invariant(kernels: Kernels) -> Kernels:
     """
     if kernels.backend != "triton":
         return kernels
-    from pyllm_kernels.gpu import gated_delta_rule, grouped_experts, state_space
+    from pyllm_kernels.gpu import grouped_experts
     from pyllm_kernels.gpu import head_products as products_of_heads
     from pyllm_kernels.gpu.linears import linear_invariant
+    from pyllm_kernels.gpu.recurrences import gated_delta_rule, state_space
     from pyllm_kernels.ops import gated_delta_rule as delta_op
     from pyllm_kernels.ops import state_space as space_op
     from pyllm_kernels.ops.experts import experts

@@ -182,7 +182,7 @@ def test_the_reference_serves_bfloat16(device: torch.device) -> None:
 def test_the_interpreter_refuses_bfloat16() -> None:
     device = torch.device("cpu")
     batch = paged_batch([(1, 4)], Shape(dtype=torch.bfloat16), device)
-    from pyllm_kernels.gpu.attention import paged_attention
+    from pyllm_kernels.gpu.paged_attention.attention import paged_attention
 
     with pytest.raises(ValueError, match="bfloat16"):
         paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)

@@ -48,8 +48,8 @@ def test_tiles_cover_each_query_and_shares_are_as_specified(
     rows: list[tuple[int, int]], batch_invariant: bool, window: int | None
 ) -> None:
     from pyllm_kernels.cards import card_of
-    from pyllm_kernels.gpu.attention_tasks import queries_of_tile
-    from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
+    from pyllm_kernels.gpu.paged_attention.attention_tasks import queries_of_tile
+    from pyllm_kernels.gpu.paged_attention.attention_tuning import decode_tile, prefill_tile
 
     shape = replace(SHAPE, window=window)
     tasks = select("triton", DEVICE)[plan_attention](metadata_of(rows, batch_invariant), shape).tasks
@@ -138,9 +138,9 @@ def test_shares_leave_out_what_lies_before_the_window(device: torch.device, wind
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
 def test_a_row_in_all_shares_of_a_card_is_merged_in_one_pass(head_dim: int) -> None:
     """Of a model with four KV heads or more on 132 multiprocessors; what is in registers at once is bounded."""
-    from pyllm_kernels.gpu.attention_decode import merged_at_once
-    from pyllm_kernels.gpu.attention_tasks import make_tasks
-    from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
+    from pyllm_kernels.gpu.paged_attention.attention_decode import merged_at_once
+    from pyllm_kernels.gpu.paged_attention.attention_tasks import make_tasks
+    from pyllm_kernels.gpu.paged_attention.attention_tuning import decode_tile, prefill_tile
 
     card, shape = Card(90, 132), AttentionShape(16, 4, head_dim, "bfloat16")
     tiles = prefill_tile(card, head_dim, 2), decode_tile(card, head_dim, 2)
@@ -153,9 +153,9 @@ def test_a_row_in_all_shares_of_a_card_is_merged_in_one_pass(head_dim: int) -> N
 
 def test_a_row_may_lie_in_more_shares_than_the_merge_takes_at_once(device: torch.device) -> None:
     """On a large card, of one KV head."""
-    from pyllm_kernels.gpu.attention_decode import decode_attention
-    from pyllm_kernels.gpu.attention_tasks import make_tasks
-    from pyllm_kernels.gpu.attention_tuning import DecodeTile, prefill_tile
+    from pyllm_kernels.gpu.paged_attention.attention_decode import decode_attention
+    from pyllm_kernels.gpu.paged_attention.attention_tasks import make_tasks
+    from pyllm_kernels.gpu.paged_attention.attention_tuning import DecodeTile, prefill_tile
 
     card, decode = Card(90, 132), DecodeTile(16, 4, 2, 2, 16)
     batch = paged_batch([(1, 8300), (1, 0), (1, 20)], Shape(heads=1, kv_heads=1, head_dim=16), device)

@@ -67,8 +67,8 @@ def used(tasks: Tensor | None) -> list[tuple[int, int]]:
 def test_every_query_of_a_padded_batch_has_its_tasks(
     bucket: Bucket, batches: list[list[int]], contexts: list[int], batch_invariant: bool
 ) -> None:
-    from pyllm_kernels.gpu.attention_tasks import queries_of_tile
-    from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
+    from pyllm_kernels.gpu.paged_attention.attention_tasks import queries_of_tile
+    from pyllm_kernels.gpu.paged_attention.attention_tuning import decode_tile, prefill_tile
 
     block_q = queries_of_tile(SHAPE.heads // SHAPE.kv_heads, prefill_tile(card_of(CPU), 16, 4))
     block_n = decode_tile(card_of(CPU), 16, 4).block_n

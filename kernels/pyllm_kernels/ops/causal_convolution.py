@@ -14,7 +14,7 @@ def _causal_convolution(x: Array, weight: Array, bias: Array | None, rows: State
     return rounded(ACTIVATIONS["silu"](_convolved(widened(x), weight, bias, rows, states)), x)
 
 
-@op(reference=_causal_convolution, triton="pyllm_kernels.gpu.causal_convolution")
+@op(reference=_causal_convolution, triton="pyllm_kernels.gpu.recurrences.causal_convolution")
 def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, rows: StateRows, states: Tensor) -> Tensor:
     """The sigmoid linear unit of `bias + sum_k weight[:, k] * x[t - width + 1 + k]` (arXiv 2312.00752), in float32.
 
@@ -37,7 +37,7 @@ def _gated_convolution(x: Array, weight: Array, bias: Array | None, rows: StateR
     return rounded(behind * _convolved(before * numbers, weight, bias, rows, states), x)
 
 
-@op(reference=_gated_convolution, triton="pyllm_kernels.gpu.causal_convolution")
+@op(reference=_gated_convolution, triton="pyllm_kernels.gpu.recurrences.causal_convolution")
 def gated_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, rows: StateRows, states: Tensor) -> Tensor:
     """The convolution of LFM2 with two gates (arXiv 2511.23404): `c * (bias + convolution(b * h))`, rounded once.
 

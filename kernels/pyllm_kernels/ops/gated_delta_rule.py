@@ -51,7 +51,7 @@ def _gated_delta_rule(
     return rounded(out.reshape(tokens, -1), qkv)
 
 
-@op(reference=_gated_delta_rule, triton="pyllm_kernels.gpu.gated_delta_rule")
+@op(reference=_gated_delta_rule, triton="pyllm_kernels.gpu.recurrences.gated_delta_rule")
 def gated_delta_rule(
     qkv: Tensor,
     decay: Tensor,

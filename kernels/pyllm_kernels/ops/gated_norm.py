@@ -18,7 +18,7 @@ def _gated_norm(
     return rounded(scaled if gate_first else scaled * factor, x)
 
 
-@op(reference=_gated_norm, triton="pyllm_kernels.gpu.gated_norm")
+@op(reference=_gated_norm, triton="pyllm_kernels.gpu.recurrences.gated_norm")
 def gated_norm(
     x: Tensor,
     gate: Tensor,

@@ -15,7 +15,7 @@ def _plan_attention(
     return metadata
 
 
-@op(reference=_plan_attention, triton="pyllm_kernels.gpu.attention")
+@op(reference=_plan_attention, triton="pyllm_kernels.gpu.paged_attention.attention")
 def plan_attention(
     metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None
 ) -> AttentionMetadata:
@@ -44,7 +44,7 @@ def _paged_attention(
     return output
 
 
-@op(reference=_paged_attention, triton="pyllm_kernels.gpu.attention")
+@op(reference=_paged_attention, triton="pyllm_kernels.gpu.paged_attention.attention")
 def paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:

@@ -40,7 +40,7 @@ def _state_space(
     return rounded(out.reshape(tokens, -1), x)
 
 
-@op(reference=_state_space, triton="pyllm_kernels.gpu.state_space")
+@op(reference=_state_space, triton="pyllm_kernels.gpu.recurrences.state_space")
 def state_space(
     x: Tensor,
     b: Tensor,
@@ -97,7 +97,7 @@ def _selective_scan(
     return rounded(out, x)
 
 
-@op(reference=_selective_scan, triton="pyllm_kernels.gpu.state_space")
+@op(reference=_selective_scan, triton="pyllm_kernels.gpu.recurrences.state_space")
 def selective_scan(
     x: Tensor,
     step: Tensor,

@@ -8,7 +8,7 @@ def _plan_states(rows: StateRows) -> StateRows:
     return rows
 
 
-@op(reference=_plan_states, triton="pyllm_kernels.gpu.state_tasks")
+@op(reference=_plan_states, triton="pyllm_kernels.gpu.recurrences.state_tasks")
 def plan_states(rows: StateRows) -> StateRows:
     """The rows with the tasks of one step, for every layer that keeps a state.
 

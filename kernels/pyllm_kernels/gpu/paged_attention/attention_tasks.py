@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyllm_kernels.cards import Card
 from pyllm_kernels.decode_shares import ROW_TILES, count_shares
-from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile
+from pyllm_kernels.gpu.paged_attention.attention_tuning import DecodeTile, PrefillTile
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, AttentionTasks
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.gpu.state_tasks import row_tensors
+from pyllm_kernels.gpu.recurrences.state_tasks import row_tensors
 from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import StateRows

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from pyllm_kernels.cards import card_of
-from pyllm_kernels.gpu.attention_decode import decode_attention
-from pyllm_kernels.gpu.attention_prefill import prefill_attention
-from pyllm_kernels.gpu.attention_tasks import make_tasks
-from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile, decode_tile, prefill_tile
+from pyllm_kernels.gpu.paged_attention.attention_decode import decode_attention
+from pyllm_kernels.gpu.paged_attention.attention_prefill import prefill_attention
+from pyllm_kernels.gpu.paged_attention.attention_tasks import make_tasks
+from pyllm_kernels.gpu.paged_attention.attention_tuning import DecodeTile, PrefillTile, decode_tile, prefill_tile
 from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, AttentionTasks
 from pyllm_kernels.tensors import dtype_name, numpy_dtype

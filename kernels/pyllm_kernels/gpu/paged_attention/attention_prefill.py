@@ -12,9 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.gpu.attention_tasks import heads_at_once, queries_of_tile
-from pyllm_kernels.gpu.attention_tile import LOG2_E, AttendedHeads, add_sinks, attend, load_query, score_factors
-from pyllm_kernels.gpu.attention_tuning import PrefillTile
+from pyllm_kernels.gpu.paged_attention.attention_tasks import heads_at_once, queries_of_tile
+from pyllm_kernels.gpu.paged_attention.attention_tile import (
+    LOG2_E,
+    AttendedHeads,
+    add_sinks,
+    attend,
+    load_query,
+    score_factors,
+)
+from pyllm_kernels.gpu.paged_attention.attention_tuning import PrefillTile
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
