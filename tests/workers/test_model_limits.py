@@ -21,7 +21,6 @@ from pyllm.families.spec import (
 )
 from pyllm.workers.model_limits import check_cpu_layers, check_states, check_supported
 
-
 DELTA = GatedDeltaSpec(key_heads=1, value_heads=1, key_size=8, value_size=8, width=4, epsilon=1e-6)
 
 
