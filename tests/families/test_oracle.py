@@ -99,7 +99,7 @@ def test_they_are_bitwise_the_same_in_chunks_beside_others(runner: ModelRunner, 
     "family",
     [
         *("lfm2", "qwen3-next", "granite-4-mamba", "nemotron-h", "falcon-h1", "jamba", "mamba", "kimi-linear"),
-        *("minimax-01-factors", "ring-linear", "ling-3", "olmo-hybrid"),
+        *("minimax-01", "ring-linear", "ling-3", "olmo-hybrid"),
     ],
 )
 def test_states_do_not_drift_over_4000_tokens(tmp_path: Path, family: str) -> None:
