@@ -1,4 +1,4 @@
-//! Products with low-rank matrices (LoRA, arXiv 2106.09685), each row with those of its adapter, which are added to the
+//! Products with low-rank matrices (`LoRA`, arXiv 2106.09685), each row with those of its adapter, which are added to the
 //! output of a linear. Rows of one adapter are computed together, as in Punica (arXiv 2310.18547).
 //!
 //! An element of a product is one sum in float32, in an order that follows from the matrices' shapes alone.

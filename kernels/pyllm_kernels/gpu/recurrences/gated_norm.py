@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.integers import next_power_of_2
-from pyllm_kernels.launcher import Launcher
+from pyllm_kernels.launcher import Constant, Launcher
 
 
 def gated_norm(
@@ -27,7 +27,7 @@ def gated_norm(
 def _launcher(features: int, group_size: int, of_all: bool, gate_first: bool, function: str) -> Launcher:
     """The launcher; `of_all`: each group has its own weight."""
     block = next_power_of_2(group_size)
-    constants = {
+    constants: dict[str, Constant] = {
         "GATE_FIRST": gate_first,
         "FUNCTION": function,
         "OF_ALL": of_all,
