@@ -269,10 +269,12 @@ impl Draft {
         ];
         let size = sections.iter().fold(0, |end, section| aligned(end) + section.num_bytes());
         let mut buffer = Vec::with_capacity(size);
-        for section in &sections {
+        // Most steps leave about half of the sections empty, and those add to the buffer's length alone.
+        for section in sections.iter().filter(|section| section.len() > 0) {
             buffer.resize(aligned(buffer.len()), 0);
             section.append_to(&mut buffer);
         }
+        buffer.resize(size, 0);
         Plan { step, counts: sections.map(|section| section.len() as u32), buffer }
     }
 }
