@@ -174,7 +174,7 @@ class Adapters:
     async def load(self, name: str, path: str = "", *, in_place: bool = False) -> Adapter:
         """Add an adapter; without a `path`, one from `lora_folder` or `lora_repositories`. Returns it.
 
-        With `in_place` it may replace one of the same name: what runs ends on the old one.
+        With `in_place` it may replace one of the same name; running requests end on the old one.
 
         Raises:
             RequestError: it cannot be used; nothing else has changed.

@@ -32,6 +32,7 @@ VALUES = {
     "data-parallel-size": "2", "pipeline-parallel-size": "2",
     "distributed-executor-backend": "uni", "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}',
     "structured-outputs-config": '{"reasoning_parser": "think"}',
+    "lora-modules": "sql=adapters/sql", "max-loras": "2", "max-lora-rank": "64", "max-cpu-loras": "8",
     "kv-transfer-config": '{"kv_connector": "StoreConnector", "kv_role": "kv_both"}',
     "kv-events-config": '{"enable_kv_cache_events": true}', "compilation-config": "0",
     "prefix-caching-hash-algo": "sha256_cbor",

@@ -115,7 +115,15 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
     kept = KeptState(engine.scheduler, Kept(), lambda kept: None)
     inventory = HostInventory(engine.scheduler, engine.executor)
     calls = Calls(
-        engine.scheduler, config, None, dict, lambda: 0.0, profiling=profiling, kept=kept, inventory=inventory
+        engine.scheduler,
+        config,
+        None,
+        dict,
+        lambda: 0.0,
+        profiling=profiling,
+        adapters=engine.core._adapters,
+        kept=kept,
+        inventory=inventory,
     )
     assert [calls.halve_budget() for _ in range(5)][-1] is False
     assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == least
@@ -248,7 +256,7 @@ async def test_events_that_are_not_kept_are_an_error(method: str) -> None:
         ("pin", (1, int32(-1)), "prompt has token -1"),
         ("pin", (2**63, b"", 3), "tenant"),
         ("pin", (-1, b""), "name is -1"),
-        ("pin", (1, int32(1), "", "", "lora"), "adapter 'lora': adapters are not supported"),
+        ("pin", (1, int32(1), "", "", "lora"), "adapter 'lora': start the engine with enable_lora"),
         ("unpin", (1.5,), "name"),
         ("stats", ({"a": [1]},), "too many positional arguments"),
         ("__init__", (), "unknown method"),

@@ -175,7 +175,6 @@ def test_a_beam_search_asks_for_its_candidates(logprobs: int | None) -> None:
         ("age", -1.0),
         ("age", math.nan),
         ("age", 1e9),
-        ("adapter", "a"),
         ("length_penalty", 1e300),
         ("length_penalty", math.nan),
     ],

@@ -118,7 +118,7 @@ def test_llm_has_vllms_keywords() -> None:
         params.top_p = 2.0
         with pytest.raises(RequestError, match="top_p"):
             llm.generate(FRANCE, params)
-        with pytest.raises(RequestError, match="adapters"):
+        with pytest.raises(RequestError, match="lora_request must be a LoRARequest"):
             llm.chat(begun, GREEDY, True, "adapter")
         summary = llm.get_summary()
         assert summary.num_requests == 7

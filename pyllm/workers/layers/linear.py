@@ -38,6 +38,7 @@ class ColumnParallelLinear:
         self._shares = [placement.share(size) for size in out_features] if shares is None else list(shares)
         self.sizes = [share.stop - share.start for share in self._shares]
         self._bias = placement.empty(sum(self.sizes)) if has_bias else None
+        self._adapters: AdapterLayer | None = None
 
     def load(self, reader: WeightReader, *names: str) -> None:
         """Read the matrices and biases, in the order of `out_features`."""
@@ -80,6 +81,7 @@ class RowParallelLinear:
         self._shape = (out_features, in_features)
         self._share = placement.share(in_features)
         self._bias = placement.empty(out_features) if has_bias else None
+        self._adapters: AdapterLayer | None = None
 
     def load(self, reader: WeightReader, name: str) -> None:
         """Read the matrix and the bias."""
