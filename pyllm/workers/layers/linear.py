@@ -92,8 +92,10 @@ class RowParallelLinear:
             reader.read(f"{name}.bias", self._shape[:1], self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features / ranks] -> [tokens, out_features]
-        total = self._placement.group.sum(self.partial(x))
-        return total if self._bias is None else self._placement.kernels[add_bias](total, self._bias)
+        kernels, group = self._placement.kernels, self._placement.group
+        products = kernels[packed_linear](x, self.packed)
+        total = group.sum(products if self._adapters is None else self._adapters.add(x, products))
+        return total if self._bias is None else kernels[add_bias](total, self._bias)
 
     def partial(self, x: Tensor) -> Tensor:
         """This rank's part of the sum, without the bias."""

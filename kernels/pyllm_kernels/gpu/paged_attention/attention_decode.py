@@ -20,6 +20,7 @@ from pyllm_kernels.gpu.paged_attention.attention_tile import (
     AttendedHeads,
     add_sinks,
     attend,
+    attended_heads,
     load_query,
     score_factors,
 )
@@ -47,7 +48,7 @@ def decode_attention(
     assert tasks is not None
     assert tasks.shares is not None
     assert tasks.window == 0 or (layer.window is not None and layer.window <= tasks.window), "planned for a window"
-    heads = AttendedHeads.of(query, key_cache, layer.value_start)
+    heads = attended_heads(query.shape[1:], key_cache.shape, key_cache.stride(), layer.value_start)
     num_shares = tasks.shares.shape[0]
     window, sinks, slopes, has_sinks = layer.window or 0, layer.sinks, layer.slopes, layer.sinks is not None
     # A share has at most two splits that need a merge: of a row that continues from the previous share, and of one that

@@ -18,6 +18,7 @@ from pyllm_kernels.gpu.paged_attention.attention_tile import (
     AttendedHeads,
     add_sinks,
     attend,
+    attended_heads,
     load_query,
     score_factors,
 )
@@ -39,7 +40,7 @@ def prefill_attention(
     """Write the rows that the task map's tiles name into `output`; arguments as in `paged_attention`."""
     assert metadata.tasks is not None
     assert metadata.tasks.tiles is not None
-    heads = AttendedHeads.of(query, key_cache, layer.value_start)
+    heads = attended_heads(query.shape[1:], key_cache.shape, key_cache.stride(), layer.value_start)
     tiles, sinks, slopes = metadata.tasks.tiles, layer.sinks, layer.slopes
     kind = layer.window or 0, layer.soft_cap is not None, sinks is not None, slopes is not None
     launch, programs = _launcher(heads, *kind, tile)

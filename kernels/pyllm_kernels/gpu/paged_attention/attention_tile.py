@@ -7,11 +7,10 @@ Knows neither the packing of queries nor the visited positions. Sums are in an o
 
 import functools
 import math
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.launcher import Constant
@@ -29,14 +28,6 @@ class AttendedHeads(NamedTuple):
     block_size: int
     block_cells: int
 
-    @classmethod
-    def of(cls, query: Tensor, key_cache: Tensor, value_start: int) -> Self:
-        """`value_start` as in `AttentionLayer`."""
-        _, heads, head_dim = query.shape
-        _, block_size, kv_heads, _ = key_cache.shape
-        block_stride, token_stride, *_ = key_cache.stride()
-        return cls(heads, kv_heads, head_dim, value_start, block_size, block_stride // token_stride)
-
     def constants(self) -> dict[str, Constant]:
         """The kernels' constants."""
         value_dim = self.head_dim - self.value_start
@@ -50,6 +41,18 @@ class AttendedHeads(NamedTuple):
             "BLOCK_D": max(next_power_of_2(value_dim), 16),
             "BLOCK_START": max(next_power_of_2(max(self.value_start, 1)), 16),
         }
+
+
+@functools.cache
+def attended_heads(
+    query: tuple[int, ...], cache: tuple[int, ...], strides: tuple[int, ...], value_start: int
+) -> AttendedHeads:
+    """The heads of a query [tokens, *query] over a cache of this shape and these strides.
+
+    `value_start` as in `AttentionLayer`.
+    """
+    (heads, head_dim), (_, block_size, kv_heads, _) = query, cache
+    return AttendedHeads(heads, kv_heads, head_dim, value_start, block_size, strides[0] // strides[1])
 
 
 @functools.cache
