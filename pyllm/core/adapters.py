@@ -83,7 +83,7 @@ class ReadAdapter(NamedTuple):
 class Adapters:
     """The adapters of one core; without a `source` there are none, and a request that names one is refused.
 
-    `announce` is called with all adapters after each change, `wake` when held requests may run, and `fail` to
+    `announce` is called after each change, `wake` when held requests may run, and `fail` to
     end a request whose adapter cannot be loaded.
     """
 
@@ -169,7 +169,8 @@ class Adapters:
         if not entry.is_loaded or entry.is_closing:
             self._scheduler.hold(*request, HOLDER)
             entry.waiting.append(request)
-            self._load_later(entry)
+            if entry not in self._pending:
+                self._pending.append(entry)  # `advance` begins it: no event loop may run where requests come from.
 
     async def load(self, name: str, path: str = "", *, in_place: bool = False) -> Adapter:
         """Add an adapter; without a `path`, one from `lora_folder` or `lora_repositories`. Returns it.
@@ -260,25 +261,21 @@ class Adapters:
             return name
         raise RequestError(f"there is no adapter {name!r:.200}", "lora_name")
 
-    def _load_later(self, entry: _Entry) -> None:
-        if entry not in self._pending:
-            self._pending.append(entry)  # `advance` begins it: no event loop may run where requests come from.
-
     async def _load_pending(self) -> None:
         """Load what requests wait for, in order, as far as there is room; the next call goes on."""
         try:
             async with self._changing:
                 while self._pending:
                     entry = self._pending[0]
-                    if not entry.is_loaded and not await self._make_room():
-                        return
-                    try:
-                        if not entry.is_loaded:
+                    if not entry.is_loaded:
+                        if not await self._make_room():
+                            return
+                        try:
                             await self._load_into_ranks(entry)
-                    except WorkerDeadError:
-                        return  # `restore` comes, then this again.
-                    except EngineDeadError as error:
-                        self._fail_all(entry, str(error))
+                        except WorkerDeadError:
+                            return  # `restore` comes, then this again.
+                        except EngineDeadError as error:
+                            self._fail_all(entry, str(error))
                     self._pending.remove(entry)
                     self._release(entry)
         finally:

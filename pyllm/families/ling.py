@@ -143,7 +143,7 @@ LING_LATENT_PARTS = {
     for part, name in LATENT_NAMES.parts.items()
     if part.startswith("attention.")
 }
-"""Those of latent attention."""
+"""The names of parts with latent attention."""
 LING_2 = Family(
     architectures=("BailingMoeV2ForCausalLM",),
     read=read_ling_2,

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 THETA = 1e4
 ROTARY_SIZE = 8
 GROUPS = 2
-"""Of the norm after the attention."""
+"""The groups of the norm after the attention."""
 
 
 class LightningAttention(nn.Module):

@@ -62,7 +62,7 @@ def arrays_in_triton(device: torch.device) -> Kernels:
 
 @pytest.fixture
 def invariant_arrays_in_triton(device: torch.device) -> Kernels:
-    """Those of `batch_invariant`."""
+    """The kernels of `batch_invariant`."""
     return of_arrays(batch_invariant(select("triton", device)), device)
 
 

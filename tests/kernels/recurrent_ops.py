@@ -1,4 +1,4 @@
-"""What holds for every op with states, on CPUs and on GPUs, given the op with inputs for a number of tokens."""
+"""Checks that every op with states passes, on CPUs and on GPUs, given the op with inputs for a number of tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -204,7 +204,7 @@ def test_an_fp8_cache_keeps_scaled_numbers_and_saturates(kernels_with_fp8: Kerne
 
 @pytest.mark.parametrize("heads", [3, 144])
 def test_a_query_alone_is_rotated(kernels: Kernels, heads: int, device: torch.device) -> None:
-    """Of 144 heads, a program has some."""
+    """A program has some of 144 heads."""
     wide = torch.randn((5, heads * 80 + 16), device=device)
     query = wide[:, 16:].view(5, heads, 80)
     positions = torch.randint(MAX_POSITION, (5,), dtype=torch.int32, device=device)

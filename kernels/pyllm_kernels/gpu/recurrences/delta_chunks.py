@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.gpu.delta_heads import DeltaShape, inverse_length, key_head, log_factor
+from pyllm_kernels.gpu.recurrences.delta_heads import DeltaShape, inverse_length, key_head, log_factor
 from pyllm_kernels.gpu.recurrences.state_tasks import row_tensors
-from pyllm_kernels.gpu.state_tile import CHUNK, LEAST_LOG_FACTOR, causal_factors
+from pyllm_kernels.gpu.recurrences.state_tile import CHUNK, LEAST_LOG_FACTOR, causal_factors
 from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import StateRows

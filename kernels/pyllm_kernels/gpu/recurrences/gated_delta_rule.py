@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card
-from pyllm_kernels.gpu.delta_heads import DeltaShape, inverse_length, key_head, log_factor
 from pyllm_kernels.gpu.recurrences.delta_chunks import compute_in_chunks
+from pyllm_kernels.gpu.recurrences.delta_heads import DeltaShape, inverse_length, key_head, log_factor
 from pyllm_kernels.gpu.recurrences.state_tasks import row_tensors
-from pyllm_kernels.gpu.state_tile import goes_in_chunks
+from pyllm_kernels.gpu.recurrences.state_tile import goes_in_chunks
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import StateRows

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu.recurrences.state_tasks import row_tensors
-from pyllm_kernels.gpu.state_tile import CHUNK, LEAST_LOG_FACTOR, causal_factors, goes_in_chunks, softplus
+from pyllm_kernels.gpu.recurrences.state_tile import CHUNK, LEAST_LOG_FACTOR, causal_factors, goes_in_chunks, softplus
 from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.launcher import Constant, Launcher
 from pyllm_kernels.metadata import StateRows

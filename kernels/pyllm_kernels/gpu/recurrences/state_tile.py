@@ -15,7 +15,7 @@ CHUNK = 16
 """Tokens that are multiplied at once. They are counted from a row's first token, so cuts change the last bits."""
 
 LEAST_LOG_FACTOR = tl.constexpr(-40.0)
-"""What is left after such a factor is below float32's resolution; sums of smaller ones would cost the others bits."""
+"""A state after such a factor is below float32's resolution; sums of smaller ones would cost the others bits."""
 
 
 def goes_in_chunks(x: Tensor, num_rows: int, card: Card | None) -> bool:

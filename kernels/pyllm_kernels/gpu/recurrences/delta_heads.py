@@ -7,7 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from pyllm_kernels.gpu.state_tile import softplus
+from pyllm_kernels.gpu.recurrences.state_tile import softplus
 from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.launcher import Constant
 
