@@ -111,6 +111,7 @@ class Scheduler:
         policy: str = "fcfs",
         tenant_weights: Mapping[str, int] = ...,
         weights_version: str = "",
+        pause: str = "none",
         watermark: float = 0.0,
         expected_growth: float = 0.0,
     ) -> Scheduler:
@@ -148,6 +149,7 @@ class Scheduler:
         policy: str = ...,
         tenant_weights: Mapping[str, int] = ...,
         weights_version: str = ...,
+        pause: str = ...,
         watermark: float = ...,
         expected_growth: float = ...,
     ) -> None:
@@ -160,6 +162,7 @@ class Scheduler:
           preempts; "shortest": least remaining work, preempts; "fair": by tenant, with `tenant_weights` (default 1);
           "custom": lowest `policy_key`
         - `weights_version`: of the model; a new one recomputes all running sequences, and empties the prefix cache
+        - `pause`: "new" keeps requests from beginning, "all" also stops those that have begun: there is no plan
         - `watermark`: share of the blocks, 0 to 0.99, that admission leaves free while a sequence runs;
           `expected_growth`: share, 0 to 16, of the running sequences' expected growth that it leaves room for
 
@@ -475,6 +478,13 @@ class Scheduler:
 
         Those are the adapters that have a live request or a slot of the device. Takes time linear in the sequences.
         """
+    def num_begun(self) -> int:
+        """The live requests that have begun: a part of each was computed, here or on an earlier core.
+
+        Takes time linear in the requests.
+        """
+    def live_requests(self) -> list[tuple[int, int]]:
+        """Client and request of each live request, in no particular order."""
     def start_recording(self) -> None:
         """Record every input from now on. Raises `SchedulerError` unless the scheduler is new."""
     def take_recording(self) -> bytes:
@@ -517,7 +527,9 @@ class RequestHasher:
     def __new__(
         cls, *, block_size: int, prefix_hash: str = "blake3", prefix_hash_seed: str = "", cache_namespace: str = ""
     ) -> Self: ...
-    def hashes(self, prompt: bytes, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> list[bytes]:
+    def hashes(
+        self, prompt: bytes, *, tenant: str = "", cache_salt: str = "", adapter: str = "", weights_version: str = ""
+    ) -> list[bytes]:
         """The hashes of the full blocks (32 bytes each), each over all tokens up to its end; the prompt is int32."""
 
 @final
@@ -575,6 +587,8 @@ class Placement:
         """
     def ended(self, request: int) -> None:
         """Remove a request that has ended, or will not be sent to its core. Unknown ids are ignored."""
+    def change_weights(self, version: str) -> None:
+        """Change the version of the cores' weights, by which they name blocks from now on."""
     def start_recording(self) -> None:
         """Record every input from now on. Raises `ValueError` unless the placement is new."""
     def take_recording(self) -> bytes:

@@ -20,6 +20,9 @@ from pyllm.kv_transfer import summed
 from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter, Call, Reply
 from pyllm.wire.profiles import ProfileOutcome
 
+CALL_TIMEOUT = 10.0
+# Seconds in which requests that run must end before a pause.
+PAUSE_TIMEOUT = 3600.0
 PROFILE_GRACE = 60.0  # seconds beyond a profile's own, for ranks to begin and to add up times
 
 T = TypeVar("T")
@@ -50,7 +53,7 @@ class CoreCalls:
         self,
         method: str,
         *args: Any,
-        timeout: float = 10.0,  # noqa: ASYNC109 - every call on the wire has a deadline
+        timeout: float = CALL_TIMEOUT,  # noqa: ASYNC109 - every call on the wire has a deadline
         core: int | None = None,
     ) -> Any:
         """Call a method of one core by name, outside the streams; the methods below add types.
@@ -167,6 +170,36 @@ class CoreCalls:
         """Forget all cached prefixes, on the device and the host; running requests keep their blocks."""
         await self._ask_all(None, "reset_prefix_cache")
 
+    async def pause_generation(
+        self,
+        mode: str = "abort",
+        *,
+        wait_for_inflight_requests: bool = False,
+        clear_cache: bool = True,
+        timeout: float = PAUSE_TIMEOUT,  # noqa: ASYNC109 - as in `call`
+    ) -> None:
+        """Pause every core, and return when nothing runs. Requests that come meanwhile wait in the queue.
+
+        With `mode` "abort" all requests end at once, also those in the queue, with the finish reason `abort`; with
+        "wait" those that have begun end first, and the others wait; with "keep" all stay where they are, and go on
+        after `resume_generation`. `clear_cache` forgets all cached prefixes, except with "keep".
+        `wait_for_inflight_requests` is vLLM's older name of "wait". A restarted core stays paused.
+
+        Raises:
+            RequestError: there is no such mode, or the engine was resumed meanwhile.
+            TimeoutError: requests still run after `timeout` seconds; the pause stays.
+        """
+        mode = "wait" if wait_for_inflight_requests else mode
+        await self._ask_all(None, "pause", mode, clear_cache, seconds=timeout)
+
+    async def resume_generation(self) -> None:
+        """End the pause of every core; without one nothing changes."""
+        await self._ask_all(None, "resume")
+
+    async def is_paused(self) -> bool:
+        """Whether all cores are paused."""
+        return all((await self._ask_all(bool, "is_paused")).values())
+
     async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> int:
         """Protect the full blocks of a prefix from eviction, also those computed later; returns their number per core.
 
@@ -246,14 +279,18 @@ class CoreCalls:
     async def _ask(self, kind: type[T], method: str, *args: Any, core: int | None = None) -> T:
         return converted(await self.call(method, *args, core=core), kind, method)
 
-    async def _ask_all(self, kind: type[T] | None, method: str, *args: Any) -> dict[int, T]:
+    async def _ask_all(
+        self, kind: type[T] | None, method: str, *args: Any, seconds: float = CALL_TIMEOUT
+    ) -> dict[int, T]:
         """Ask every ready core. Cores lost meanwhile are left out; raises EngineDeadError if all are lost."""
         self._check_alive()
         cores = [core for core in self._cores.all() if core.is_open] or [self._cores.any_ready]
         if len(cores) == 1:
-            values = [await self._call(cores[0], method, args)]
+            values = [await self._call(cores[0], method, args, seconds)]
         else:
-            values = await asyncio.gather(*(self._call(core, method, args) for core in cores), return_exceptions=True)
+            values = await asyncio.gather(
+                *(self._call(core, method, args, seconds) for core in cores), return_exceptions=True
+            )
         answers: dict[int, T] = {}
         for core, value in zip(cores, values, strict=True):
             if not isinstance(value, BaseException):
@@ -264,7 +301,7 @@ class CoreCalls:
             raise EngineDeadError(str(values[0]))
         return answers
 
-    async def _call(self, core: Core, method: str, args: tuple[Any, ...], seconds: float = 10.0) -> Any:
+    async def _call(self, core: Core, method: str, args: tuple[Any, ...], seconds: float = CALL_TIMEOUT) -> Any:
         connection = core.connection
         if not connection.is_ready:
             raise EngineDeadError(connection.condition().reason)

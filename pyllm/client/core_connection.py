@@ -44,11 +44,15 @@ logger = logging.getLogger(__name__)
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Whether requests make progress. `reason` says why not; `stalled`: requests wait, and no step completes."""
+    """Whether requests make progress. `reason` says why not.
+
+    `stalled`: requests wait, and no step completes; `paused`: they wait until a client resumes the core.
+    """
 
     ready: bool
     stalled: bool = False
     reason: str = ""
+    paused: bool = False
 
 
 class ConnectionCounts(msgspec.Struct):
@@ -187,7 +191,7 @@ class CoreConnection:
         if self.stage == "ready":
             return Condition(True)
         reason = self._core_heartbeat.reason or f"the engine core is {self.stage}"
-        return Condition(False, self.stage == "stalled", reason)
+        return Condition(False, self.stage == "stalled", reason, self.stage == "paused")
 
     def close(self, linger: float = 0.0) -> None:
         """Disconnect; queued messages get `linger` seconds to leave."""

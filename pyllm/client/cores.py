@@ -391,11 +391,11 @@ class Cores:
         return any(0 < core.connection.outage < SUCCESSOR_PATIENCE for core in cores)
 
     def _usable(self, stream: Stream) -> list[Core]:
-        """The open cores with room for a request; recovering or briefly silent ones only if there are no others."""
+        """The open cores with room for a request; recovering, paused or silent ones only if there are no others."""
         fits = [
             core
             for core in self._cores.values()
-            if core.is_open and core.connection.stage in ("ready", "recovering") and self._fits(core, stream)
+            if core.is_open and core.connection.stage in ("ready", "recovering", "paused") and self._fits(core, stream)
         ]
         return [core for core in fits if core.connection.condition().ready] or fits
 

@@ -6,7 +6,7 @@ Checks arguments, which come over the wire; the scheduler does the rest. Knows n
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import msgspec
 
@@ -17,6 +17,7 @@ from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.adapters import Adapters
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
+from pyllm.core.pausing import PAUSE_MODES, PauseMode, Pausing
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
 from pyllm.errors import RequestError
@@ -60,6 +61,7 @@ class Calls:
         *,
         profiling: Profiling,
         adapters: Adapters,
+        pausing: Pausing,
         kept: KeptState,
         inventory: HostInventory,
         set_log_level: Callable[[str], None] | None = None,
@@ -67,6 +69,7 @@ class Calls:
         self.policy = policy
         self._profiling = profiling
         self._adapters = adapters
+        self._pausing = pausing
         self._kept = kept
         self._inventory = inventory
         self._set_log_level = set_log_level
@@ -93,6 +96,9 @@ class Calls:
             "load_adapter": self._load_adapter,
             "unload_adapter": self._unload_adapter,
             "adapters": self._list_adapters,
+            "pause": self._pause,
+            "resume": self._resume,
+            "is_paused": self._is_paused,
         }
         self._restore()
 
@@ -279,6 +285,31 @@ class Calls:
         del client
         counts = {number: (running, waiting) for number, running, waiting in self._scheduler.adapter_counts()}
         return self._adapters.reports(counts)
+
+    def _pause(self, client: int, mode: str = "abort", clear_cache: bool = True) -> Awaitable[None]:
+        """Pause the scheduler as `mode` says, from the next plan on; the answer comes when nothing runs.
+
+        Unless requests are kept, `clear_cache` forgets all cached prefixes then.
+        """
+        if mode not in PAUSE_MODES:
+            raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r:.80}", "mode")
+        clears = clear_cache and mode != "keep"
+        return self._settle(self._pausing.pause(cast(PauseMode, mode)), client if clears else None)
+
+    async def _settle(self, paused: Awaitable[None], clears_for: int | None) -> None:
+        await paused
+        if clears_for is not None and (reset := self._reset_prefix_cache(clears_for)) is not None:
+            await reset
+
+    def _resume(self, client: int) -> None:
+        """End a pause, if there is one."""
+        del client
+        self._pausing.resume()
+
+    def _is_paused(self, client: int) -> bool:
+        """Whether the scheduler is paused."""
+        del client
+        return self._pausing.is_paused
 
     def _check_events(self) -> None:
         if not self._config.cache.enable_kv_cache_events:

@@ -25,6 +25,7 @@ from pyllm.core.kept_state import KeptState
 from pyllm.core.kv.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.loop import CoreParts, EngineCore
+from pyllm.core.pausing import Pausing
 from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
 from pyllm.core.stage import Stage
@@ -109,6 +110,14 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
     in_flight = StepsInFlight(
         scheduler, executor, clock=clock, memory=memory, epoch=epoch, token_seconds=setup.token_seconds
     )
+    pausing = Pausing(
+        scheduler,
+        kept,
+        num_in_flight=lambda: len(in_flight),
+        abort=scheduler.abort,
+        announce=lambda: stage.send_changes(),  # noqa: PLW0108 - the stage is made below, with this pausing
+        wake=lambda: core.wake(),  # noqa: PLW0108 - the core is made below
+    )
     profiling = Profiling(executor, lambda: len(in_flight), clock=clock, sleep=sleep)
     transfers = KVTransfers(
         scheduler,
@@ -136,6 +145,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         profiling=profiling,
         inventory=inventory,
         adapters=adapters,
+        pausing=pausing,
         kept=kept,
         set_log_level=around.set_log_level,
     )
@@ -150,7 +160,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         clock=clock,
         sleep=sleep,
     )
-    stage = Stage(clients, recovery, in_flight)
+    stage = Stage(clients, recovery, in_flight, pausing)
     lost_requests = LostRequests(scheduler)
     load_reporter = LoadReporter(scheduler, clients, lost_requests, epoch=epoch, clock=clock)
     inbox = Inbox(
@@ -183,6 +193,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
             in_flight=in_flight,
             transfers=transfers,
             adapters=adapters,
+            pausing=pausing,
             recovery=recovery,
             isolation=IsolationReporter(recovery.quarantine, scheduler, epoch, clients.post, around.on_alone),
             stage=stage,

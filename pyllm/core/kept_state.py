@@ -1,4 +1,4 @@
-"""The state that outlives a core: settings changed by clients, adapters, and reports of the requests that ended last.
+"""The state that outlives a core: settings changed by clients, a pause, adapters, reports of the last ended requests.
 
 Each change is passed on at once, for the next core. Knows neither the keeper nor requests.
 """
@@ -18,6 +18,7 @@ class KeptState:
     def __init__(self, scheduler: Scheduler, earlier: Kept, keep: Callable[[Kept], object]) -> None:
         self._scheduler = scheduler
         self._keep = keep
+        self.pause = earlier.pause or "none"
         self._settings = earlier.settings or {}
         self._ended_before = deque(earlier.ended)  # oldest first
         self._num_ended = 0  # in this core
@@ -31,6 +32,11 @@ class KeptState:
         """Keep settings that have changed."""
         self._settings = self._settings | changes
         self._keep(Kept(settings=self._settings))
+
+    def pause_at(self, level: str) -> None:
+        """Keep the scheduler's setting `pause`."""
+        self.pause = level
+        self._keep(Kept(pause=level))
 
     def serve(self, adapters: tuple[Adapter, ...]) -> None:
         """Keep the adapters that this core serves."""

@@ -21,6 +21,7 @@ from pyllm.core.inbox import Inbox
 from pyllm.core.kept_state import KeptState
 from pyllm.core.kv.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
+from pyllm.core.pausing import Pausing
 from pyllm.core.profiling import Profiling
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
@@ -50,6 +51,7 @@ class CoreParts(NamedTuple):
     in_flight: StepsInFlight
     transfers: KVTransfers
     adapters: Adapters
+    pausing: Pausing
     recovery: Recovery
     isolation: IsolationReporter
     stage: Stage
@@ -76,6 +78,7 @@ class EngineCore:
         self._in_flight = parts.in_flight
         self._transfers = parts.transfers
         self._adapters = parts.adapters
+        self._pausing = parts.pausing
         self._recovery = parts.recovery
         self._quarantine = parts.recovery.quarantine
         self._isolation = parts.isolation
@@ -111,6 +114,7 @@ class EngineCore:
         self._isolation.advance()
         self._transfers.advance()
         self._adapters.advance()
+        self._pausing.advance()
         self._publish()
         while (plan := self._schedule()) is not None:
             self._submit(plan)

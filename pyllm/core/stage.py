@@ -1,22 +1,24 @@
-"""The stage of a core: ready, recovering, stalled or draining, with the reason. Clients get every change.
+"""The stage of a core: ready, recovering, stalled, draining or paused, with the reason. Clients get every change.
 
 Knows no requests.
 """
 
 from pyllm.core.clients import Clients
 from pyllm.core.faults.recovery import Recovery
+from pyllm.core.pausing import Pausing
 from pyllm.core.steps_in_flight import StepsInFlight
 from pyllm.wire.messages import CoreStage, Heartbeat
 
 
 class Stage:
-    """Reads the stage from the recovery and the steps in flight; the core sets `is_draining`."""
+    """Reads the stage from the recovery, the steps in flight and the pause; the core sets `is_draining`."""
 
-    def __init__(self, clients: Clients, recovery: Recovery, steps: StepsInFlight) -> None:
+    def __init__(self, clients: Clients, recovery: Recovery, steps: StepsInFlight, pausing: Pausing) -> None:
         self.is_draining = False
         self._clients = clients
         self._recovery = recovery
         self._steps = steps
+        self._pausing = pausing
         self._sent: tuple[CoreStage, str] = ("ready", "")  # which clients assume at first
 
     def send_changes(self) -> None:
@@ -43,4 +45,6 @@ class Stage:
             return "recovering", self._recovery.reason
         if self._steps.stall:
             return "stalled", self._steps.stall
-        return ("draining", "the engine is shutting down") if self.is_draining else ("ready", "")
+        if self.is_draining:
+            return "draining", "the engine is shutting down"
+        return ("paused", self._pausing.reason) if self._pausing.is_paused else ("ready", "")

@@ -370,6 +370,23 @@ class AsyncEngine:
         """Empty the prefix cache; running sequences keep their blocks."""
         await self._connected().reset_prefix_cache()
 
+    async def pause_generation(
+        self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """Stop generating until `resume_generation`; new requests wait. See `EngineClient.pause_generation`."""
+        await self._start_once()
+        await self._connected().pause_generation(
+            text("mode", mode), wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
+        )
+
+    async def resume_generation(self) -> None:
+        """End a pause; without one nothing changes."""
+        await self._connected().resume_generation()
+
+    async def is_paused(self) -> bool:
+        """Whether the engine is paused."""
+        return await self._connected().is_paused()
+
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter, as the first request that names it does. False: it was there already.
 

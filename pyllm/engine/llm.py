@@ -230,6 +230,24 @@ class LLM:
         """Empty the prefix cache; running sequences keep their blocks."""
         self._run(self._engine.reset_prefix_cache())
 
+    def pause_generation(
+        self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """Stop generating until `resume_generation`; see `AsyncEngine.pause_generation`."""
+        self._run(
+            self._engine.pause_generation(
+                mode=mode, wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
+            )
+        )
+
+    def resume_generation(self) -> None:
+        """End a pause; without one nothing changes."""
+        self._run(self._engine.resume_generation())
+
+    def is_paused(self) -> bool:
+        """Whether the engine is paused."""
+        return self._run(self._engine.is_paused())
+
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter; see `AsyncEngine.add_lora`."""
         return self._run(self._engine.add_lora(lora_request))

@@ -54,7 +54,8 @@ def health_routes(state: ServerState) -> list[Route]:
     def ready() -> Response[Health]:
         condition = state.condition()
         cores = [core for core in state.client.cores if not core.is_leaving]
-        status, reason = ("ready", None) if condition.ready else ("not ready", condition.reason)
+        status = "ready" if condition.ready else "paused" if condition.paused else "not ready"
+        reason = None if condition.ready else condition.reason
         answer = Health(status, reason, sum(core.condition.ready for core in cores), len(cores))
         return Response(answer, status_code=200 if condition.ready else 503)
 

@@ -188,6 +188,7 @@ class SuccessiveCores:
         self._ended: deque[dict[str, Any]] = deque(maxlen=MAX_ENDED)
         self._workers: tuple[Restarts, ...] = ()
         self._adapters: tuple[Adapter, ...] | None = None
+        self._pause: str | None = None
 
     def configure(self, address: str) -> CoreConfig:
         """The configuration of the next core. `address` is that of the last core; empty for the first."""
@@ -199,7 +200,7 @@ class SuccessiveCores:
         engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
         kept = Kept()
         if number:
-            kept = Kept(self._settings, tuple(self._ended), self._workers, adapters=self._adapters)
+            kept = Kept(self._settings, tuple(self._ended), self._workers, adapters=self._adapters, pause=self._pause)
         # With a wildcard port, clients know the port that the first core got.
         bind = address or config.bind
         return msgspec.structs.replace(config, engine=engine, bind=bind, is_successor=number > 0, kept=kept)
@@ -211,6 +212,8 @@ class SuccessiveCores:
             self._workers = kept.workers
         if kept.adapters is not None:
             self._adapters = kept.adapters
+        if kept.pause is not None:
+            self._pause = kept.pause
         if kept.settings is not None:
             self._settings = kept.settings
             if "log_level" in kept.settings:

@@ -107,7 +107,7 @@ METHODS: Mapping[str, str] = {
     "get_num_unfinished_requests": "use stats",
     "wait_for_requests_to_drain": "wait for the outputs of generate",
     "is_sleeping": "an engine never sleeps",
-    **dict.fromkeys(("pause_generation", "resume_generation"), "use reconfigure, or abort requests"),
+    **dict.fromkeys(("pause_generation", "resume_generation", "is_paused"), "use LLM or AsyncEngine"),
     "do_log_stats": "use get_summary or get_metrics",
     "is_tracing_enabled": "traces are of `pyllm serve`",
     "pin_lora": "adapters stay in memory as far as max_cpu_loras allows, and those of running requests always",

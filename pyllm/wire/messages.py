@@ -466,8 +466,8 @@ class Heartbeat(Message, frozen=True):
 
 
 # "recovering": the core has lost its workers and starts others; "stalled": requests wait, and no step has completed for
-# longer than any should take.
-CoreStage = Literal["ready", "recovering", "stalled", "draining"]
+# longer than any should take. "paused": requests wait until a client resumes the core.
+CoreStage = Literal["ready", "recovering", "stalled", "draining", "paused"]
 
 # Between a core and the fork server that its workers are forked from.
 MAX_FORK_SERVER_MESSAGE = 4096  # bytes

@@ -122,6 +122,7 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
         lambda: 0.0,
         profiling=profiling,
         adapters=engine.core._adapters,
+        pausing=engine.core._pausing,
         kept=kept,
         inventory=inventory,
     )

@@ -14,6 +14,7 @@ from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantRep
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.admin.adapter_routes import adapter_routes
 from pyllm.frontend.admin.core_routes import core_routes
+from pyllm.frontend.admin.pause_routes import pause_routes
 from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
 from pyllm.frontend.http.asgi import Scope
 from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
@@ -201,6 +202,7 @@ def admin_routes(state: ServerState) -> list[Route]:
         profile_route(state),
         *core_routes(state, _LOOKUP_ERRORS),
         reset_prefix_cache,
+        *pause_routes(state),
     ]
     for handler in handlers:
         handler.guard = admins_only

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import NoneType
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -170,6 +170,8 @@ delete = partial(route, methods=["DELETE"])
 
 def _limited(kind: Any, parameter: QueryParameter) -> Any:
     """The type within the range; where None stands for a parameter that is left out, the other type."""
+    if get_origin(kind) is Literal:
+        return kind
     given = next((each for each in get_args(kind) if each is not NoneType), kind)
     return Annotated[given, msgspec.Meta(ge=parameter.ge, le=parameter.le)]
 

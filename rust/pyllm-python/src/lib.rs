@@ -416,6 +416,15 @@ impl Scheduler {
         self.call(py, |scheduler| Ok(scheduler.adapter_counts()))
     }
 
+    fn num_begun(&self, py: Python<'_>) -> PyResult<u64> {
+        self.call(py, |scheduler| Ok(scheduler.num_begun()))
+    }
+
+    fn live_requests(&self, py: Python<'_>) -> PyResult<Vec<(u32, u64)>> {
+        let requests = self.call(py, |scheduler| Ok(scheduler.live_requests()))?;
+        Ok(requests.into_iter().map(|(client, request)| (client.0, request.0)).collect())
+    }
+
     fn start_recording(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, pyllm_scheduler::Scheduler::start_recording)
     }

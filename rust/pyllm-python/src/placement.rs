@@ -87,6 +87,13 @@ impl Placement {
         })
     }
 
+    fn change_weights(&self, version: &str) -> PyResult<()> {
+        self.call(|placement| {
+            placement.change_weights(version);
+            Ok(())
+        })
+    }
+
     fn start_recording(&self) -> PyResult<()> {
         self.call(pyllm_scheduler::Placement::start_recording)
     }

@@ -30,7 +30,7 @@ impl RequestHasher {
         hasher.map(|hasher| Self(Mutex::new(hasher))).map_err(|error| value_error(&error))
     }
 
-    #[pyo3(signature = (prompt, *, tenant = "", cache_salt = "", adapter = ""))]
+    #[pyo3(signature = (prompt, *, tenant = "", cache_salt = "", adapter = "", weights_version = ""))]
     fn hashes<'py>(
         &self,
         py: Python<'py>,
@@ -38,11 +38,12 @@ impl RequestHasher {
         tenant: &str,
         cache_salt: &str,
         adapter: &str,
+        weights_version: &str,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let prompt = ids_from_bytes("prompt", prompt)?;
         let hashes: Vec<_> = py.detach(|| {
             let mut hasher = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            hasher.hashes(&prompt, tenant, cache_salt, adapter).collect()
+            hasher.hashes(&prompt, tenant, cache_salt, adapter, weights_version).collect()
         });
         Ok(hashes.iter().map(|hash| PyBytes::new(py, hash.as_bytes())).collect())
     }

@@ -78,6 +78,8 @@ pub struct Config {
     pub tenant_weights: BTreeMap<String, u32>,
     /// *Live.* The version of the model's weights. Blocks are never shared across versions.
     pub weights_version: String,
+    /// *Live.* The sequences that are kept from computing.
+    pub pause: Pause,
     /// *Live.* Share of the blocks that admission leaves free while sequences run, from 0 to below 1.
     pub watermark: f64,
     /// *Live.* Share of the running sequences' expected growth for which admission leaves blocks free. 0: none, 1: all.
@@ -101,6 +103,19 @@ pub enum PrefixHash {
 pub struct KvGroup {
     /// Positions that a token attends to, its own included. None: all before it.
     pub window: Option<u32>,
+}
+
+/// The sequences that are kept from computing until the caller changes the setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pause {
+    /// None.
+    #[default]
+    None,
+    /// Those of requests that have not begun: they wait in the queue. The others run to their ends.
+    New,
+    /// All: there is no plan.
+    All,
 }
 
 /// The scheduling policy. Each has a file in `policy`.
@@ -154,6 +169,7 @@ impl Default for Config {
             policy: PolicyName::Fcfs,
             tenant_weights: BTreeMap::new(),
             weights_version: String::new(),
+            pause: Pause::None,
             watermark: 0.0,
             expected_growth: 0.0,
         }
@@ -267,6 +283,7 @@ impl Config {
             policy: _,
             tenant_weights: _,
             weights_version: _,
+            pause: _,
             watermark: _,
             expected_growth: _,
         } = self;

@@ -80,7 +80,7 @@ mod kv_layout;
 mod estimates;
 
 pub use block_hash::BlockHash;
-pub use config::{Config, KvGroup, PolicyName, PrefixHash};
+pub use config::{Config, KvGroup, Pause, PolicyName, PrefixHash};
 pub use error::{Error, Result};
 pub use estimates::histogram::Histogram;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, SaveId, Slot, StateId, StepId};

@@ -34,6 +34,7 @@ pub struct Placement {
     index: PrefixIndex,
     speeds: Speeds,
     last_request: Option<u64>,
+    weights_version: String,
     num_inputs: u64,
     recorder: Option<Recorder>,
     // Buffers, kept between calls to reuse their memory.
@@ -93,6 +94,7 @@ impl Placement {
             index: PrefixIndex::new(),
             speeds: Speeds::default(),
             last_request: None,
+            weights_version: String::new(),
             num_inputs: 0,
             recorder: None,
             hasher: RequestHasher::new(block_size, prefix_hash, prefix_hash_seed, cache_namespace)?,
@@ -183,6 +185,12 @@ impl Placement {
         Ok(placed)
     }
 
+    /// Changes the version of the cores' weights, by which they name blocks from now on.
+    pub fn change_weights(&mut self, version: &str) {
+        self.record(|| Input::ChangeWeights { version: version.to_owned() });
+        version.clone_into(&mut self.weights_version);
+    }
+
     /// Removes a request that has ended, or will not be sent to its core. Unknown requests are ignored.
     pub fn ended(&mut self, request: u64) {
         self.record(|| Input::Ended { request });
@@ -221,7 +229,8 @@ impl Placement {
     fn hash_blocks(&mut self, request: &NewRequest) {
         self.hashes.clear();
         let NewRequest { prompt, tenant, cache_salt, adapter, .. } = request;
-        self.hashes.extend(self.hasher.hashes(prompt, tenant, cache_salt, adapter).map(|hash| hash.of(0).short()));
+        let hashes = self.hasher.hashes(prompt, tenant, cache_salt, adapter, &self.weights_version);
+        self.hashes.extend(hashes.map(|hash| hash.of(0).short()));
     }
 
     /// The cost of the request on each core, into `candidates`.

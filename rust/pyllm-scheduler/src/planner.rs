@@ -15,7 +15,7 @@ mod share;
 pub(crate) mod turns;
 
 use crate::arena::Key;
-use crate::config::Config;
+use crate::config::{Config, Pause};
 use crate::estimates::peak_blocks::PeakBlocks;
 use crate::ids::{LoadId, StepId};
 use crate::kv::Kv;
@@ -129,6 +129,9 @@ struct Planning<'a> {
 
 impl Planning<'_> {
     fn plan(mut self) -> Option<Plan> {
+        if self.config.pause == Pause::All {
+            return self.pause();
+        }
         self.table.order_running();
         for turn in self.planner.turns.to_try() {
             (self.turn, self.stop, self.lacking, self.cut) = (turn, None, None, None);
@@ -138,9 +141,17 @@ impl Planning<'_> {
             }
         }
         self.kv.end_copies();
-        // The sequences left in the queue are not of this turn.
-        self.stop = self.stop.or_else(|| self.table.queue().first().map(|key| (key, Reason::Isolation)));
+        // The sequences left in the queue are not of this turn, or kept from beginning.
+        self.stop = self.stop.or_else(|| self.table.queue().first().map(|key| (key, self.reason_to_sit_out(key))));
         self.finish()
+    }
+
+    /// Ends the plan without rows. Swaps stay pending, with the blocks that they read.
+    fn pause(mut self) -> Option<Plan> {
+        self.stop = self.table.queue().first().map(|key| (key, Reason::Paused));
+        self.note_decision();
+        self.steps.recycle(self.rows);
+        None
     }
 
     fn plan_turn(&mut self) {
@@ -168,7 +179,8 @@ impl Planning<'_> {
         self.planner.turns.end(self.turn, !self.rows.is_empty(), stop);
     }
 
-    fn finish(self) -> Option<Plan> {
+    /// Notes the decision, and gives the number of tokens in the step.
+    fn note_decision(&mut self) -> u32 {
         let num_tokens = self.config.max_num_batched_tokens - self.budget.tokens;
         let decision = Decision {
             step: self.step,
@@ -186,6 +198,11 @@ impl Planning<'_> {
         };
         self.observer.decided(decision, self.stop.map(|(key, _)| key), self.cut, self.turn);
         self.table.note_decision(self.lacking.is_some());
+        num_tokens
+    }
+
+    fn finish(mut self) -> Option<Plan> {
+        let num_tokens = self.note_decision();
         // Without rows, a plan is still needed for swaps: an asynchronous load may overwrite a swapped-out block.
         let cache = self.kv.cache_mut();
         if self.rows.is_empty() && !cache.has_swaps() {
@@ -229,7 +246,19 @@ impl Planning<'_> {
 
     /// The first in the queue that may have a row in this turn.
     fn first_waiting(&self) -> Option<Key<Sequence>> {
-        self.planner.turns.first_waiting(self.turn, self.table)
+        if self.config.pause == Pause::None {
+            return self.planner.turns.first_waiting(self.turn, self.table);
+        }
+        self.planner.turns.first_waiting_of(self.turn, self.table, |key| self.may_run_now(key))
+    }
+
+    /// Whether no pause keeps a waiting sequence from running.
+    fn may_run_now(&self, key: Key<Sequence>) -> bool {
+        self.config.pause == Pause::None || self.table.pair(key).1.has_begun()
+    }
+
+    fn reason_to_sit_out(&self, key: Key<Sequence>) -> Reason {
+        if self.may_run_now(key) { Reason::Isolation } else { Reason::Paused }
     }
 
     /// The first in the queue that may have a row in this turn, and whose adapter has a slot of the device or can have
@@ -240,10 +269,14 @@ impl Planning<'_> {
             return self.first_waiting();
         }
         let (table, turn, mut lacking) = (&*self.table, self.turn, None);
+        let is_paused = self.config.pause != Pause::None;
         let slots = table.adapter_slots();
         let draining = slots.least_recent();
         let first = self.planner.turns.first_waiting_of(turn, table, |key| {
             let (_, live) = table.pair(key);
+            if is_paused && !live.has_begun() {
+                return false;
+            }
             let adapter = live.request.adapter_number;
             let may_use = lacking.is_none() || Some(adapter) != draining || table.has_running(live);
             let may_run = adapter == 0 || (slots.has_room(adapter) && may_use);

@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::request::{Finish, Request};
 
 /// The first bytes of a recording. The number changes when old recordings can no longer be read.
-pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 16\n";
+pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 17\n";
 
 /// A call that changed a scheduler. It keeps only the log-probabilities that beam search needs, and no embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -571,6 +571,17 @@ impl Scheduler {
         self.observer.ended_mut().take()
     }
 
+    /// The live requests that have begun: a part of each was computed, here or on an earlier core. Takes time linear in
+    /// the number of requests.
+    pub fn num_begun(&self) -> u64 {
+        self.table.requests().filter(|(_, live)| live.has_begun()).count() as u64
+    }
+
+    /// The live requests, in no particular order.
+    pub fn live_requests(&self) -> Vec<(ClientId, RequestId)> {
+        self.table.requests().map(|(_, live)| live.name()).collect()
+    }
+
     /// The device blocks by owner. Takes time proportional to the blocks in use.
     pub fn block_owners(&self) -> BlockOwners {
         block_owners(&self.table, &self.kv)
@@ -634,6 +645,7 @@ impl Scheduler {
             table: &self.table,
             next_step: self.steps.next(),
             is_pipelined: self.config.pipeline_parallel_size > 1,
+            pause: self.config.pause,
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use crate::arena::Key;
+use crate::config::Pause;
 use crate::ids::StepId;
 use crate::steps::Turn;
 use crate::table::Table;
@@ -52,6 +53,8 @@ pub enum Reason {
     Growth,
     /// The step preempted sequences so that others could continue; it admits none after that.
     Preempting,
+    /// The scheduler is paused, for all requests or for those that have not begun.
+    Paused,
     /// The step was for other requests: an isolated request shares no step, and while it lacks room the others wait.
     Isolation,
     /// A sequence before it in the policy's order was not admitted.
@@ -80,6 +83,7 @@ impl Reason {
             Self::Watermark => "watermark",
             Self::Growth => "growth",
             Self::Preempting => "preempting",
+            Self::Paused => "paused",
             Self::Isolation => "isolation",
             Self::Policy => "policy",
         }
@@ -157,6 +161,7 @@ pub(crate) struct Explainer<'a> {
     pub(crate) table: &'a Table,
     pub(crate) next_step: StepId,
     pub(crate) is_pipelined: bool,
+    pub(crate) pause: Pause,
 }
 
 impl Explainer<'_> {
@@ -185,8 +190,10 @@ impl Explainer<'_> {
             Sample::Live(key) => key,
         };
         let sequence = &self.table[key];
-        let had_share =
-            sequence.slot().is_some() && sequence.last_share > 0 && self.next_step.0 == sequence.last_step.0 + 1;
+        let had_share = self.pause != Pause::All
+            && sequence.slot().is_some()
+            && sequence.last_share > 0
+            && self.next_step.0 == sequence.last_step.0 + 1;
         Explanation {
             state: match sequence.state() {
                 State::Waiting => "waiting",
@@ -213,6 +220,7 @@ impl Explainer<'_> {
         match sequence.state() {
             State::Held => Reason::Held,
             State::Loading => Reason::Loading,
+            _ if self.pause == Pause::All => Reason::Paused,
             _ if sequence.beam == Beam::Waiting => Reason::Siblings,
             _ if sequence.since >= self.table.num_decisions() => Reason::New,
             State::Running(_) if sequence.comes_to_nothing() => Reason::Grammar,
@@ -220,6 +228,7 @@ impl Explainer<'_> {
             State::Running(_) if sat_out => Reason::Isolation,
             // Without a cut, the sequence waited for the commit of a step in flight, which has happened since.
             State::Running(_) => self.decisions.cut.unwrap_or(Reason::InFlight),
+            _ if self.pause == Pause::New && !self.table.pair(key).1.has_begun() => Reason::Paused,
             _ if self.table.lacked_adapter(key) => Reason::Adapters,
             _ if self.decisions.stopped == Some(key) => last.and_then(|decision| decision.stop).unwrap_or(Reason::New),
             _ if sequence.num_in_flight > 0 => Reason::InFlight,

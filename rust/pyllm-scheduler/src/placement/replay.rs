@@ -9,7 +9,7 @@ use crate::recorder::Entries;
 use super::{NewRequest, Placement};
 
 /// The first bytes of a recording. The number changes when old recordings can no longer be read.
-pub(super) const MAGIC: &[u8] = b"pyllm placement recording 2\n";
+pub(super) const MAGIC: &[u8] = b"pyllm placement recording 3\n";
 
 /// The arguments of a new placement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,7 @@ pub(super) enum Input {
     UpdateCore { core: u32, last_request: Option<u64>, changes: Vec<u8>, load: Vec<u8> },
     Place { request: NewRequest, cores: Vec<u32> },
     Ended { request: u64 },
+    ChangeWeights { version: String },
 }
 
 /// The result of a replay.
@@ -64,6 +65,7 @@ impl Placement {
                     num_choices += 1;
                 }
                 Input::Ended { request } => placement.ended(request),
+                Input::ChangeWeights { version } => placement.change_weights(&version),
             }
             placement.take_recording();
             Ok(placement.choices_hash().unwrap_or_default())

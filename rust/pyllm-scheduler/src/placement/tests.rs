@@ -265,7 +265,7 @@ impl World {
 
 fn hashes(prompt: &[i32]) -> Vec<u64> {
     let mut hasher = RequestHasher::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
-    hasher.hashes(prompt, "", "", "").map(|hash| hash.of(0).short()).collect()
+    hasher.hashes(prompt, "", "", "", "").map(|hash| hash.of(0).short()).collect()
 }
 
 proptest! {
@@ -283,6 +283,26 @@ proptest! {
         prop_assert_eq!((replayed.num_choices, replayed.is_truncated), (num_choices, false));
         prop_assert_eq!(Some(replayed.hash), world.placement.choices_hash());
     }
+}
+
+#[test]
+fn blocks_of_another_version_of_the_weights_are_not_expected() {
+    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
+    placement.start_recording().unwrap();
+    placement.add_core(0).unwrap();
+    let cached = |placement: &mut Placement, id| {
+        let request = NewRequest { id, prompt: prompt(0, 400), max_tokens: 10, ..NewRequest::default() };
+        placement.place(request, &[0]).unwrap().num_cached_tokens
+    };
+    assert_eq!(cached(&mut placement, 0), 0);
+    let known = cached(&mut placement, 1);
+    assert!(known > 0);
+    placement.change_weights("2");
+    assert_eq!((cached(&mut placement, 2), cached(&mut placement, 3)), (0, known));
+    placement.change_weights("");
+    assert_eq!(cached(&mut placement, 4), known);
+    let recording = placement.take_recording();
+    assert_eq!(Some(Placement::replay(&recording).unwrap().hash), placement.choices_hash());
 }
 
 #[test]

@@ -55,6 +55,11 @@ impl Planning<'_> {
     /// its adapter's slot.
     fn next_to_make_way(&mut self) -> Option<(Key<Sequence>, Key<Sequence>)> {
         let &victim = self.table.running().last()?;
+        // One admitted in this plan has a slot in it already. It may have a lower rank than one whose adapter has got a
+        // slot since; that one comes first in the next plan.
+        if self.table[victim].admitted == self.step {
+            return None;
+        }
         // None after the first in the queue has a better rank, so that most steps end here.
         let first = self.first_waiting()?;
         if !self.may_take_the_place(self.table[first].queue_key().rank, victim) {

@@ -66,6 +66,11 @@ impl LiveRequest {
         live.collect()
     }
 
+    /// Whether a part of it was computed, here or on an earlier core.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.scheduled_at.is_some() || self.has_output
+    }
+
     /// The holders that keep it from running, as text; none if not held.
     pub(crate) fn hold(&self) -> Option<String> {
         (!self.holders.is_empty()).then(|| self.holders.join(", "))

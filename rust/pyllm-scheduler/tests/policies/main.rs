@@ -2,6 +2,7 @@
 
 mod fair;
 mod newcomers;
+mod pausing;
 mod speculation;
 mod starvation;
 mod priority;

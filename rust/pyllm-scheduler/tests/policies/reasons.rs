@@ -281,6 +281,7 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         | Reason::Siblings
         | Reason::InFlight
         | Reason::Grammar
+        | Reason::Paused
         | Reason::Isolation
         | Reason::Pipeline
         | Reason::Samples

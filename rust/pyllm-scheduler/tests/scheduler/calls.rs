@@ -9,7 +9,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
-use pyllm_scheduler::{Config, KvGroup};
+use pyllm_scheduler::{Config, KvGroup, Pause};
 
 use crate::oracle::VOCABULARY;
 
@@ -54,6 +54,7 @@ pub enum Call {
     Pin { name: u64, prompt: Prompt },
     Unpin { name: u64 },
     ResetPrefixCache,
+    Pause(Pause),
     Wrong(Wrong),
 }
 
@@ -224,6 +225,7 @@ fn call() -> impl Strategy<Value = Call> {
         3 => (0..4_u64, prompt()).prop_map(|(name, prompt)| Call::Pin { name, prompt }),
         2 => (0..4_u64).prop_map(|name| Call::Unpin { name }),
         1 => Just(Call::ResetPrefixCache),
+        4 => select(&[Pause::None, Pause::None, Pause::New, Pause::All][..]).prop_map(Call::Pause),
         6 => wrong::wrong().prop_map(Call::Wrong),
     ]
 }

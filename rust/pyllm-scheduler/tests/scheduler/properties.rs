@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case, state_case};
 use crate::world;
 
-const CORNERS: [&str; 98] = [
+const CORNERS: [&str; 100] = [
     "adapters evicted",
     "adapters kept for running requests alone",
     "adapters loaded",
@@ -55,6 +55,7 @@ const CORNERS: [&str; 98] = [
     "outputs that begin",
     "other policies while requests wait",
     "other weights while requests run",
+    "pauses of what runs",
     "pinned blocks",
     "pins",
     "pins beyond the quota",
@@ -106,6 +107,7 @@ const CORNERS: [&str; 98] = [
     "policy",
     "preempting",
     "isolation",
+    "paused",
     "samples",
     "siblings",
     "slots",

@@ -19,7 +19,7 @@ mod subscriber;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use pyllm_scheduler::{Config, LoadId, PolicyName, SaveId, Scheduler, Stats};
+use pyllm_scheduler::{Config, LoadId, Pause, PolicyName, SaveId, Scheduler, Stats};
 
 use crate::calls::{Call, Case, Positions};
 use crate::device::Device;
@@ -120,6 +120,7 @@ impl World {
             Call::Pin { name, prompt } => self.pin(*name, *prompt),
             Call::Unpin { name } => self.unpin(*name),
             Call::ResetPrefixCache => self.reset_prefix_cache(),
+            Call::Pause(pause) => self.pause(*pause),
             Call::Wrong(wrong) => self.refused(*wrong),
         }
         self.audit();
@@ -127,6 +128,7 @@ impl World {
 
     /// Runs all requests to their ends, and checks that nothing is left.
     fn finish(&mut self) {
+        self.pause(Pause::None);
         for client in 0..3 {
             self.take(client);
         }

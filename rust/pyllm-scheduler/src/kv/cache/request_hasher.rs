@@ -4,9 +4,6 @@ use crate::block_hash::{BlockHash, BlockHasher};
 use crate::config::PrefixHash;
 use crate::error::{Error, Result};
 
-/// The version of the cores' weights; `Config::weights_version` is always empty.
-const WEIGHTS_VERSION: &str = "";
-
 /// Names the full blocks of prompts as a scheduler with the same settings does.
 pub struct RequestHasher {
     hasher: BlockHasher,
@@ -37,8 +34,9 @@ impl RequestHasher {
         tenant: &str,
         cache_salt: &str,
         adapter: &str,
+        weights_version: &str,
     ) -> impl Iterator<Item = BlockHash> {
-        let mut parent = self.hasher.root(&[tenant, cache_salt, adapter, WEIGHTS_VERSION]);
+        let mut parent = self.hasher.root(&[tenant, cache_salt, adapter, weights_version]);
         prompt.chunks_exact(self.block_size).map(move |tokens| {
             parent = self.hasher.child(parent, tokens, &[]);
             parent

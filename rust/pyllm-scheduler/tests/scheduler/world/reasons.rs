@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pyllm_scheduler::{Decision, Explanation, Plan, Reason, Stats};
+use pyllm_scheduler::{Decision, Explanation, Pause, Plan, Reason, Stats};
 
 use super::World;
 use super::requests::Known;
@@ -123,6 +123,14 @@ impl World {
                 holds = config.expected_growth > 0.0;
             }
             Some(Reason::Preempting) => holds = decision.num_preempted + decision.num_admitted > 0,
+            Some(Reason::Paused) => {
+                let has_output = one.num_known > known.request.prompt.len() as u32;
+                holds = match config.pause {
+                    Pause::None => false,
+                    Pause::New => !has_output && queued.contains(&one.state),
+                    Pause::All => one.num_tokens == 0,
+                };
+            }
             Some(Reason::Isolation) => {
                 is_in(&["running", "waiting", "preempted", "swapped"]);
                 holds = self.alone.is_some();

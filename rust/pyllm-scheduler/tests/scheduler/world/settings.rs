@@ -1,5 +1,7 @@
 //! Settings that change while requests run.
 
+use pyllm_scheduler::{Config, Pause};
+
 use super::World;
 use crate::calls::Change;
 
@@ -19,6 +21,13 @@ impl World {
             self.saw("other weights while requests run", u64::from(before.num_running > 0));
         }
         self.saw("other policies while requests wait", u64::from(other_policy && before.num_waiting > 0));
+        self.config = config;
+    }
+
+    pub(super) fn pause(&mut self, pause: Pause) {
+        let config = Config { pause, ..self.config.clone() };
+        assert_eq!(self.scheduler.reconfigure(config.clone()), Ok(()));
+        self.saw("pauses of what runs", u64::from(pause == Pause::All && self.scheduler.stats().num_running > 0));
         self.config = config;
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pyllm_scheduler::{
-    ClientId, Embeddings, Error, KvGroup, Logprobs, Plan, PolicyName, Pooling, Stats, StepId, uniform,
+    ClientId, Embeddings, Error, KvGroup, Logprobs, Pause, Plan, PolicyName, Pooling, Stats, StepId, uniform,
 };
 
 use super::World;
@@ -91,9 +91,15 @@ impl World {
         assert_eq!(stats.num_expired, before.num_expired + num_expired);
         self.take_loads();
         if let Some(plan) = &plan {
+            assert_ne!(self.config.pause, Pause::All, "a pause has no plan");
             self.execute(plan, &before);
         } else {
-            let may_run = stats.num_running + stats.num_waiting > 0 && self.loads.is_empty() && self.saves.is_empty();
+            let num_able = match self.config.pause {
+                Pause::None => stats.num_running + stats.num_waiting,
+                Pause::New => stats.num_running,
+                Pause::All => 0,
+            };
+            let may_run = num_able > 0 && self.loads.is_empty() && self.saves.is_empty();
             assert!(!self.in_flight.is_empty() || !may_run, "nothing is in flight, and yet nothing runs");
         }
         self.begin_loads();

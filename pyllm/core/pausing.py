@@ -1,0 +1,107 @@
+"""Pauses the scheduler of a core, and resumes it: what runs ends first, is aborted, or stays where it is.
+
+Requests that come meanwhile wait in the queue. Knows neither weights nor memory.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Literal, get_args
+
+from pyllm._rust import Scheduler
+from pyllm.core.kept_state import KeptState
+from pyllm.errors import RequestError
+
+# "wait": requests that have begun end first. "abort": all requests end at once. "keep": they stay where they are.
+PauseMode = Literal["abort", "wait", "keep"]
+PAUSE_MODES = get_args(PauseMode)
+REASON = "the engine is paused: requests wait until it is resumed"
+
+
+class Pausing:
+    """A pause outlives the core: `kept` has that of the core before, and passes on each change.
+
+    `num_in_flight` is the number of steps in flight, `abort` ends a request, `announce` is called after each change,
+    and `wake` when the core has to look again.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        kept: KeptState,
+        *,
+        num_in_flight: Callable[[], int],
+        abort: Callable[[int, int], object],
+        announce: Callable[[], object],
+        wake: Callable[[], object],
+    ) -> None:
+        self._scheduler = scheduler
+        self._kept = kept
+        self._num_in_flight = num_in_flight
+        self._abort = abort
+        self._announce = announce
+        self._wake = wake
+        self._waiting: list[asyncio.Future[None]] = []
+        self._level = "none"
+        if kept.pause != "none":
+            self._set(kept.pause)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether requests are kept from running; with "wait" from the start on, while others end."""
+        return self._level != "none"
+
+    @property
+    def reason(self) -> str:
+        """The reason why requests wait; empty while the scheduler runs."""
+        return REASON if self.is_paused else ""
+
+    def pause(self, mode: PauseMode) -> Awaitable[None]:
+        """Pause from the next plan on. The result is there when nothing runs any more.
+
+        It raises RequestError if the scheduler was resumed meanwhile.
+        """
+        # A pause that began with "keep" has frozen requests, which "wait" lets end.
+        self._change("new" if mode == "wait" else "all")
+        if mode == "abort":
+            for client, request in self._scheduler.live_requests():
+                self._abort(client, request)
+        settling: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(settling)
+        self._wake()
+        return settling
+
+    def resume(self) -> None:
+        """Let all requests run; without a pause nothing changes."""
+        if self.is_paused:
+            self._change("none")
+            self._settle(RequestError("the engine was resumed before all requests had ended"))
+            self._wake()
+
+    def advance(self) -> None:
+        """Note the end of what runs; call it before each plan, and when there is none."""
+        if not self.is_paused or self._num_in_flight():
+            return
+        if self._level == "new":
+            if self._scheduler.num_begun():
+                return
+            self._change("all")
+        self._settle(None)
+
+    def _change(self, level: str) -> None:
+        self._set(level)
+        self._kept.pause_at(level)
+        self._announce()
+
+    def _set(self, level: str) -> None:
+        self._scheduler.reconfigure(pause=level)
+        self._level = level
+
+    def _settle(self, error: RequestError | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if each.done():
+                continue
+            if error is None:
+                each.set_result(None)
+            else:
+                each.set_exception(error)

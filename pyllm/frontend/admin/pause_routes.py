@@ -1,0 +1,68 @@
+"""`/pause`, `/resume` and `/is_paused`, as in vLLM: for trainers, which change weights meanwhile. Knows no weights."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from pyllm.errors import EngineDeadError
+from pyllm.frontend.http.routing import QueryParameter, ResponseSpec, Route, get, post
+from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
+from pyllm.frontend.requests.server_state import ServerState
+
+Mode = Annotated[Literal["abort", "wait", "keep"], QueryParameter(name="mode")]
+WaitForRequests = Annotated[bool, QueryParameter(name="wait_for_inflight_requests")]
+ClearCache = Annotated[bool, QueryParameter(name="clear_cache")]
+
+RESPONSES: dict[int, ResponseSpec] = {**LOOKUP_ERROR_RESPONSES, 400: ERROR_RESPONSES[400], 403: ERROR_RESPONSES[400]}
+
+
+class PauseStatus(msgspec.Struct):
+    """The answer of `POST /pause` and `POST /resume`."""
+
+    status: Literal["paused", "resumed"]
+
+
+class PauseState(msgspec.Struct):
+    """`GET /is_paused`: whether all cores are paused."""
+
+    is_paused: bool
+
+
+def pause_routes(state: ServerState) -> list[Route]:
+    """The routes, for one server."""
+    client = state.client
+
+    @post(
+        "/pause",
+        summary="Stop generating: `mode` abort ends all requests, wait lets those end that have begun, keep freezes "
+        "them until POST /resume; requests that come meanwhile wait",
+        responses=RESPONSES,
+    )
+    async def pause(
+        mode: Mode = "abort", wait_for_inflight_requests: WaitForRequests = False, clear_cache: ClearCache = True
+    ) -> PauseStatus:
+        try:
+            await client.pause_generation(
+                mode, wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
+            )
+        except TimeoutError:
+            text = "requests still run, and no new ones begin: wait, or pause with another mode"
+            raise EngineDeadError(text) from None
+        return PauseStatus("paused")
+
+    @post("/resume", summary="Go on after POST /pause", responses=RESPONSES)
+    async def resume() -> PauseStatus:
+        try:
+            await client.resume_generation()
+        except TimeoutError:
+            raise EngineDeadError("the engine core did not answer in time") from None
+        return PauseStatus("resumed")
+
+    @get("/is_paused", summary="Whether generation is paused", responses=RESPONSES)
+    async def is_paused() -> PauseState:
+        try:
+            return PauseState(await client.is_paused())
+        except TimeoutError:
+            raise EngineDeadError("the engine core did not answer in time") from None
+
+    return [pause, resume, is_paused]
