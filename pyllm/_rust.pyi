@@ -483,6 +483,8 @@ class Scheduler:
 
         Takes time linear in the requests.
         """
+    def begun_requests(self) -> list[tuple[int, int]]:
+        """Client and request of each request that `num_begun` counts, in no particular order."""
     def live_requests(self) -> list[tuple[int, int]]:
         """Client and request of each live request, in no particular order."""
     def start_recording(self) -> None:

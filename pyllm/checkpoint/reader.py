@@ -24,6 +24,7 @@ from pyllm.checkpoint.json_files import refuse_pointer
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
 from pyllm.errors import ConfigError
+from pyllm.families.rope import at_context
 from pyllm.families.spec import ModelImpl
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,48 @@ def read_checkpoint(
     if isinstance(place, HubName):
         return msgspec.structs.replace(read(find_model(place, hub or Hub())), name=place.text)
     return read(place)
+
+
+def read_weights(
+    model: str, hub: Hub, like: Checkpoint, max_model_len: int, overrides: Mapping[str, Any] = NOTHING
+) -> Checkpoint:
+    """The description of another version of the weights of `like`, which has the same spec and format.
+
+    The new files need no tokenizer. Floats may have another dtype.
+
+    Raises:
+        ConfigError: it is missing, damaged, or of another model; the text says what differs.
+    """
+    if like.format == "dummy" or like.spec.transformers is not None:
+        kind = "generated" if like.format == "dummy" else "computed by transformers"
+        raise ConfigError(f"the weights of a model that is {kind} cannot be replaced")
+    place = parse_model(model)
+    path = find_model(place, hub) if isinstance(place, HubName) else place
+    found = _read(path, like.tokenizer, overrides=overrides)
+    spec = msgspec.structs.replace(at_context(found.spec, max_model_len), dtype=like.spec.dtype)
+    _check_same_model(path, msgspec.structs.replace(found, spec=spec), like)
+    return msgspec.structs.replace(like, files=found.files, tensors=found.tensors, fingerprint=found.fingerprint)
+
+
+def _check_same_model(path: Path, found: Checkpoint, like: Checkpoint) -> None:
+    if found.format != like.format:
+        raise ConfigError(f"{path} is {found.format}, and the engine's model is {like.format}: convert it")
+    if found.quantization != like.quantization:
+        own, other = (each.quantization or "none" for each in (like, found))
+        raise ConfigError(f"{path} has the quantization {other}, and the engine's model {own}")
+    for name in like.spec.__struct_fields__:
+        if getattr(found.spec, name) != getattr(like.spec, name):
+            own, other = (_shown(getattr(each.spec, name)) for each in (like, found))
+            raise ConfigError(f"{path} is of another model: {name} is {other}, and the engine's is {own}")
+    shapes, own_shapes = ({entry.name: entry.shape for entry in each.tensors} for each in (found, like))
+    if different := sorted(shapes.items() ^ own_shapes.items()):
+        raise ConfigError(
+            f"{path} is of another model: the parameter {different[0][0]} is missing or has another shape"
+        )
+
+
+def _shown(value: object) -> str:
+    return f"of {len(value)}" if isinstance(value, tuple) else f"{value!r:.100}"
 
 
 def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:

@@ -78,7 +78,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     `fingerprint` is a hash of the tensor table and of the beginning of each tensor, equal on every machine that has the
     same model; hashing all of the bytes would take longer than loading them. `skipped` names the tensors that the text
     model does not need. `sampling` has the defaults of requests, `embedding` those of embeddings. `quantization` is the
-    method by which safetensors are quantised, empty where they are not.
+    method by which safetensors are quantised, empty where they are not. `version` is a digest of all weights if they
+    have replaced others in a running engine; empty for those that it was started with.
     """
 
     name: str  # for the API, unless the user names it otherwise
@@ -92,6 +93,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     embedding: EmbeddingSpec = EmbeddingSpec()
     skipped: tuple[str, ...] = ()
     quantization: str = ""
+    version: str = ""
 
 
 def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:

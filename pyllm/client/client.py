@@ -36,7 +36,7 @@ from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingPar
 from pyllm.recording import check_recording_path
 from pyllm.wire.curve import client_keys
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import AdapterList, Deltas, Isolated, LoadReport, ModelInfo, Rejected, Reply
+from pyllm.wire.messages import AdapterList, Deltas, Isolated, LoadReport, ModelInfo, Rejected, Reply, WeightsChanged
 
 READER_PATIENCE = 60.0  # seconds without a read of pending output, after which a request is aborted
 RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for another core
@@ -193,6 +193,11 @@ class EngineClient(CoreCalls):
     def fingerprint(self) -> str:
         """The core's fingerprint, see `Ready`: two cores with the same one give the same tokens."""
         return self._cores.fingerprint
+
+    @property
+    def base_fingerprint(self) -> str:
+        """`fingerprint` with the weights that the core was started with; it stays when weights change."""
+        return self._cores.base_fingerprint
 
     @property
     def epoch(self) -> int:
@@ -433,6 +438,10 @@ class EngineClient(CoreCalls):
                 self._requests.isolate(message)
             case AdapterList():
                 self._adapter_lists.take(core, message)
+            case WeightsChanged():
+                core.connection.change_weights(message.version)
+                self._cores.change_weights(message.version)
+                self._requests.change_weights(core)
 
     def _malformed(self, text: str) -> None:
         self.malformed_frames += 1

@@ -15,6 +15,7 @@ from pyllm.client.cores import Core, Cores
 from pyllm.client.pending_calls import Calls, converted
 from pyllm.client.prompt_tokens import Prompt, pack_tokens
 from pyllm.client.reports import AdapterReport, BlockOwners, Decision, KVEvents, RequestReport, TenantReport
+from pyllm.client.weight_updates import WeightUpdates
 from pyllm.errors import EngineDeadError, ProfileRunningError, RequestError
 from pyllm.kv_transfer import summed
 from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter, Call, Reply
@@ -44,6 +45,7 @@ class CoreCalls:
         on_adapters: Callable[[], None],
     ) -> None:
         self._adapter_lists = AdapterLists(cores, self._call, on_adapters)
+        self._weight_updates = WeightUpdates(cores, self._call)
         self._check_alive = check_alive
         self._cores = cores
         self._calls = calls
@@ -199,6 +201,27 @@ class CoreCalls:
     async def is_paused(self) -> bool:
         """Whether all cores are paused."""
         return all((await self._ask_all(bool, "is_paused")).values())
+
+    async def update_weights(self, path: str, mode: str = "finish") -> str:
+        """Compute with another version of the weights, on every core; returns the version, a digest.
+
+        `path` is a folder or file of the same model on the cores' machines, or a repository of the hub. It is loaded
+        beside the weights that compute, and checked, before any core switches; where memory is short, in their place.
+        With `mode` "finish" requests that have begun end with the weights before, and the others wait for that; with
+        "continue" they go on with the new weights, their keys and values computed again; with "abort" they end.
+
+        Raises:
+            RequestError: it cannot be used, and the reason; all cores go on with the weights before.
+            EngineDeadError: no core is ready.
+            TimeoutError: it takes longer than an hour.
+        """
+        self._check_alive()
+        return await self._weight_updates.update(path, mode)
+
+    @property
+    def weights_version(self) -> str:
+        """The version of the weights that new requests are computed with; empty for those of the start."""
+        return self._cores.model.weights_version
 
     async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> int:
         """Protect the full blocks of a prefix from eviction, also those computed later; returns their number per core.

@@ -29,6 +29,7 @@ from pyllm.wire.messages import (
     Ready,
     Rejected,
     Reply,
+    WeightsChanged,
 )
 from pyllm.wire.sockets import check_core_address
 
@@ -63,7 +64,7 @@ class ConnectionCounts(msgspec.Struct):
 
 
 # What a core sends about the current epoch, once it is ready.
-EpochMessage = Deltas | Reply | Rejected | Isolated | LoadReport | AdapterList
+EpochMessage = Deltas | Reply | Rejected | Isolated | LoadReport | AdapterList | WeightsChanged
 
 
 class Handlers(NamedTuple):
@@ -119,7 +120,7 @@ class CoreConnection:
         wants_load_reports: bool = False,
     ) -> None:
         self.model: ModelInfo
-        self.fingerprint = ""
+        self.base_fingerprint = ""  # of the weights that the core was started with
         self.epoch = 0
         self.is_ready = False
         self._counts = counts
@@ -166,6 +167,16 @@ class CoreConnection:
             self._link.flush()
 
     @property
+    def fingerprint(self) -> str:
+        """The hash of all that decides a token's logits, the current weights included; empty before the first core."""
+        version = self.model.weights_version if self.base_fingerprint else ""
+        return f"{self.base_fingerprint}+{version}" if version else self.base_fingerprint
+
+    def change_weights(self, version: str) -> None:
+        """Note that the core computes with other weights."""
+        self.model = msgspec.structs.replace(self.model, weights_version=version)
+
+    @property
     def outage(self) -> float:
         """Seconds spent waiting for a core; 0 while one is ready."""
         return self._outage_beats * HEARTBEAT_INTERVAL
@@ -209,9 +220,11 @@ class CoreConnection:
                 self._handlers.on_final(ProtocolError(text))
             case Heartbeat():
                 self._core_heartbeat = message
-            case Deltas(epoch) | Isolated(epoch) | LoadReport(epoch) | AdapterList(epoch) if epoch != self.epoch:
+            case Deltas(epoch) | Isolated(epoch) | LoadReport(epoch) | AdapterList(epoch) | WeightsChanged(epoch) if (
+                epoch != self.epoch
+            ):
                 pass
-            case Deltas() | Reply() | Rejected() | Isolated() | LoadReport() | AdapterList():
+            case Deltas() | Reply() | Rejected() | Isolated() | LoadReport() | AdapterList() | WeightsChanged():
                 if self.is_ready:
                     self._handlers.on_message(message)
 
@@ -223,9 +236,9 @@ class CoreConnection:
         is_known = self.is_ready
         if ready.epoch != self.epoch:
             self._counts.num_core_connections += 1
-        if self._outage_beats and self.fingerprint:
+        if self._outage_beats and self.base_fingerprint:
             logger.info("a core is ready after %g s", self.outage)
-        self.model, self.fingerprint, self.epoch = ready.model, ready.fingerprint, ready.epoch
+        self.model, self.base_fingerprint, self.epoch = ready.model, ready.fingerprint, ready.epoch
         self.is_ready = True
         self._outage_beats = 0
         self._core_heartbeat = Heartbeat("ready")
@@ -234,7 +247,7 @@ class CoreConnection:
     def _lose(self, loss: str = "the connection to the engine core was lost") -> None:
         was_ready = self.is_ready
         self._link.close()
-        if not self.fingerprint:
+        if not self.base_fingerprint:
             self._num_losses += 1
             if self._num_losses >= len(self._connects) and not self._awaits_first:
                 text = f"{loss} before it answered; over tcp:// it may want keys"

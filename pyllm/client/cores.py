@@ -172,7 +172,7 @@ class Cores:
         self._make_placer = make_placer
         self._placer: Placer | None = None
         self._model: ModelInfo | None = None
-        self._fingerprint = ""
+        self._base_fingerprint = ""
         self._required = ""
         self._clock = clock
         self._asked_until = 0.0  # no core is asked to be reserved before this time
@@ -201,13 +201,28 @@ class Cores:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the core that described `model`; empty before."""
-        return self._fingerprint
+        """The fingerprint of the core that described `model`, with the current weights; empty before."""
+        version = "" if self._model is None else self._model.weights_version
+        return f"{self._base_fingerprint}+{version}" if version else self._base_fingerprint
+
+    @property
+    def base_fingerprint(self) -> str:
+        """`fingerprint` with the weights that the core was started with."""
+        return self._base_fingerprint
+
+    def change_weights(self, version: str) -> None:
+        """Note the version of the weights that new requests are to have: the last one that a core has begun with."""
+        assert self._model is not None, "a core was ready"
+        self._model = msgspec.structs.replace(self._model, weights_version=version)
+        if self._placer is not None:
+            self._placer.change_weights(version)
 
     def require_fingerprint(self, fingerprint: str) -> list[Core]:
         """Let only cores with this fingerprint become ready; returns the open ones with another. Empty: any."""
         self._required = fingerprint
-        return [core for core in self.all() if core.is_open and fingerprint not in ("", core.connection.fingerprint)]
+        return [
+            core for core in self.all() if core.is_open and fingerprint not in ("", core.connection.base_fingerprint)
+        ]
 
     def add(self, address: str, index: int | None = None) -> Core:
         """Add a core without a connection. Without an `index` it gets the next one."""
@@ -230,13 +245,16 @@ class Cores:
         others = [each for each in self._cores.values() if each.is_open and each is not core]
         if (same := next((each for each in others if each.connection.epoch == connection.epoch), None)) is not None:
             return EngineDeadError(f"the core at {core.address} is core {same.index} already, by another address")
-        required = self._required or (others[0].connection.fingerprint if others else connection.fingerprint)
-        if connection.fingerprint != required:
+        own = connection.base_fingerprint
+        required = self._required or (others[0].connection.base_fingerprint if others else own)
+        if own != required:
             return self.fingerprint_error(core, required)
         if not others:
-            self._model, self._fingerprint = connection.model, connection.fingerprint
+            self._model, self._base_fingerprint = connection.model, connection.base_fingerprint
+            self.change_weights(connection.model.weights_version)
         if self._placer is None:
             self._placer = self._make_placer(connection.model)
+            self._placer.change_weights(connection.model.weights_version)
         core.begin(self._clock() + PROBATION if follows_loss else 0.0)
         self._placer.add(core.index)
         return None
@@ -244,7 +262,7 @@ class Cores:
     @staticmethod
     def fingerprint_error(core: Core, required: str) -> EngineDeadError:
         """The error for a core without the required fingerprint."""
-        own = core.connection.fingerprint[:8]
+        own = core.connection.base_fingerprint[:8]
         text = f"the core at {core.address} would give other tokens (fingerprint {own}, not {required[:8]})"
         return EngineDeadError(f"{text}: start it with the same model, dtype, number of ranks and kind of processor")
 
@@ -391,12 +409,17 @@ class Cores:
         return any(0 < core.connection.outage < SUCCESSOR_PATIENCE for core in cores)
 
     def _usable(self, stream: Stream) -> list[Core]:
-        """The open cores with room for a request; recovering, paused or silent ones only if there are no others."""
+        """The open cores with room for a request; recovering, paused or silent ones only if there are no others.
+
+        So are those with other weights than the cores that have changed theirs last.
+        """
         fits = [
             core
             for core in self._cores.values()
             if core.is_open and core.connection.stage in ("ready", "recovering", "paused") and self._fits(core, stream)
         ]
+        current = [core for core in fits if core.connection.model.weights_version == self.model.weights_version]
+        fits = current or fits
         return [core for core in fits if core.connection.condition().ready] or fits
 
     def _fits(self, core: Core, stream: Stream) -> bool:

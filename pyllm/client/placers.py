@@ -33,6 +33,9 @@ class Placer(Protocol):
     def update_core(self, core: int, report: LoadReport) -> None:
         """Take a core's load report."""
 
+    def change_weights(self, version: str) -> None:
+        """Name blocks by another version of the weights from now on."""
+
     def beat(self) -> None:
         """Advance time by half a second."""
 
@@ -63,6 +66,9 @@ class RoundRobin:
     def update_core(self, core: int, report: LoadReport) -> None:
         pass
 
+    def change_weights(self, version: str) -> None:
+        pass
+
     def beat(self) -> None:
         pass
 
@@ -86,6 +92,7 @@ class PrefixPlacer:
             prefix_hash_seed=model.prefix_hash_seed,
             cache_namespace=model.cache_namespace,
         )
+        self._version = ""
         self._cores: set[int] = set()
         self._recording = None
         if recording is not None:
@@ -121,6 +128,11 @@ class PrefixPlacer:
 
     def update_core(self, core: int, report: LoadReport) -> None:
         self._placement.update_core(core, report.last_request, report.changes, report.load)
+
+    def change_weights(self, version: str) -> None:
+        if version != self._version:
+            self._version = version
+            self._placement.change_weights(version)
 
     def beat(self) -> None:
         if self._recording is not None:

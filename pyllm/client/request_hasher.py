@@ -10,7 +10,7 @@ from pyllm.wire.messages import ModelInfo
 
 
 class RequestHasher:
-    """Names blocks as an engine with this model does, in any process."""
+    """Names blocks as an engine with this model and version of its weights does, in any process."""
 
     def __init__(self, model: ModelInfo) -> None:
         self._hasher = Hasher(
@@ -20,6 +20,7 @@ class RequestHasher:
             cache_namespace=model.cache_namespace,
         )
         self._namespace = bytes.fromhex(model.cache_namespace)
+        self._weights_version = model.weights_version
         self._num_groups = len(model.kv_windows)
         self._num_ranks = model.tensor_parallel_size * model.pipeline_parallel_size
 
@@ -32,7 +33,13 @@ class RequestHasher:
             RequestError: the prompt is not a sequence of token ids.
         """
         packed = pack_tokens(prompt).tobytes()
-        return self._hasher.hashes(packed, tenant=tenant, cache_salt=cache_salt, adapter=adapter)
+        return self._hasher.hashes(
+            packed,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            adapter=adapter,
+            weights_version=self._weights_version,
+        )
 
     def keys(self, block_hash: bytes) -> list[bytes]:
         """The keys of one of these blocks in a `KVStore`: for each group of layers, one for each rank."""

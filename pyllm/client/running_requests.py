@@ -168,6 +168,11 @@ class RunningRequests:
             stream.loss = Loss(core.index, epoch, error)
             self._detach(stream)
 
+    def change_weights(self, core: Core) -> None:
+        """Note that a core computes its requests with other weights from now on; they go on on cores with the same."""
+        for stream in self._at(core):
+            stream.fingerprint = core.connection.fingerprint
+
     def leave(self, core: Core) -> None:
         """Move a healthy core's requests to other cores."""
         for stream in self._at(core):

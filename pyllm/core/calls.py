@@ -20,6 +20,7 @@ from pyllm.core.kept_state import KeptState
 from pyllm.core.pausing import PAUSE_MODES, PauseMode, Pausing
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
+from pyllm.core.weights import SWITCH_MODES, SwitchMode, Weights
 from pyllm.errors import RequestError
 from pyllm.supervision.log_level import LOG_LEVELS, current_log_level
 from pyllm.wire.ipc import MAX_MESSAGE_BYTES
@@ -62,6 +63,7 @@ class Calls:
         profiling: Profiling,
         adapters: Adapters,
         pausing: Pausing,
+        weights: Weights,
         kept: KeptState,
         inventory: HostInventory,
         set_log_level: Callable[[str], None] | None = None,
@@ -70,6 +72,7 @@ class Calls:
         self._profiling = profiling
         self._adapters = adapters
         self._pausing = pausing
+        self._weights = weights
         self._kept = kept
         self._inventory = inventory
         self._set_log_level = set_log_level
@@ -99,6 +102,9 @@ class Calls:
             "pause": self._pause,
             "resume": self._resume,
             "is_paused": self._is_paused,
+            "load_weights": self._load_weights,
+            "switch_weights": self._switch_weights,
+            "drop_weights": self._drop_weights,
         }
         self._restore()
 
@@ -310,6 +316,23 @@ class Calls:
         """Whether the scheduler is paused."""
         del client
         return self._pausing.is_paused
+
+    async def _load_weights(self, client: int, path: str) -> str:
+        """Load another version of the weights beside this one; see `Weights.load`."""
+        del client
+        return await self._weights.load(path)
+
+    async def _switch_weights(self, client: int, version: str, mode: str = "finish") -> None:
+        """Compute with a version that was loaded; see `Weights.switch`."""
+        del client
+        if mode not in SWITCH_MODES:
+            raise RequestError(f"mode must be one of {', '.join(SWITCH_MODES)}, got {mode!r:.80}", "mode")
+        await self._weights.switch(version, cast(SwitchMode, mode))
+
+    async def _drop_weights(self, client: int) -> None:
+        """Forget a version that was loaded and not switched to."""
+        del client
+        await self._weights.drop()
 
     def _check_events(self) -> None:
         if not self._config.cache.enable_kv_cache_events:

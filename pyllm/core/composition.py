@@ -11,6 +11,7 @@ from mmap import mmap
 from pathlib import Path
 
 from pyllm._rust import Scheduler
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.core.adapters import Adapters, AdapterSource, ReadAdapter
 from pyllm.core.calls import Calls
@@ -30,12 +31,13 @@ from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
+from pyllm.core.weights import Weights, WeightsSource, versioned
 from pyllm.kv_transfer import SchedulerConnector
 from pyllm.recording import Recording
 from pyllm.supervision import step_trace
 from pyllm.supervision.restart_budget import RestartBudget
 from pyllm.wire.ipc import Sender
-from pyllm.wire.messages import AdapterList, CoreMessage, Deltas, Ready, Rejected
+from pyllm.wire.messages import AdapterList, CoreMessage, Deltas, Ready, Rejected, WeightsChanged
 from pyllm.wire.supervision_messages import Kept
 
 NOTHING_KEPT = Kept()
@@ -51,7 +53,7 @@ class CoreSetup:
     logits processors and samplers that workers can load. `token_seconds` is the measured upper bound per token in a
     step, 0 if none was measured. `host_blocks` are the KV blocks in host memory that have outlived an earlier core,
     and `earlier` is the state that it has left. `adapters` are those that the ranks have, read from `adapter_source`;
-    without a source the core serves none.
+    without a source the core serves none. `weights_source` has other versions of the `weights` that the ranks have.
     """
 
     scheduler: Scheduler
@@ -67,6 +69,8 @@ class CoreSetup:
     earlier: Kept = NOTHING_KEPT
     adapter_source: AdapterSource | None = None
     adapters: Sequence[ReadAdapter] = ()
+    weights_source: WeightsSource | None = None
+    weights: Checkpoint | None = None
     on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, report: None
 
 
@@ -136,6 +140,16 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         wake=lambda: core.wake(),  # noqa: PLW0108 - the core is made below
         fail=lambda client, request, reason: core.fail(client, request, Rejected(request, "error", reason)),
     )
+    weights = Weights(
+        scheduler,
+        executor,
+        setup.weights_source,
+        setup.weights,
+        pausing=pausing,
+        kept=kept,
+        inventory=inventory,
+        announce=lambda version: _announce_weights(version, inbox, scheduler, clients),
+    )
     calls = Calls(
         scheduler,
         config,
@@ -146,6 +160,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         inventory=inventory,
         adapters=adapters,
         pausing=pausing,
+        weights=weights,
         kept=kept,
         set_log_level=around.set_log_level,
     )
@@ -194,6 +209,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
             transfers=transfers,
             adapters=adapters,
             pausing=pausing,
+            weights=weights,
             recovery=recovery,
             isolation=IsolationReporter(recovery.quarantine, scheduler, epoch, clients.post, around.on_alone),
             stage=stage,
@@ -220,6 +236,13 @@ def _announce(adapters: Adapters, clients: Clients, kept: KeptState, epoch: int)
     """Tell clients, and the next core, which adapters there are now."""
     kept.serve(adapters.served)
     clients.post_all(AdapterList(epoch, adapters.listed or ()))
+
+
+def _announce_weights(version: str, inbox: Inbox, scheduler: Scheduler, clients: Clients) -> None:
+    """Tell clients the version of the weights, after all output of the one before."""
+    inbox.ready = versioned(inbox.ready, version)
+    clients.deliver(scheduler.pending_clients())
+    clients.post_all(WeightsChanged(inbox.ready.epoch, version))
 
 
 def _take_deltas(scheduler: Scheduler, epoch: int, client: int) -> Deltas | None:

@@ -38,7 +38,7 @@ from pyllm.wire.messages import (
 
 
 class Inbox:
-    """`ready` answers a hello; `sampling_plugins` names the logits processors and samplers that workers can load."""
+    """`ready` answers a hello, and changes with the weights. Workers can load `sampling_plugins`, by their names."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Inbox:
         self._lost_requests = lost_requests
         self._transfers = transfers
         self._adapters = adapters
-        self._ready = ready
+        self.ready = ready
         self._clock = clock
         self._sampling_plugins = sampling_plugins
         self._encoder = msgspec.msgpack.Encoder()
@@ -85,12 +85,12 @@ class Inbox:
         match message:
             case Submit():
                 self._submit(client, message, self._clock())
-            case Abort(epoch, request, sample) if epoch == self._ready.epoch:
+            case Abort(epoch, request, sample) if epoch == self.ready.epoch:
                 self._scheduler.abort(client, request, sample)
                 self._clients.deliver(self._scheduler.pending_clients())
-            case Call(epoch, number, method, args) if epoch == self._ready.epoch:
+            case Call(epoch, number, method, args) if epoch == self.ready.epoch:
                 self._call(client, number, method, args)
-            case Reserve(epoch) if epoch == self._ready.epoch:
+            case Reserve(epoch) if epoch == self.ready.epoch:
                 self._load_reporter.reserve()
                 return False
             case _:
@@ -109,16 +109,16 @@ class Inbox:
             text = f"this core speaks version {PROTOCOL_VERSION} of the protocol, you said {message.version}"
             self._clients.post(client, Rejected(None, "version", text))
         else:
-            self._clients.post(client, self._ready)
+            self._clients.post(client, self.ready)
             if (listed := self._adapters.listed) is not None:
-                self._clients.post(client, AdapterList(self._ready.epoch, listed))
+                self._clients.post(client, AdapterList(self.ready.epoch, listed))
             self._stage.greet(client)
             if message.wants_load_reports:
                 self._load_reporter.add(client)
                 self._load_reporter.send(at_once=True)
 
     def _submit(self, client: int, submit: Submit, now: float) -> None:
-        if submit.epoch != self._ready.epoch:
+        if submit.epoch != self.ready.epoch:
             return
         # A request with outputs ran on another core before the shutdown began: it may finish here.
         if self._stage.is_draining and not submit.outputs:
@@ -127,7 +127,7 @@ class Inbox:
         self._load_reporter.note(client, submit.request)
         policy = self._calls.policy
         try:
-            check_submit(submit, self._ready.model, self._sampling_plugins)
+            check_submit(submit, self.ready.model, self._sampling_plugins)
             adapter, adapter_number = self._adapters.find(submit.adapter)
             self._scheduler.add(
                 client,

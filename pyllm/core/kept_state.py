@@ -1,4 +1,4 @@
-"""The state that outlives a core: settings changed by clients, a pause, adapters, reports of the last ended requests.
+"""The state that outlives a core: settings, a pause, weights, adapters, reports of the last ended requests.
 
 Each change is passed on at once, for the next core. Knows neither the keeper nor requests.
 """
@@ -37,6 +37,10 @@ class KeptState:
         """Keep the scheduler's setting `pause`."""
         self.pause = level
         self._keep(Kept(pause=level))
+
+    def use_weights(self, checkpoint: bytes) -> None:
+        """Keep the description of the weights that the core computes with."""
+        self._keep(Kept(weights=checkpoint))
 
     def serve(self, adapters: tuple[Adapter, ...]) -> None:
         """Keep the adapters that this core serves."""

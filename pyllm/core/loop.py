@@ -25,6 +25,7 @@ from pyllm.core.pausing import Pausing
 from pyllm.core.profiling import Profiling
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
+from pyllm.core.weights import Weights
 from pyllm.errors import WorkerDeadError
 from pyllm.recording import Recording
 from pyllm.wire.messages import ClientMessage, Rejected, Sampled
@@ -52,6 +53,7 @@ class CoreParts(NamedTuple):
     transfers: KVTransfers
     adapters: Adapters
     pausing: Pausing
+    weights: Weights
     recovery: Recovery
     isolation: IsolationReporter
     stage: Stage
@@ -79,6 +81,7 @@ class EngineCore:
         self._transfers = parts.transfers
         self._adapters = parts.adapters
         self._pausing = parts.pausing
+        self._weights = parts.weights
         self._recovery = parts.recovery
         self._quarantine = parts.recovery.quarantine
         self._isolation = parts.isolation
@@ -177,6 +180,7 @@ class EngineCore:
         crash = Crash(death, self._epoch, self._in_flight.lose(), requests)
         self._on_crash(f"worker-{death.cause}", crash_report(crash, self._scheduler, self.stats(), self._config))
         self._isolation.workers_lost()
+        self._weights.workers_lost()
         self._profiling.interrupt(str(death))
         self._transfers.lose()
         verdict = self._recovery.begin(crash)

@@ -1,4 +1,4 @@
-"""Pauses the scheduler of a core, and resumes it: what runs ends first, is aborted, or stays where it is.
+"""Pauses the scheduler of a core, for clients or for a change of the weights: what runs ends, is aborted, or waits.
 
 Requests that come meanwhile wait in the queue. Knows neither weights nor memory.
 """
@@ -15,6 +15,7 @@ from pyllm.errors import RequestError
 PauseMode = Literal["abort", "wait", "keep"]
 PAUSE_MODES = get_args(PauseMode)
 REASON = "the engine is paused: requests wait until it is resumed"
+_LEVELS = ("none", "new", "all")  # of the scheduler's setting `pause`
 
 
 class Pausing:
@@ -41,7 +42,9 @@ class Pausing:
         self._announce = announce
         self._wake = wake
         self._waiting: list[asyncio.Future[None]] = []
-        self._level = "none"
+        self._level = "none"  # of clients
+        self._held = "none"  # for a change of the weights
+        self._holding: list[asyncio.Future[None]] = []
         if kept.pause != "none":
             self._set(kept.pause)
 
@@ -70,6 +73,32 @@ class Pausing:
         self._wake()
         return settling
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether requests that have begun are kept from going on by a client's pause."""
+        return self._level == "all" and self._scheduler.num_begun() > 0
+
+    async def hold(self, mode: PauseMode) -> None:
+        """Stop the scheduler until `release`, whatever clients do; return when nothing runs.
+
+        With "abort" requests that have begun end.
+        """
+        self._held = "new" if mode == "wait" else "all"
+        self._apply()
+        if mode == "abort":
+            for client, request in self._scheduler.begun_requests():
+                self._abort(client, request)
+        holding: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._holding.append(holding)
+        self._wake()
+        await holding
+
+    def release(self) -> None:
+        """End a hold."""
+        self._held = "none"
+        self._apply()
+        self._wake()
+
     def resume(self) -> None:
         """Let all requests run; without a pause nothing changes."""
         if self.is_paused:
@@ -79,13 +108,20 @@ class Pausing:
 
     def advance(self) -> None:
         """Note the end of what runs; call it before each plan, and when there is none."""
-        if not self.is_paused or self._num_in_flight():
+        if not (self.is_paused or self._holding) or self._num_in_flight():
             return
-        if self._level == "new":
-            if self._scheduler.num_begun():
-                return
+        has_ended = not self._scheduler.num_begun()
+        if self._holding and (self._held == "all" or has_ended):
+            self._held = "all"
+            self._apply()
+            for each in self._holding:
+                if not each.done():
+                    each.set_result(None)
+            self._holding.clear()
+        if self._level == "new" and has_ended:
             self._change("all")
-        self._settle(None)
+        if self._level == "all":
+            self._settle(None)
 
     def _change(self, level: str) -> None:
         self._set(level)
@@ -93,8 +129,11 @@ class Pausing:
         self._announce()
 
     def _set(self, level: str) -> None:
-        self._scheduler.reconfigure(pause=level)
         self._level = level
+        self._apply()
+
+    def _apply(self) -> None:
+        self._scheduler.reconfigure(pause=max(self._level, self._held, key=_LEVELS.index))
 
     def _settle(self, error: RequestError | None) -> None:
         waiting, self._waiting = self._waiting, []

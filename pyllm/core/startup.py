@@ -24,6 +24,7 @@ from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import whole_blocks
 from pyllm.core.fingerprints import fingerprints
 from pyllm.core.policy_plugins import load_policy
+from pyllm.core.weights import WeightsSource, kept_checkpoint, versioned
 from pyllm.errors import ConfigError, EngineDeadError, WorkerDeadError
 from pyllm.families.kv_layout import KVGroup, kv_groups, num_bare_blocks
 from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, find_connector, make_scheduler_connector
@@ -50,6 +51,9 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
     policy = load_policy(engine.scheduler.scheduling_policy)
     if engine.kv_transfer.kv_transfer_config is not None:
         find_connector(engine.kv_transfer.kv_transfer_config)
+    weights_now = kept_checkpoint(config.kept.weights) or config.checkpoint
+    if weights_now.version:
+        executor.use_weights(weights_now)
     # The look-up of plugins reads files, while the ranks start.
     _, sampling_plugins = await asyncio.gather(
         executor.start(), asyncio.to_thread(offered_names, LOGITS_PROCESSORS, SAMPLERS)
@@ -91,6 +95,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
             max_model_len=max_model_len,
             cache_namespace=cache_namespace,
             incarnation=epoch,
+            weights_version=weights_now.version,
         )
     except SchedulerError as error:
         if connector is not None:
@@ -117,7 +122,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
     return CoreSetup(
         scheduler=scheduler,
         executor=executor,
-        ready=Ready(PROTOCOL_VERSION, epoch, model, numerics),
+        ready=versioned(Ready(PROTOCOL_VERSION, epoch, model, numerics), weights_now.version),
         config=engine,
         depth=_depth(engine),
         policy=policy,
@@ -128,7 +133,23 @@ async def start(config: CoreConfig, executor: Executor) -> CoreSetup:
         earlier=config.kept,
         adapter_source=adapter_source,
         adapters=adapters,
+        weights_source=_weights_source(config),
+        weights=weights_now,
         on_crash=lambda name, report: crashes.record(f"core-{config.index}-{name}", report),
+    )
+
+
+def _weights_source(config: CoreConfig) -> WeightsSource:
+    from pyllm.checkpoint.hub import Hub  # Imported when it is needed: a start is faster without.
+
+    engine = config.engine
+    assert engine.model.max_model_len is not None, "the configuration was not resolved"
+    return WeightsSource(
+        config.checkpoint,
+        Hub(cache_dir=engine.model.download_dir or None),
+        engine.model.max_model_len,
+        engine.model.hf_overrides,
+        is_cpu=engine.device.device == "cpu",
     )
 
 

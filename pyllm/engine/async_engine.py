@@ -6,10 +6,12 @@ Composes supervised processes, client and tokenizer.
 import asyncio
 import contextlib
 import itertools
+import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from copy import copy
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -387,6 +389,19 @@ class AsyncEngine:
         """Whether the engine is paused."""
         return await self._connected().is_paused()
 
+    async def update_weights(self, path: str | PathLike[str], mode: str = "finish") -> str:
+        """Compute with another version of the model's weights; returns the version, a digest of them.
+
+        `path` is a folder or file of the same model, or a repository of the hub. `mode` says what becomes of requests
+        that have begun: "finish", "continue" or "abort"; see `EngineClient.update_weights`.
+
+        Raises:
+            RequestError: it cannot be used, and the reason; the weights are those before.
+        """
+        await self._start_once()
+        place = os.fspath(path)
+        return await self._connected().update_weights(_absolute(place), text("mode", mode))
+
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter, as the first request that names it does. False: it was there already.
 
@@ -520,6 +535,11 @@ class AsyncEngine:
         if self._client is None:
             raise EngineDeadError("the engine is not running: use `async with`, or await start()")
         return self._client
+
+
+def _absolute(place: str) -> str:
+    """The absolute path of a model here, as processes may be in other folders; a name of the hub stays as it is."""
+    return str(Path(place).absolute()) if Path(place).exists() else place
 
 
 def _call(give_up: Callable[[PyllmError], None] | None, error: PyllmError) -> None:

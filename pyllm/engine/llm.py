@@ -248,6 +248,10 @@ class LLM:
         """Whether the engine is paused."""
         return self._run(self._engine.is_paused())
 
+    def update_weights(self, path: str | PathLike[str], mode: str = "finish") -> str:
+        """Compute with another version of the model's weights; see `AsyncEngine.update_weights`."""
+        return self._run(self._engine.update_weights(path, mode))
+
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter; see `AsyncEngine.add_lora`."""
         return self._run(self._engine.add_lora(lora_request))

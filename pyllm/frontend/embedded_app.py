@@ -52,7 +52,7 @@ class EmbeddedApp:
     @property
     def fingerprint(self) -> str:
         """The cores' fingerprint; see `Ready`."""
-        return self._state.client.fingerprint
+        return self._state.client.base_fingerprint
 
     async def tend(self) -> None:
         """Follow the list of cores, keep the metrics' history, release memory under pressure, and report counts."""

@@ -15,6 +15,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from pyllm import log
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig, WorkerConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
@@ -57,12 +58,17 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
     raise ConfigError(f"unknown role {role!r}")
 
 
-def load_rank(config: CoreConfig) -> "ModelRunner":
-    """Load the only rank into this process, for the uni executor."""
+def load_rank(config: CoreConfig, checkpoint: Checkpoint | None = None) -> "ModelRunner":
+    """Load the only rank into this process, for the uni executor; `checkpoint` are other weights than the first."""
     from pyllm.workers.worker_process import load
 
     worker = WorkerConfig(
-        engine=config.engine, checkpoint=config.checkpoint, rank=0, address="", rendezvous="", core_index=config.index
+        engine=config.engine,
+        checkpoint=checkpoint or config.checkpoint,
+        rank=0,
+        address="",
+        rendezvous="",
+        core_index=config.index,
     )
     return load(worker, lambda stage: logger.info("%s", stage))
 
@@ -90,7 +96,7 @@ def _core_main(connection: Connection, *files: int) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
     if source is None:
-        executor = InlineExecutor(lambda: load_rank(config))
+        executor = InlineExecutor(lambda: load_rank(config), lambda checkpoint: load_rank(config, checkpoint))
     else:
         executor = ProcessExecutor(
             config, context, source, parent.advance, lambda restarts: parent.keep(Kept(workers=restarts))

@@ -189,6 +189,7 @@ class SuccessiveCores:
         self._workers: tuple[Restarts, ...] = ()
         self._adapters: tuple[Adapter, ...] | None = None
         self._pause: str | None = None
+        self._weights: bytes | None = None
 
     def configure(self, address: str) -> CoreConfig:
         """The configuration of the next core. `address` is that of the last core; empty for the first."""
@@ -200,7 +201,14 @@ class SuccessiveCores:
         engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
         kept = Kept()
         if number:
-            kept = Kept(self._settings, tuple(self._ended), self._workers, adapters=self._adapters, pause=self._pause)
+            kept = Kept(
+                self._settings,
+                tuple(self._ended),
+                self._workers,
+                adapters=self._adapters,
+                pause=self._pause,
+                weights=self._weights,
+            )
         # With a wildcard port, clients know the port that the first core got.
         bind = address or config.bind
         return msgspec.structs.replace(config, engine=engine, bind=bind, is_successor=number > 0, kept=kept)
@@ -214,6 +222,8 @@ class SuccessiveCores:
             self._adapters = kept.adapters
         if kept.pause is not None:
             self._pause = kept.pause
+        if kept.weights is not None:
+            self._weights = kept.weights
         if kept.settings is not None:
             self._settings = kept.settings
             if "log_level" in kept.settings:

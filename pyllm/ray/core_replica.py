@@ -86,7 +86,7 @@ class CoreReplica:
         connect = over_zeromq(address, keys.client)
         self._client = EngineClient(connect, addresses=[address])
         await self._client.start()
-        self._entry = CoreRegistration(address, self._settings, self._client.fingerprint)
+        self._entry = CoreRegistration(address, self._settings, self._client.base_fingerprint)
         self._beating = asyncio.ensure_future(self._beat())
 
     async def statistics(self) -> dict[str, float]:

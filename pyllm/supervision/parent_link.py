@@ -201,6 +201,8 @@ def _merged(earlier: Kept, later: Kept) -> Kept:
         earlier.workers if later.workers is None else later.workers,
         earlier.cores if later.cores is None else later.cores,
         earlier.adapters if later.adapters is None else later.adapters,
+        earlier.pause if later.pause is None else later.pause,
+        earlier.weights if later.weights is None else later.weights,
     )
 
 

@@ -162,6 +162,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cache_namespace: str = ""  # with blake3, a part of the name of every KV block
     saves_kv_blocks: bool = False  # a KV store or connector gets the blocks that are computed
     can_generate: bool = True  # False: the model has no head, and makes only embeddings
+    weights_version: str = ""  # a digest of the weights; empty for those that the engine was started with
 
 
 # Client to core.
@@ -242,8 +243,8 @@ class Reserve(Message, frozen=True):
 class Ready(Message, frozen=True):
     """The core accepts requests.
 
-    `fingerprint` is a hash of all that decides a token's logits: the weights (`Checkpoint.fingerprint`), the spec,
-    dtype, instruction set and number of ranks.
+    `fingerprint` is a hash of all that decides a token's logits: the weights at the start (`Checkpoint.fingerprint`),
+    the spec, dtype, instruction set and number of ranks. With `ModelInfo.weights_version` it names other weights, too.
     """
 
     version: int
@@ -272,6 +273,16 @@ class AdapterList(Message, frozen=True):
 
     epoch: int
     adapters: tuple[Adapter, ...]
+
+
+class WeightsChanged(Message, frozen=True):
+    """The core computes with other weights: `version` is `ModelInfo.weights_version` from now on.
+
+    It comes after all output that was computed with the weights before.
+    """
+
+    epoch: int
+    version: str
 
 
 class Deltas(Message, frozen=True):
@@ -514,7 +525,7 @@ class Ended(Message, frozen=True):
 
 
 ClientMessage = Hello | Submit | Abort | Call | Heartbeat | Reserve
-CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated | LoadReport | AdapterList
+CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated | LoadReport | AdapterList | WeightsChanged
 WorkerInput = Step | Control
 WorkerOutput = Sampled | Reply
 ForkServerRequest = Fork | Signal

@@ -61,7 +61,8 @@ class Kept(Message, frozen=True):
     From a core: `settings` are all settings that clients have changed so far, by name. `ended` are reports of requests
     that have ended since the last such message, oldest first, as in `Scheduler.requests`, with times by the machine's
     clock. `workers` are the ranks that were restarted; `adapters` are all that the core serves; `pause` is the
-    scheduler's setting. From the shared state: `cores`.
+    scheduler's setting; `weights` describe those that replaced the first ones, as a `Checkpoint` in MessagePack. From
+    the shared state: `cores`.
     """
 
     settings: dict[str, Any] | None = None
@@ -70,6 +71,7 @@ class Kept(Message, frozen=True):
     cores: CoreList | None = None
     adapters: tuple[Adapter, ...] | None = None
     pause: str | None = None
+    weights: bytes | None = None
 
 
 ChildMessage = Heartbeat | Started | Failed | Kept | ReloadAsked

@@ -3,12 +3,13 @@
 Knows no process and no socket (`workers/worker_process.py`), and of scheduling only the plan.
 """
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 from pyllm_kernels import AttentionShape
@@ -16,6 +17,7 @@ from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.checkpoint.cache import weights_digest
+from pyllm.checkpoint.types import Checkpoint, check_unchanged
 from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import coordinates_of, num_ranks
@@ -24,7 +26,8 @@ from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
 from pyllm.families.state_layout import fitting_states
 from pyllm.kv_transfer import ConnectorContext, KVBlocks, make_worker_connector
-from pyllm.supervision.process_memory import is_out_of_memory
+from pyllm.machine.memory import host_memory
+from pyllm.supervision.process_memory import is_out_of_memory, return_freed_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.profiles import RankProfile
 from pyllm.workers.adapters.rank_adapters import RankAdapters
@@ -47,6 +50,8 @@ from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.packed_cache import open_packed_cache
 from pyllm.workers.loaders.progress import ProgressReader
 from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.loaders.turns import TurnLoader
+from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.rank_profile import Pending, StepProfiler
 from pyllm.workers.sampling.token_sampler import Draw
 from pyllm.workers.sparse_attention.kv_selectors import SelectorInputs, load_kv_selector
@@ -103,11 +108,9 @@ class ModelRunner:
         num_layers, tied = len(self._spec.layers), self._spec.tie_word_embeddings
         num_stages = engine.parallel.pipeline_parallel_size
         stages = split_into_stages(config.checkpoint.tensors, num_layers, num_stages, tied, self._spec.tied_layers)
-        self._stage = stage = stages[coordinates_of(config.rank, engine.parallel).stage]
-        self._checkpoint = config.checkpoint
-        if num_stages > 1:  # Other tensors are neither read nor counted as progress.
-            own = tuple(entry for entry in config.checkpoint.tensors if stage.has(entry.name, tied))
-            self._checkpoint = msgspec.structs.replace(config.checkpoint, tensors=own)
+        self._stage = stages[coordinates_of(config.rank, engine.parallel).stage]
+        self._checkpoint = self._own_part(config.checkpoint)
+        stage = self._stage
         device = worker_device(config) if device is None else device
         kernels = configured_kernels(engine, device)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
@@ -142,6 +145,8 @@ class ModelRunner:
         self._plans = PlanBuffer(device, num_groups=len(groups))
         self._selector: KVSelector | None = None
         self._forward: ForwardPass | None = None
+        self._attention_hooks: list[AttentionHook] = []
+        self._next: _NextWeights | None = None
         self._host_memory = host_memory
         self._transfers: RankTransfers | None = None
         self._methods: dict[str, Callable[..., Any]] = {
@@ -163,9 +168,14 @@ class ModelRunner:
             "instruction_set": self.instruction_set,
             "start_profile": self.start_profile,
             "stop_profile": self.stop_profile,
+            "weights_room": self.weights_room,
+            "begin_weights": self.begin_weights,
+            "load_weights": self.load_weights,
+            "switch_weights": self.switch_weights,
+            "drop_weights": self.drop_weights,
         }
         if self._adapters is not None:
-            self._methods |= {"load_adapter": self._adapters.load, "unload_adapter": self._adapters.unload}
+            self._methods |= {"load_adapter": self._load_adapter, "unload_adapter": self._unload_adapter}
         self._profiler: StepProfiler | None = None
         self._profile_origin = 0
 
@@ -259,6 +269,7 @@ class ModelRunner:
             ProtocolError: the KV cache is not allocated yet.
         """
         self._ready().add_hook(hook)
+        self._attention_hooks.append(hook)
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states of the plan's tokens, [tokens, hidden_size]; see `ForwardPass.hidden` for a pipeline stage."""
@@ -310,7 +321,13 @@ class ModelRunner:
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
+        self._prepare_forward()
+
+    def _prepare_forward(self) -> None:
+        """Make the forward pass of the model over the allocated cache, and capture its graphs."""
         self._forward = self._forward_pass(self._memory.cache, self._selector, self._memory.states)
+        for hook in self._attention_hooks:
+            self._forward.add_hook(hook)
         if self._placement.device.type == "cuda":
             from pyllm.workers.cuda_graphs import CudaCapture
 
@@ -332,7 +349,8 @@ class ModelRunner:
         config = engine.kv_transfer.kv_transfer_config
         if config is None:
             raise ProtocolError("a KV connector needs kv_transfer_config")
-        if weights_digest(self._checkpoint.files) != weights:
+        # Other versions of the weights have hashes of their own, which keep their blocks apart.
+        if not self._checkpoint.version and weights_digest(self._checkpoint.files) != weights:
             raise ConfigError(
                 f"the files of the model ({self._checkpoint.files[0]} ...) are not those that this engine was started "
                 "with, so its KV blocks are another model's: restore the files, or start the engine again"
@@ -413,6 +431,98 @@ class ModelRunner:
     def instruction_set(self) -> str:
         """The instruction set or GPU of this machine; results depend on it, beside weights and dtype."""
         return self._placement.device.name
+
+    def weights_room(self) -> tuple[int, int]:
+        """Bytes that this rank's share of the weights takes, and bytes that are available for another version of it."""
+        needed = sum(packed.nbytes for packed in self.model.matrices()) + self.model.embedding_bytes
+        if self._placement.device.type != "cuda":
+            return needed, min((memory.available for memory in host_memory()), default=0)
+        from pyllm.workers.devices.torch_device import available_bytes
+
+        return needed, available_bytes(self._placement.device)
+
+    @_computing
+    def begin_weights(self, checkpoint: bytes, beside: bool) -> None:
+        """Begin to load another version of the weights, described by a `Checkpoint` of the same spec.
+
+        `beside` the one that computes; else that is dropped, and no step may come before `switch_weights`.
+
+        Raises:
+            ConfigError: the files have changed since they were described, or cannot be read.
+        """
+        self.drop_weights()
+        described = msgspec.msgpack.decode(checkpoint, type=Checkpoint)
+        try:
+            check_unchanged(described)
+            own = self._own_part(described)
+            table = TensorTable(own)
+        except OSError as error:
+            raise ConfigError(f"the weights cannot be read: {error}") from None
+        if not beside:
+            self._forward = None
+            del self.model
+            _free_unused()
+        adapters = None if self._adapters is None else self._adapters.for_model()
+        model = self._causal_model(replace(self._placement, cache=None, adapters=adapters), table)
+
+        def load(reader: WeightReader) -> None:
+            with self.computing():
+                model.load(reader)
+
+        self._next = _NextWeights(own, model, adapters, TurnLoader(load, weight_reader(own, table)))
+
+    @_computing
+    def load_weights(self, seconds: float) -> bool:
+        """Go on loading for some seconds; True if all is loaded.
+
+        Raises:
+            ConfigError: a file does not fit, or has shrunk.
+        """
+        return self._loading().loader.advance(seconds)
+
+    @_computing
+    def switch_weights(self) -> None:
+        """Compute with the weights that are loaded from now on; blocks of the KV cache keep what they have."""
+        new = self._loading()
+        if not new.loader.is_done:
+            raise ProtocolError("the weights are not loaded yet")
+        new.loader.close()
+        self._next = self._forward = None
+        self.model, self._checkpoint = new.model, new.checkpoint
+        if new.adapters is not None:
+            self._adapters = new.adapters
+            new.adapters.assign_again()
+        self._prepare_forward()
+        _free_unused()
+
+    def drop_weights(self) -> None:
+        """Forget weights that were loaded, or begun, and not switched to."""
+        if self._next is not None:
+            self._next.loader.close()
+            self._next = None
+            _free_unused()
+
+    def _loading(self) -> "_NextWeights":
+        if self._next is None:
+            raise ProtocolError("there are no other weights: begin_weights comes before")
+        return self._next
+
+    def _own_part(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint with the tensors of this rank's stage; others are neither read nor counted as progress."""
+        if self._engine.parallel.pipeline_parallel_size == 1:
+            return checkpoint
+        own = tuple(
+            entry for entry in checkpoint.tensors if self._stage.has(entry.name, self._spec.tie_word_embeddings)
+        )
+        return msgspec.structs.replace(checkpoint, tensors=own)
+
+    def _load_adapter(self, number: int, files: Sequence[str], matrices: bytes) -> list[str]:
+        assert self._adapters is not None, "this method is there with adapters alone"
+        return self._adapters.load(number, files, matrices)
+
+    def _unload_adapter(self, number: int) -> None:
+        assert self._adapters is not None, "this method is there with adapters alone"
+        self._adapters.unload(number)
 
     def start_profile(self, num_steps: int, origin: int, ranks: Sequence[int]) -> None:
         """Record the next `num_steps` steps if this rank is one of `ranks`.
@@ -525,6 +635,23 @@ class ModelRunner:
     def _planned_graph_bytes(self) -> int:
         """The memory reserved for graphs of sampling."""
         return self._sampler.planned_graph_bytes() if self._stage.is_last else 0
+
+
+def _free_unused() -> None:
+    """Free what was dropped: a model has reference cycles, and the process has frozen its objects."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    return_freed_memory()
+
+
+class _NextWeights(NamedTuple):
+    """A version of the weights that is being loaded."""
+
+    checkpoint: Checkpoint
+    model: CausalModel
+    adapters: RankAdapters | None
+    loader: TurnLoader
 
 
 class RunningStep:

@@ -123,6 +123,7 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
         profiling=profiling,
         adapters=engine.core._adapters,
         pausing=engine.core._pausing,
+        weights=engine.core._weights,
         kept=kept,
         inventory=inventory,
     )

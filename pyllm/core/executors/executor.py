@@ -4,6 +4,7 @@ from collections.abc import Awaitable
 from typing import Any, Protocol
 
 from pyllm._rust import Plan
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import Cause, WorkerDeadError
 from pyllm.wire.messages import Sampled
 
@@ -40,6 +41,9 @@ class Executor(Protocol):
             WorkerDeadError: a rank is gone, or was killed because it did not answer in time.
             EngineDeadError: a rank refused the call.
         """
+
+    def use_weights(self, checkpoint: Checkpoint) -> None:
+        """Start ranks with this version of the weights from now on; those that run are not changed."""
 
     async def close(self) -> None:
         """End every rank and free its memory; safe to call twice and on a half-started executor."""

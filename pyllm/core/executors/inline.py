@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from pyllm._rust import Plan
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.core.executors.model_thread import ModelThread, Pending
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
 from pyllm.supervision.process_memory import is_out_of_memory
@@ -37,10 +38,13 @@ class InlineExecutor:
 
     A step that raises counts as the rank's death, as its memory may be half written. A thread cannot be killed: if its
     step never ends, its model's memory stays in use beside that of the next.
+
+    `load` makes the rank, and `load_version` one with other weights.
     """
 
-    def __init__(self, load: Callable[[], Rank]) -> None:
+    def __init__(self, load: Callable[[], Rank], load_version: Callable[[Checkpoint], Rank] | None = None) -> None:
         self._load = load
+        self._load_version = load_version
         self._rank: Rank | None = None
         self._thread = ModelThread()
         self._running: list[asyncio.Future[Sampled]] = []
@@ -93,6 +97,10 @@ class InlineExecutor:
         except Exception as error:
             raise EngineDeadError(f"{method} failed: {error}") from error
         return [result]
+
+    def use_weights(self, checkpoint: Checkpoint) -> None:
+        assert self._load_version is not None, "this executor has one version of the weights"
+        self._load = partial(self._load_version, checkpoint)
 
     async def close(self) -> None:
         self._end_thread()

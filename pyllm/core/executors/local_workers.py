@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import CoreConfig, WorkerConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.executors.fork_server_client import ForkServerClient
@@ -21,6 +22,7 @@ class _RankFiles:
 
     def __init__(self, config: CoreConfig, has_locks: bool) -> None:
         self._config = config
+        self.checkpoint = config.checkpoint
         self._has_locks = has_locks
         self._starts = itertools.count()
 
@@ -33,7 +35,7 @@ class _RankFiles:
             PreparedRank(
                 WorkerConfig(
                     engine=config.engine,
-                    checkpoint=config.checkpoint,
+                    checkpoint=self.checkpoint,
                     rank=rank,
                     address=f"ipc://{folder}/worker-{config.index}-{rank}-{number}",
                     rendezvous=f"file://{folder}/ranks-{config.index}-{number}",
@@ -79,6 +81,9 @@ class SpawnedWorkers:
             for rank, spawn in enumerate(self._spawns):
                 self._early[rank] = spawn()
 
+    def use_weights(self, checkpoint: Checkpoint) -> None:
+        self._files.checkpoint = checkpoint
+
     async def prepare(self) -> list[PreparedRank]:
         return self._files.prepare()
 
@@ -117,6 +122,9 @@ class ForkedWorkers:
         self._ready_timeout = config.ready_timeout
         self._host_memories = host_memories
         self._fork_server = ForkServerClient(config.fork_server, config.index)
+
+    def use_weights(self, checkpoint: Checkpoint) -> None:
+        self._files.checkpoint = checkpoint
 
     async def prepare(self) -> list[PreparedRank]:
         return self._files.prepare()

@@ -15,6 +15,7 @@ from typing import Any
 import zmq
 
 from pyllm._rust import Plan
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import CoreConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.executors import worker_death
@@ -117,6 +118,9 @@ class ProcessExecutor:
             self.kill("stalled")
             assert self._death is not None
             raise self._death from None
+
+    def use_weights(self, checkpoint: Checkpoint) -> None:
+        self._source.use_weights(checkpoint)
 
     async def close(self) -> None:
         await self._end_ranks()

@@ -38,10 +38,14 @@ class RayWorkers:
 
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
+        self._checkpoint = config.checkpoint
         self._ray: Any = None
         self._reserved: ReservedGroup | None = None
         self._actors: list[Any] = []
         self._relays: list[RankRelay] = []
+
+    def use_weights(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
 
     async def prepare(self) -> list[PreparedRank]:
         await self.release()
@@ -62,7 +66,7 @@ class RayWorkers:
             for bundle in self._reserved.bundles
         ]
         locations = await self._locations()
-        checkpoint = _with_absolute_files(config.checkpoint)
+        checkpoint = _with_absolute_files(self._checkpoint)
         # Ranks share memory only on one node, and only if they see one another's GPUs.
         engine = msgspec.structs.replace(
             config.engine, parallel=msgspec.structs.replace(parallel, disable_custom_all_reduce=True)

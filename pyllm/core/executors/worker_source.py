@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import WorkerConfig
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.wire.curve import CurveKeys
@@ -16,6 +17,9 @@ class PreparedRank(NamedTuple):
 
 class WorkerSource(Protocol):
     """Starts worker processes, one start of all ranks at a time. They report the address that they listen on."""
+
+    def use_weights(self, checkpoint: Checkpoint) -> None:
+        """Prepare ranks with this version of the weights from now on."""
 
     async def prepare(self) -> list[PreparedRank]:
         """Find a place for every rank of a new start, in rank order; call `release` before the next start.

@@ -16,6 +16,7 @@ from pyllm.frontend.admin.adapter_routes import adapter_routes
 from pyllm.frontend.admin.core_routes import core_routes
 from pyllm.frontend.admin.pause_routes import pause_routes
 from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
+from pyllm.frontend.admin.weight_routes import weight_routes
 from pyllm.frontend.http.asgi import Scope
 from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
 from pyllm.frontend.http.openapi import BODY
@@ -203,6 +204,7 @@ def admin_routes(state: ServerState) -> list[Route]:
         *core_routes(state, _LOOKUP_ERRORS),
         reset_prefix_cache,
         *pause_routes(state),
+        *weight_routes(state),
     ]
     for handler in handlers:
         handler.guard = admins_only

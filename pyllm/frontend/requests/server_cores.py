@@ -204,7 +204,7 @@ class ServerCores:
     @property
     def _list_with_fingerprint(self) -> CoreList:
         """The list, with the fingerprint of its cores' model if this process knows it."""
-        fingerprint = self._known.fingerprint or self.client.fingerprint
+        fingerprint = self._known.fingerprint or self.client.base_fingerprint
         return msgspec.structs.replace(self._known, fingerprint=fingerprint)
 
     def _take(self, answer: CoreList | CoreRefusal) -> None:

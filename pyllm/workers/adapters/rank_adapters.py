@@ -1,6 +1,7 @@
 """One rank's adapters: reads them into the host's memory, assigns them to device slots, follows the plan's rows."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import msgspec
 import numpy as np
@@ -45,6 +46,19 @@ class RankAdapters:
         self._layers: dict[AdapterLayer, int] = {}  # and the number of its parts
         self._places: dict[str, _Place] = {}
         self._on_host: dict[int, dict[str, tuple[Array, Array]]] = {}
+        self._in_slots: dict[int, int] = {}  # the adapter of each device slot
+
+    def for_model(self) -> "RankAdapters":
+        """The same adapters for another model of the same layers, which is yet to be made."""
+        other = copy(self)
+        other._layers, other._places = {}, {}
+        return other
+
+    def assign_again(self) -> None:
+        """Put the adapters into the device slots of this model, as they were in those of the model before."""
+        for index, number in self._in_slots.items():
+            if number in self._on_host:
+                self._assign(index, number)
 
     def layer(self, parts: Sequence[MatrixPart], dtype: str, kernels: Kernels) -> AdapterLayer | None:
         """Room for adapters of one linear layer; None where adapters cannot be."""
@@ -90,6 +104,7 @@ class RankAdapters:
         host = batch.host
         for index, number in host.adapter_loads.reshape(-1, 2).tolist():
             self._assign(index, number)
+            self._in_slots[index] = number
         if len(host.slot_copies):
             sources, destinations = gather(host.slot_copies)
             self._of_slot[destinations] = self._of_slot[sources]

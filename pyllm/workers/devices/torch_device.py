@@ -136,6 +136,12 @@ def free_bytes(device: Device, utilization: float, compute: Callable[[], object]
     return int(total * utilization) - (total - free) - peak
 
 
+def available_bytes(device: Device) -> int:
+    """The bytes of a GPU's memory that nothing uses."""
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(_gpu(device))[0])
+
+
 def configure_torch(num_threads: int | None, transformers: TransformersSpec | None) -> None:
     """Make torch accumulate matrix products in float32 on every device; by default cuBLAS may accumulate in the dtype.
 

@@ -420,6 +420,11 @@ impl Scheduler {
         self.call(py, |scheduler| Ok(scheduler.num_begun()))
     }
 
+    fn begun_requests(&self, py: Python<'_>) -> PyResult<Vec<(u32, u64)>> {
+        let requests = self.call(py, |scheduler| Ok(scheduler.begun_requests()))?;
+        Ok(requests.into_iter().map(|(client, request)| (client.0, request.0)).collect())
+    }
+
     fn live_requests(&self, py: Python<'_>) -> PyResult<Vec<(u32, u64)>> {
         let requests = self.call(py, |scheduler| Ok(scheduler.live_requests()))?;
         Ok(requests.into_iter().map(|(client, request)| (client.0, request.0)).collect())

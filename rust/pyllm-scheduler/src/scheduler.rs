@@ -577,6 +577,12 @@ impl Scheduler {
         self.table.requests().filter(|(_, live)| live.has_begun()).count() as u64
     }
 
+    /// The requests that `num_begun` counts, in no particular order.
+    pub fn begun_requests(&self) -> Vec<(ClientId, RequestId)> {
+        let begun = self.table.requests().filter(|(_, live)| live.has_begun());
+        begun.map(|(_, live)| live.name()).collect()
+    }
+
     /// The live requests, in no particular order.
     pub fn live_requests(&self) -> Vec<(ClientId, RequestId)> {
         self.table.requests().map(|(_, live)| live.name()).collect()
