@@ -197,7 +197,8 @@ async def paused_for_update(engine: AsyncEngine, update: "asyncio.Task[str]") ->
             engine.complete({"prompt_token_ids": PROMPT}, SHORT, request_id=name, scheduling=first)
         )
         while not probe.done() and not update.done():
-            with contextlib.suppress(RequestError):
+            await asyncio.sleep(0)
+            with contextlib.suppress(RequestError):  # It has not begun, or has ended.
                 if (await engine.explain(name))[0].reason == "paused":
                     return
         if update.done():
