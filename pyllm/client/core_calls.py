@@ -202,6 +202,29 @@ class CoreCalls:
         """Whether all cores are paused."""
         return all((await self._ask_all(bool, "is_paused")).values())
 
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Pause every core, as `pause_generation` does, and give back the memory of the KV cache; level 2: all of it.
+
+        At level 2 the weights are dropped, too, and at level 1 on a GPU, where they are loaded again from their files.
+        All keys and values are forgotten. Requests wait until `wake_up`.
+
+        Raises:
+            RequestError: the engine cannot sleep, as it has a host pool or a KV store.
+        """
+        await self._ask_all(None, "sleep", level, mode, seconds=PAUSE_TIMEOUT)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take memory again, all of it or that of `tags` ("weights", "kv_cache"); with all of it, generation goes on.
+
+        Raises:
+            RequestError: there is no such tag, or the weights' files have changed; the engine sleeps on.
+        """
+        await self._ask_all(None, "wake_up", None if tags is None else list(tags), seconds=PAUSE_TIMEOUT)
+
+    async def is_sleeping(self) -> bool:
+        """Whether any core sleeps."""
+        return any((await self._ask_all(bool, "is_sleeping")).values())
+
     async def update_weights(self, path: str, mode: str = "finish") -> str:
         """Compute with another version of the weights, on every core; returns the version, a digest.
 

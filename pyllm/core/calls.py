@@ -20,6 +20,7 @@ from pyllm.core.kept_state import KeptState
 from pyllm.core.pausing import PAUSE_MODES, PauseMode, Pausing
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
+from pyllm.core.sleeping import Sleeping
 from pyllm.core.weights import SWITCH_MODES, SwitchMode, Weights
 from pyllm.errors import RequestError
 from pyllm.supervision.log_level import LOG_LEVELS, current_log_level
@@ -64,6 +65,7 @@ class Calls:
         adapters: Adapters,
         pausing: Pausing,
         weights: Weights,
+        sleeping: Sleeping,
         kept: KeptState,
         inventory: HostInventory,
         set_log_level: Callable[[str], None] | None = None,
@@ -73,6 +75,7 @@ class Calls:
         self._adapters = adapters
         self._pausing = pausing
         self._weights = weights
+        self._sleeping = sleeping
         self._kept = kept
         self._inventory = inventory
         self._set_log_level = set_log_level
@@ -105,6 +108,9 @@ class Calls:
             "load_weights": self._load_weights,
             "switch_weights": self._switch_weights,
             "drop_weights": self._drop_weights,
+            "sleep": self._sleep,
+            "wake_up": self._wake_up,
+            "is_sleeping": self._is_sleeping,
         }
         self._restore()
 
@@ -333,6 +339,23 @@ class Calls:
         """Forget a version that was loaded and not switched to."""
         del client
         await self._weights.drop()
+
+    async def _sleep(self, client: int, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back; see `Sleeping.sleep`."""
+        del client
+        if mode not in PAUSE_MODES:
+            raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r:.80}", "mode")
+        await self._sleeping.sleep(level, cast(PauseMode, mode))
+
+    async def _wake_up(self, client: int, tags: list[str] | None = None) -> None:
+        """Take the memory again; see `Sleeping.wake_up`."""
+        del client
+        await self._sleeping.wake_up(tags)
+
+    def _is_sleeping(self, client: int) -> bool:
+        """Whether memory was given back."""
+        del client
+        return self._sleeping.is_sleeping
 
     def _check_events(self) -> None:
         if not self._config.cache.enable_kv_cache_events:

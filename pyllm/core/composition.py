@@ -29,6 +29,7 @@ from pyllm.core.loop import CoreParts, EngineCore
 from pyllm.core.pausing import Pausing
 from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
+from pyllm.core.sleeping import Sleeping
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
 from pyllm.core.weights import Weights, WeightsSource, versioned
@@ -140,6 +141,13 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         wake=lambda: core.wake(),  # noqa: PLW0108 - the core is made below
         fail=lambda client, request, reason: core.fail(client, request, Rejected(request, "error", reason)),
     )
+    sleeping = Sleeping(
+        scheduler,
+        executor,
+        pausing,
+        refusal=_sleep_refusal(config, scheduler),
+        on_device=config.device.device == "cuda",
+    )
     weights = Weights(
         scheduler,
         executor,
@@ -148,7 +156,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         pausing=pausing,
         kept=kept,
         inventory=inventory,
-        announce=lambda version: _announce_weights(version, inbox, scheduler, clients),
+        announce=lambda version: _announce_weights(version, sleeping, inbox, scheduler, clients),
     )
     calls = Calls(
         scheduler,
@@ -161,6 +169,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         adapters=adapters,
         pausing=pausing,
         weights=weights,
+        sleeping=sleeping,
         kept=kept,
         set_log_level=around.set_log_level,
     )
@@ -171,6 +180,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         shrink=calls.halve_budget,
         connect=transfers.connect,
         restore_adapters=adapters.restore,
+        restore_sleep=sleeping.restore,
         inventory=inventory,
         clock=clock,
         sleep=sleep,
@@ -238,11 +248,21 @@ def _announce(adapters: Adapters, clients: Clients, kept: KeptState, epoch: int)
     clients.post_all(AdapterList(epoch, adapters.listed or ()))
 
 
-def _announce_weights(version: str, inbox: Inbox, scheduler: Scheduler, clients: Clients) -> None:
+def _announce_weights(version: str, sleeping: Sleeping, inbox: Inbox, scheduler: Scheduler, clients: Clients) -> None:
     """Tell clients the version of the weights, after all output of the one before."""
+    sleeping.weights_loaded()
     inbox.ready = versioned(inbox.ready, version)
     clients.deliver(scheduler.pending_clients())
     clients.post_all(WeightsChanged(inbox.ready.epoch, version))
+
+
+def _sleep_refusal(config: EngineConfig, scheduler: Scheduler) -> str:
+    """The reason why the engine cannot sleep; empty if it can."""
+    if config.kv_transfer.kv_transfer_config is not None:
+        return "an engine with a KV store or connector cannot sleep: it uses the memory that would be given back"
+    if scheduler.stats()["num_host_blocks"]:
+        return "an engine with a host pool (kv_offloading_size) cannot sleep"
+    return ""
 
 
 def _take_deltas(scheduler: Scheduler, epoch: int, client: int) -> Deltas | None:

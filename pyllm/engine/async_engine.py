@@ -389,6 +389,19 @@ class AsyncEngine:
         """Whether the engine is paused."""
         return await self._connected().is_paused()
 
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`, as in vLLM; see `EngineClient.sleep`."""
+        await self._start_once()
+        await self._connected().sleep(integer("level", level), text("mode", mode))
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take memory again; see `EngineClient.wake_up`."""
+        await self._connected().wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether the engine sleeps."""
+        return await self._connected().is_sleeping()
+
     async def update_weights(self, path: str | PathLike[str], mode: str = "finish") -> str:
         """Compute with another version of the model's weights; returns the version, a digest of them.
 

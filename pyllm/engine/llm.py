@@ -248,6 +248,18 @@ class LLM:
         """Whether the engine is paused."""
         return self._run(self._engine.is_paused())
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`, as in vLLM; see `EngineClient.sleep`."""
+        self._run(self._engine.sleep(level, mode))
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take memory again; see `EngineClient.wake_up`."""
+        self._run(self._engine.wake_up(tags))
+
+    def is_sleeping(self) -> bool:
+        """Whether the engine sleeps."""
+        return self._run(self._engine.is_sleeping())
+
     def update_weights(self, path: str | PathLike[str], mode: str = "finish") -> str:
         """Compute with another version of the model's weights; see `AsyncEngine.update_weights`."""
         return self._run(self._engine.update_weights(path, mode))

@@ -147,6 +147,7 @@ class ModelRunner:
         self._forward: ForwardPass | None = None
         self._attention_hooks: list[AttentionHook] = []
         self._next: _NextWeights | None = None
+        self._has_model = False
         self._host_memory = host_memory
         self._transfers: RankTransfers | None = None
         self._methods: dict[str, Callable[..., Any]] = {
@@ -173,6 +174,8 @@ class ModelRunner:
             "load_weights": self.load_weights,
             "switch_weights": self.switch_weights,
             "drop_weights": self.drop_weights,
+            "sleep": self.sleep,
+            "wake_weights": self.wake_weights,
         }
         if self._adapters is not None:
             self._methods |= {"load_adapter": self._load_adapter, "unload_adapter": self._unload_adapter}
@@ -199,6 +202,7 @@ class ModelRunner:
         self.model = self._causal_model(replace(self._placement, cache=cache, adapters=self._adapters), table)
         reader = weight_reader(self._checkpoint, table)
         self.model.load(ProgressReader(reader, self._checkpoint, advance))
+        self._has_model = True
         if cache is not None:
             cache.finish()
         self._position_tables = PositionTables.of(self._spec, self._max_model_len, self._placement.device)
@@ -321,7 +325,8 @@ class ModelRunner:
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
-        self._prepare_forward()
+        if self._has_model:
+            self._prepare_forward()
 
     def _prepare_forward(self) -> None:
         """Make the forward pass of the model over the allocated cache, and capture its graphs."""
@@ -434,7 +439,9 @@ class ModelRunner:
 
     def weights_room(self) -> tuple[int, int]:
         """Bytes that this rank's share of the weights takes, and bytes that are available for another version of it."""
-        needed = sum(packed.nbytes for packed in self.model.matrices()) + self.model.embedding_bytes
+        needed = 0
+        if self._has_model:
+            needed = sum(packed.nbytes for packed in self.model.matrices()) + self.model.embedding_bytes
         if self._placement.device.type != "cuda":
             return needed, min((memory.available for memory in host_memory()), default=0)
         from pyllm.workers.devices.torch_device import available_bytes
@@ -460,8 +467,7 @@ class ModelRunner:
             raise ConfigError(f"the weights cannot be read: {error}") from None
         if not beside:
             self._forward = None
-            del self.model
-            _free_unused()
+            self._drop_model()
         adapters = None if self._adapters is None else self._adapters.for_model()
         model = self._causal_model(replace(self._placement, cache=None, adapters=adapters), table)
 
@@ -492,7 +498,9 @@ class ModelRunner:
         if new.adapters is not None:
             self._adapters = new.adapters
             new.adapters.assign_again()
-        self._prepare_forward()
+        self._has_model = True
+        if self._memory.is_allocated:
+            self._prepare_forward()
         _free_unused()
 
     def drop_weights(self) -> None:
@@ -500,6 +508,37 @@ class ModelRunner:
         if self._next is not None:
             self._next.loader.close()
             self._next = None
+            _free_unused()
+
+    @_computing
+    def sleep(self, drops_weights: bool) -> None:
+        """Free the KV cache, and the weights if asked; no step may come before both are there again."""
+        self.drop_weights()
+        self._forward = self._selector = None
+        self._memory.release()
+        if drops_weights:
+            self._drop_model()
+        _free_unused()
+        if self._placement.device.type == "cuda":
+            from pyllm.workers.devices.torch_device import available_bytes
+
+            available_bytes(self._placement.device)  # Empties torch's own pool.
+
+    def wake_weights(self) -> None:
+        """Load the weights again that `sleep` has dropped.
+
+        Raises:
+            ConfigError: the files have changed, or cannot be read.
+        """
+        if not self._has_model:
+            self.begin_weights(msgspec.msgpack.encode(self._checkpoint), beside=True)
+            self._loading().loader.advance(float("inf"))
+            self.switch_weights()
+
+    def _drop_model(self) -> None:
+        if self._has_model:
+            del self.model
+            self._has_model = False
             _free_unused()
 
     def _loading(self) -> "_NextWeights":

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pyllm._rust import Plan
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import Cause, WorkerDeadError
 from pyllm.wire.messages import Sampled
 from tests.plan_reader import read_plan
@@ -67,6 +68,9 @@ class CountingExecutor:
         answers = {"num_blocks": self.num_blocks, "num_host_blocks": 0, "allocate": None, "swap_seconds": 0.0}
         answers |= {"token_seconds": 0.0, "statistics": {}, "instruction_set": "none"}
         return [(answers | {"host_inventory": b"", "forget_host_blocks": None})[method]]
+
+    def use_weights(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
 
     async def close(self) -> None:
         self.closed = True

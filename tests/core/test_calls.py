@@ -12,6 +12,7 @@ from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import GROUP
 from pyllm.core.profiling import Profiling
+from pyllm.core.sleeping import Sleeping
 from pyllm.wire.messages import PROTOCOL_VERSION as VERSION
 from pyllm.wire.messages import FinishCode, Hello
 from pyllm.wire.supervision_messages import Kept
@@ -124,6 +125,7 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
         adapters=engine.core._adapters,
         pausing=engine.core._pausing,
         weights=engine.core._weights,
+        sleeping=Sleeping(engine.scheduler, engine.executor, engine.core._pausing, refusal="", on_device=False),
         kept=kept,
         inventory=inventory,
     )

@@ -24,7 +24,7 @@ class Recovery:
     """Recovery of one core. `reason` says why there are no workers, and is empty while there are.
 
     `shrink` makes later steps take less memory, and returns whether that was possible. `connect` is called when new
-    ranks have their KV caches, and `restore_adapters` after it. `inventory` tells the scheduler what host memory that
+    ranks have their KV caches, and `restore_adapters` after it; `restore_sleep` comes last. `inventory` tells the scheduler what host memory that
     outlives the workers still holds.
     """
 
@@ -37,6 +37,7 @@ class Recovery:
         shrink: Callable[[], bool],
         connect: Callable[[], Awaitable[None]],
         restore_adapters: Callable[[], Awaitable[None]],
+        restore_sleep: Callable[[], Awaitable[None]],
         inventory: HostInventory,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
@@ -54,6 +55,7 @@ class Recovery:
         self._shrink = shrink
         self._connect = connect
         self._restore_adapters = restore_adapters
+        self._restore_sleep = restore_sleep
         self._inventory = inventory
         self._clock = clock
         self._sleep = sleep
@@ -101,6 +103,7 @@ class Recovery:
                 await self._connect()
                 await self._restore_adapters()
                 await self._inventory.restore()
+                await self._restore_sleep()
             except EngineDeadError as error:
                 failure = error
                 self.reason = str(error)

@@ -1,19 +1,21 @@
-"""`/pause`, `/resume` and `/is_paused`, as in vLLM: for trainers, which change weights meanwhile. Knows no weights."""
+"""`/pause`, `/resume`, `/sleep`, `/wake_up` and what they have done, as in vLLM: for trainers. Knows no weights."""
 
 from typing import Annotated, Literal
 
 import msgspec
 
 from pyllm.errors import EngineDeadError
-from pyllm.frontend.http.routing import QueryParameter, ResponseSpec, Route, get, post
+from pyllm.frontend.http.routing import QueryParameter, Request, Response, ResponseSpec, Route, get, post
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
 
 Mode = Annotated[Literal["abort", "wait", "keep"], QueryParameter(name="mode")]
 WaitForRequests = Annotated[bool, QueryParameter(name="wait_for_inflight_requests")]
+Level = Annotated[int, QueryParameter(name="level", ge=1, le=2)]
 ClearCache = Annotated[bool, QueryParameter(name="clear_cache")]
 
 RESPONSES: dict[int, ResponseSpec] = {**LOOKUP_ERROR_RESPONSES, 400: ERROR_RESPONSES[400], 403: ERROR_RESPONSES[400]}
+EMPTY: dict[int, ResponseSpec] = {**RESPONSES, 200: ResponseSpec(None)}
 
 
 class PauseStatus(msgspec.Struct):
@@ -26,6 +28,12 @@ class PauseState(msgspec.Struct):
     """`GET /is_paused`: whether all cores are paused."""
 
     is_paused: bool
+
+
+class SleepState(msgspec.Struct):
+    """`GET /is_sleeping`: whether any core sleeps."""
+
+    is_sleeping: bool
 
 
 def pause_routes(state: ServerState) -> list[Route]:
@@ -65,4 +73,37 @@ def pause_routes(state: ServerState) -> list[Route]:
         except TimeoutError:
             raise EngineDeadError("the engine core did not answer in time") from None
 
-    return [pause, resume, is_paused]
+    @post(
+        "/sleep",
+        summary="Pause, and give back the memory of the KV cache; with `level` 2 that of the weights, too",
+        responses=EMPTY,
+    )
+    async def sleep(level: Level = 1, mode: Mode = "abort") -> Response[bytes]:
+        try:
+            await client.sleep(level, mode)
+        except TimeoutError:
+            raise EngineDeadError("requests still run, and no new ones begin: wait, or use another mode") from None
+        return Response(b"")
+
+    @post(
+        "/wake_up",
+        summary="Take memory again, all of it or that of `tags`: weights, kv_cache; with all of it, generation goes on",
+        responses=EMPTY,
+    )
+    async def wake_up(request: Request) -> Response[bytes]:
+        # As vLLM's: the name may be there several times.
+        tags = [value for name, value in request.query_pairs if name == "tags"]
+        try:
+            await client.wake_up(tags or None)
+        except TimeoutError:
+            raise EngineDeadError("the engine core did not answer in time") from None
+        return Response(b"")
+
+    @get("/is_sleeping", summary="Whether memory was given back", responses=RESPONSES)
+    async def is_sleeping() -> SleepState:
+        try:
+            return SleepState(await client.is_sleeping())
+        except TimeoutError:
+            raise EngineDeadError("the engine core did not answer in time") from None
+
+    return [pause, resume, is_paused, sleep, wake_up, is_sleeping]

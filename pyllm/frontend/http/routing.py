@@ -65,7 +65,12 @@ class Request:
     @cached_property
     def query(self) -> dict[str, str]:
         """The parameters of the query, of several with one name the last."""
-        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        return dict(self.query_pairs)
+
+    @cached_property
+    def query_pairs(self) -> list[tuple[str, str]]:
+        """The parameters of the query with their values, in order; a name may be there several times."""
+        return parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
 
     async def body(self) -> bytes:
         """The whole body; raises what the edge raises if it does not come, or is too large."""

@@ -47,8 +47,6 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(("/v1/chat", "/chat"), "it is POST /v1/chat/completions"),
     **dict.fromkeys(("/status", "/ready", "/v1/status", "/v1/ready"), "here it is GET /health, or /server_info"),
     "/redoc": "GET /docs shows the routes",
-    "/sleep": "a server has no sleep mode: end it",
-    "/wake_up": "a server has no sleep mode: start it",
 }
 
 

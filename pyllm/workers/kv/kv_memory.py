@@ -144,6 +144,19 @@ class KVMemory:
             self._prefaulter = PagePrefaulter(self._cache.memory)
             self._prefaulter.use(0)
 
+    @property
+    def is_allocated(self) -> bool:
+        """Whether there is a KV cache."""
+        return self._cache is not None
+
+    def release(self) -> None:
+        """Free the KV cache and the states; `allocate` makes them again."""
+        if self._host_pool is not None or self._host_states is not None:
+            raise ProtocolError("the KV cache cannot be freed beside a host pool")
+        if self._prefaulter is not None:
+            self._prefaulter.join()
+        self._cache = self._states = self._prefaulter = None
+
     def move_blocks(self, batch: Batch) -> None:
         """Swap and copy the KV blocks and states that the plan names."""
         cache = self.cache
