@@ -19,7 +19,6 @@ from pyllm.client.core_connection import ATTEMPT, Condition, ConnectionCounts, C
 from pyllm.client.core_connections import CLOSE_LINGER, ConnectionLimits, CoreConnections
 from pyllm.client.cores import Core, CoreReport, Cores
 from pyllm.client.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
-from pyllm.client.owning_process import OwningProcess
 from pyllm.client.pending_calls import Calls, Done
 from pyllm.client.placers import PlacementKind, PrefixPlacer, RoundRobin
 from pyllm.client.prompt_tokens import Prompt
@@ -30,6 +29,7 @@ from pyllm.client.submission import prepare, prepare_embedding, random_seed, ref
 from pyllm.client.token_reader import TokenDelta, TokenReader
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
+from pyllm.owning_process import OwningProcess
 from pyllm.parameters.arguments import shown
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams

@@ -18,7 +18,7 @@ from pyllm.client.reports import AdapterReport, BlockOwners, Decision, KVEvents,
 from pyllm.client.weight_updates import WeightUpdates
 from pyllm.errors import EngineDeadError, ProfileRunningError, RequestError
 from pyllm.kv_transfer import summed
-from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter, Call, Reply
+from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter, Call, Reply, SharedArray
 from pyllm.wire.profiles import ProfileOutcome
 
 CALL_TIMEOUT = 10.0
@@ -239,7 +239,29 @@ class CoreCalls:
             TimeoutError: it takes longer than an hour.
         """
         self._check_alive()
-        return await self._weight_updates.update(path, mode)
+        return await self._weight_updates.update(("load_weights", (path,)), mode)
+
+    async def update_arrays(self, path: str, arrays: Sequence[SharedArray], mode: str = "finish") -> str:
+        """Replace some tensors by arrays in shared memory of the cores' machine; otherwise like `update_weights`.
+
+        `arrays` are in the file at `path`, under the names of tensors in the model's files. The memory must stay as it
+        is until they are replaced, as new workers read it again.
+        """
+        self._check_alive()
+        return await self._weight_updates.update(("load_arrays", (path, tuple(arrays))), mode)
+
+    async def collective_rpc(self, method: str, *, core: int | None = None) -> list[Any]:
+        """Call a method of every rank: reload_weights, statistics, instruction_set, weights_room.
+
+        Returns the results of all ranks, core after core.
+
+        Raises:
+            RequestError: ranks have no method of this name.
+        """
+        if core is not None:
+            return list(await self.call("collective_rpc", method, timeout=PAUSE_TIMEOUT, core=core))
+        answers = await self._ask_all(list[Any], "collective_rpc", method, seconds=PAUSE_TIMEOUT)
+        return [each for of_core in answers.values() for each in of_core]
 
     @property
     def weights_version(self) -> str:

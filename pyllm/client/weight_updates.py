@@ -20,6 +20,9 @@ _LOOK = 0.05  # seconds between two looks at a core without a connection
 # Calls a method of one core: the core, the method, its arguments, and the seconds that it may take.
 Call = Callable[[Core, str, tuple[Any, ...], float], Awaitable[Any]]
 
+# The method of a core that loads them, with its arguments.
+WeightSource = tuple[str, tuple[Any, ...]]
+
 logger = logging.getLogger(__name__)
 
 
@@ -31,7 +34,7 @@ class WeightUpdates:
         self._call = call
         self._changing = asyncio.Lock()
 
-    async def update(self, path: str, mode: str) -> str:
+    async def update(self, source: WeightSource, mode: str) -> str:
         """Change the weights of every core; returns their version.
 
         Raises:
@@ -41,9 +44,9 @@ class WeightUpdates:
         """
         async with self._changing:
             cores = [core for core in self._cores.all() if core.is_open] or [self._cores.any_ready]
-            version = await self._load(cores, path)
+            version = await self._load(cores, source)
             results = await asyncio.gather(
-                *(self._switch(core, path, version, mode) for core in cores), return_exceptions=True
+                *(self._switch(core, source, version, mode) for core in cores), return_exceptions=True
             )
             errors = [error for error in results if isinstance(error, BaseException)]
             if errors and len(errors) < len(cores):
@@ -52,14 +55,14 @@ class WeightUpdates:
                 raise errors[0]
             return version
 
-    async def _load(self, cores: Sequence[Core], path: str) -> str:
+    async def _load(self, cores: Sequence[Core], source: WeightSource) -> str:
         """Load the weights on one core after the other, so that each sees the memory that is left."""
         versions: dict[int, str] = {}
         try:
             for core in cores:
-                versions[core.index] = str(await self._call(core, "load_weights", (path,), UPDATE_TIMEOUT))
+                versions[core.index] = str(await self._call(core, *source, UPDATE_TIMEOUT))
             if len(set(versions.values())) > 1:
-                raise RequestError(f"the cores read different files at {path}", "path")
+                raise RequestError("the cores have read different weights")
         except BaseException:
             # The one that failed has dropped them by itself, or has died.
             loaded = [core for core in cores if core.index in versions]
@@ -68,17 +71,17 @@ class WeightUpdates:
             raise
         return next(iter(versions.values()))
 
-    async def _switch(self, core: Core, path: str, version: str, mode: str) -> None:
+    async def _switch(self, core: Core, source: WeightSource, version: str, mode: str) -> None:
         """Switch a core; if it is lost meanwhile, its successor, which may have begun with either version."""
         try:
             await self._call(core, "switch_weights", (version, mode), UPDATE_TIMEOUT)
         except EngineDeadError as loss:
             logger.warning("core %d was lost while its weights were changed: %s", core.index, loss)
             async with asyncio.timeout(SUCCESSOR_TIMEOUT):
-                while not await self._catch_up(core, path, version, mode):  # noqa: ASYNC110 - a connection has no event
+                while not await self._catch_up(core, source, version, mode):  # noqa: ASYNC110 - a connection has no event
                     await asyncio.sleep(_LOOK)
 
-    async def _catch_up(self, core: Core, path: str, version: str, mode: str) -> bool:
+    async def _catch_up(self, core: Core, source: WeightSource, version: str, mode: str) -> bool:
         """Give the successor of a lost core the version that the others have. False: it is not there yet."""
         if self._cores.get(core.index) is not core or core.failure is not None:
             raise EngineDeadError(f"core {core.index} has left")
@@ -86,7 +89,7 @@ class WeightUpdates:
             return False
         if core.connection.model.weights_version != version:
             try:
-                await self._call(core, "load_weights", (path,), UPDATE_TIMEOUT)
+                await self._call(core, *source, UPDATE_TIMEOUT)
                 await self._call(core, "switch_weights", (version, mode), UPDATE_TIMEOUT)
             except EngineDeadError:
                 return False

@@ -15,23 +15,31 @@ from pyllm.config.engine_settings import FIXED_SCHEDULER_SETTINGS, EngineConfig,
 from pyllm.config.option_reading import config_part
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.adapters import Adapters
+from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
 from pyllm.core.pausing import PAUSE_MODES, PauseMode, Pausing
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
 from pyllm.core.sleeping import Sleeping
-from pyllm.core.weights import SWITCH_MODES, SwitchMode, Weights
-from pyllm.errors import RequestError
+from pyllm.core.weight_versions import SWITCH_MODES, SwitchMode, Weights
+from pyllm.errors import EngineDeadError, RequestError
 from pyllm.supervision.log_level import LOG_LEVELS, current_log_level
 from pyllm.wire.ipc import MAX_MESSAGE_BYTES
-from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter
+from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter, SharedArray
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome
 
 LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED_SCHEDULER_SETTINGS)
 LOG_LEVEL = "log_level"  # also changed by `reconfigure` if the core is a process of its own
 LEAST_BUDGET = 16  # tokens of a step; a lack of memory does not lower the budget further
 MAX_EVENTS = 10_000  # in one reply
+# The methods of ranks that clients may call, by vLLM's names where it has them.
+RANK_METHODS = {
+    "reload_weights": "wake_weights",
+    "statistics": "statistics",
+    "instruction_set": "instruction_set",
+    "weights_room": "weights_room",
+}
 EVENT_BYTES = 128  # an upper bound of an event's size without its tokens
 
 Event = tuple[str, bytes, bytes | None, bytes, str, int]
@@ -68,6 +76,7 @@ class Calls:
         sleeping: Sleeping,
         kept: KeptState,
         inventory: HostInventory,
+        executor: Executor,
         set_log_level: Callable[[str], None] | None = None,
     ) -> None:
         self.policy = policy
@@ -78,6 +87,7 @@ class Calls:
         self._sleeping = sleeping
         self._kept = kept
         self._inventory = inventory
+        self._executor = executor
         self._set_log_level = set_log_level
         self._live = LIVE if set_log_level is None else (*LIVE, LOG_LEVEL)
         self._clock = clock
@@ -106,7 +116,9 @@ class Calls:
             "resume": self._resume,
             "is_paused": self._is_paused,
             "load_weights": self._load_weights,
+            "load_arrays": self._load_arrays,
             "switch_weights": self._switch_weights,
+            "collective_rpc": self._collective_rpc,
             "drop_weights": self._drop_weights,
             "sleep": self._sleep,
             "wake_up": self._wake_up,
@@ -327,6 +339,21 @@ class Calls:
         """Load another version of the weights beside this one; see `Weights.load`."""
         del client
         return await self._weights.load(path)
+
+    async def _load_arrays(self, client: int, path: str, arrays: list[SharedArray]) -> str:
+        """Load arrays in shared memory in the place of some tensors; see `Weights.load_arrays`."""
+        del client
+        return await self._weights.load_arrays(path, arrays)
+
+    async def _collective_rpc(self, client: int, method: str) -> list[Any]:
+        """Call a method of every rank, one of `RANK_METHODS`; returns the results in rank order."""
+        del client
+        if method not in RANK_METHODS:
+            raise RequestError(f"ranks have no method {method!r:.80}, only {', '.join(RANK_METHODS)}", "method")
+        try:
+            return await self._executor.collective(RANK_METHODS[method])
+        except EngineDeadError as error:
+            raise RequestError(f"{method}: {error}") from None
 
     async def _switch_weights(self, client: int, version: str, mode: str = "finish") -> None:
         """Compute with a version that was loaded; see `Weights.switch`."""

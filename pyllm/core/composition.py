@@ -32,7 +32,7 @@ from pyllm.core.profiling import Profiling
 from pyllm.core.sleeping import Sleeping
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
-from pyllm.core.weights import Weights, WeightsSource, versioned
+from pyllm.core.weight_versions import Weights, WeightsSource, versioned
 from pyllm.kv_transfer import SchedulerConnector
 from pyllm.recording import Recording
 from pyllm.supervision import step_trace
@@ -166,6 +166,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         clock,
         profiling=profiling,
         inventory=inventory,
+        executor=executor,
         adapters=adapters,
         pausing=pausing,
         weights=weights,

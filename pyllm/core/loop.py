@@ -25,7 +25,7 @@ from pyllm.core.pausing import Pausing
 from pyllm.core.profiling import Profiling
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
-from pyllm.core.weights import Weights
+from pyllm.core.weight_versions import Weights
 from pyllm.errors import WorkerDeadError
 from pyllm.recording import Recording
 from pyllm.wire.messages import ClientMessage, Rejected, Sampled

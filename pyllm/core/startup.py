@@ -24,7 +24,7 @@ from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import whole_blocks
 from pyllm.core.fingerprints import fingerprints
 from pyllm.core.policy_plugins import load_policy
-from pyllm.core.weights import WeightsSource, kept_checkpoint, versioned
+from pyllm.core.weight_versions import WeightsSource, kept_checkpoint, versioned
 from pyllm.errors import ConfigError, EngineDeadError, WorkerDeadError
 from pyllm.families.kv_layout import KVGroup, kv_groups, num_bare_blocks
 from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, find_connector, make_scheduler_connector

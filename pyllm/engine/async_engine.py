@@ -20,7 +20,6 @@ import msgspec
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
 from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
-from pyllm.client.owning_process import OwningProcess
 from pyllm.client.pending_calls import Done
 from pyllm.client.reports import Decision, SampleReport
 from pyllm.client.submission import refuse_input, refuse_prompt
@@ -30,6 +29,7 @@ from pyllm.engine.engine_args import EngineArgs
 from pyllm.engine.engine_processes import LIMITS, EngineProcesses
 from pyllm.engine.lora_requests import LoraRequests
 from pyllm.engine.prompts import RENDERING, Message, ParsedPrompt, Prompt, Rendering, read_messages, read_prompt
+from pyllm.engine.shared_arrays import ReplacedArrays, SharedArrays
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
@@ -48,6 +48,7 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch.resolve import resolve_config
+from pyllm.owning_process import OwningProcess
 from pyllm.parameters.arguments import instance, integer, text, texts
 from pyllm.parameters.lora_request import LoRARequest
 from pyllm.parameters.sampling_params import SamplingParams
@@ -101,6 +102,7 @@ class AsyncEngine:
         self._request_ids = itertools.count()
         self._processors: dict[str, RequestProcessor] = {}
         self._loras = LoraRequests(self._connected)
+        self._arrays = ReplacedArrays()
         self._recent = RecentRequests()
         self._metrics: Metrics | None = None
         nvml = load_nvml() if self._config.device.device != "cpu" else None
@@ -402,18 +404,51 @@ class AsyncEngine:
         """Whether the engine sleeps."""
         return await self._connected().is_sleeping()
 
-    async def update_weights(self, path: str | PathLike[str], mode: str = "finish") -> str:
+    async def update_weights(self, weights: str | PathLike[str] | Mapping[str, Any], mode: str = "finish") -> str:
         """Compute with another version of the model's weights; returns the version, a digest of them.
 
-        `path` is a folder or file of the same model, or a repository of the hub. `mode` says what becomes of requests
-        that have begun: "finish", "continue" or "abort"; see `EngineClient.update_weights`.
+        `weights` is a folder or file of the same model, or a repository of the hub; or arrays of numpy or tensors of
+        torch (float32, float16, bfloat16) by the names of tensors in the model's files: they are copied to memory that
+        the ranks of this machine share, and other tensors stay. `mode` says what becomes of requests that have begun:
+        "finish", "continue" or "abort"; see `EngineClient.update_weights`.
 
         Raises:
-            RequestError: it cannot be used, and the reason; the weights are those before.
+            RequestError: they cannot be used, and the reason; the weights are those before.
         """
         await self._start_once()
-        place = os.fspath(path)
-        return await self._connected().update_weights(_absolute(place), text("mode", mode))
+        client, mode = self._connected(), text("mode", mode)
+        if not isinstance(weights, Mapping):
+            version = await client.update_weights(_absolute(os.fspath(weights)), mode)
+            self._arrays.close()
+            return version
+        arrays = await asyncio.to_thread(SharedArrays, weights)
+        try:
+            version = await client.update_arrays(arrays.path, arrays.entries, mode)
+        except BaseException:
+            arrays.close()
+            raise
+        self._arrays.replace(arrays)
+        return version
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in vLLM
+        args: tuple[()] = (),
+        kwargs: None = None,
+    ) -> list[Any]:
+        """Call a method of every rank by its name, as in vLLM; see `EngineClient.collective_rpc`.
+
+        `timeout` has no effect, and methods take no arguments.
+
+        Raises:
+            RequestError: `method` is no name of such a method.
+        """
+        del timeout
+        if args or kwargs:
+            raise RequestError(f"{method!r:.80}: methods of ranks take no arguments here", "args")
+        await self._start_once()
+        return await self._connected().collective_rpc(text("method", method))
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter, as the first request that names it does. False: it was there already.
@@ -438,6 +473,7 @@ class AsyncEngine:
             return
         self._disconnect()
         await self._processes.close()
+        self._arrays.close()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Close the engine without waiting, as in vLLM; `timeout` has no effect."""

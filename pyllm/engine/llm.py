@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from pyllm.client.embedding import EmbeddingRequestOutput
-from pyllm.client.owning_process import OwningProcess
 from pyllm.engine.async_engine import AsyncEngine
 from pyllm.engine.engine_args import EngineArgs
 from pyllm.engine.prompt_progress import PromptProgress, UseTqdm
@@ -22,6 +21,7 @@ from pyllm.frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, 
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.owning_process import OwningProcess
 from pyllm.parameters.arguments import as_list, instance, refuse, text
 from pyllm.parameters.lora_request import LoRARequest
 from pyllm.parameters.sampling_params import SamplingParams
@@ -260,9 +260,15 @@ class LLM:
         """Whether the engine sleeps."""
         return self._run(self._engine.is_sleeping())
 
-    def update_weights(self, path: str | PathLike[str], mode: str = "finish") -> str:
-        """Compute with another version of the model's weights; see `AsyncEngine.update_weights`."""
-        return self._run(self._engine.update_weights(path, mode))
+    def update_weights(self, weights: str | PathLike[str] | Mapping[str, Any], mode: str = "finish") -> str:
+        """Compute with other weights: a path, or arrays by names; see `AsyncEngine.update_weights`."""
+        return self._run(self._engine.update_weights(weights, mode))
+
+    def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[()] = (), kwargs: None = None
+    ) -> list[Any]:
+        """Call a method of every rank by its name; see `AsyncEngine.collective_rpc`."""
+        return self._run(self._engine.collective_rpc(method, timeout, args, kwargs))
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter; see `AsyncEngine.add_lora`."""

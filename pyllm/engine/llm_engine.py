@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from pyllm.client.client import EngineClient
-from pyllm.client.owning_process import OwningProcess
 from pyllm.client.prompt_tokens import known_tokens
 from pyllm.config.engine_settings import ParallelConfig
 from pyllm.config.option_reading import engine_config
@@ -36,6 +35,7 @@ from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch import entrypoints
 from pyllm.launch.resolve import resolve_config
+from pyllm.owning_process import OwningProcess
 from pyllm.parameters.arguments import instance, text, texts
 from pyllm.parameters.lora_request import LoRARequest
 from pyllm.parameters.sampling_params import SamplingParams

@@ -89,7 +89,7 @@ METHODS: Mapping[str, str] = {
     "reward": "models generate text and embed it, and do not reward",
     "score": "embed both texts, and compare the embeddings",
     **dict.fromkeys(("sleep", "wake_up", "is_sleeping"), "use LLM or AsyncEngine"),
-    "collective_rpc": "workers take no calls; plugins are entry points",
+    "collective_rpc": "use LLM or AsyncEngine",
     "apply_model": "the model is in the workers, which take no calls",
     "start_profile": "use EngineClient.profile or POST /admin/profile",
     "stop_profile": "a profile ends by itself",
@@ -118,11 +118,12 @@ METHODS: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update"),
-            *("start_draft_weight_update", "update_weights", "finish_weight_update"),
+            *("start_draft_weight_update", "finish_weight_update"),
             *("update_weight_version", "get_weight_version"),
         ),
-        "an engine has the weights of the model's files",
+        "give a path or arrays to update_weights of LLM or AsyncEngine",
     ),
+    "update_weights": "use LLM or AsyncEngine",
 }
 
 

@@ -275,6 +275,16 @@ class AdapterList(Message, frozen=True):
     adapters: tuple[Adapter, ...]
 
 
+class SharedArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One array in shared memory that replaces a tensor of this name in the model's files. `kind`: F32, F16, BF16."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
 class WeightsChanged(Message, frozen=True):
     """The core computes with other weights: `version` is `ModelInfo.weights_version` from now on.
 

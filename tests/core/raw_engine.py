@@ -75,6 +75,8 @@ class Engine:
         adapter_source: AdapterSource | None = None,
         adapters: Sequence[ReadAdapter] = (),
         max_saving_blocks: int = 0,
+        weights_source: Any = None,
+        weights: Any = None,
         **options: Any,
     ) -> None:
         if recording is not None:
@@ -110,6 +112,8 @@ class Engine:
             earlier=earlier,
             adapter_source=adapter_source,
             adapters=adapters,
+            weights_source=weights_source,
+            weights=weights,
             on_crash=on_crash,
         )
         around = Surroundings(

@@ -128,6 +128,7 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
         sleeping=Sleeping(engine.scheduler, engine.executor, engine.core._pausing, refusal="", on_device=False),
         kept=kept,
         inventory=inventory,
+        executor=engine.executor,
     )
     assert [calls.halve_budget() for _ in range(5)][-1] is False
     assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == least

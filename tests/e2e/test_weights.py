@@ -16,6 +16,7 @@ from pyllm import AsyncEngine, RequestOutput, SamplingParams, SchedulingParams
 from pyllm.errors import EngineDeadError, RequestError
 from tests import in_process
 from tests.e2e.server import Server, until
+from tests.safetensors_arrays import load_file
 from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 
@@ -171,6 +172,60 @@ async def test_versions_share_no_blocks(versions: Versions) -> None:
         assert (answer.num_cached_tokens or 0) > 0
 
 
+async def test_arrays_of_a_program_replace_tensors_and_outlive_workers_and_cores(versions: Versions) -> None:
+    second = versions.tokens[versions.second]
+    arrays = load_file(Path(versions.second) / "model.safetensors")
+    async with running(versions.first) as engine:
+        task = await begun(engine)
+        version = await engine.update_weights(arrays)
+        assert tokens(await task) == versions.tokens[versions.first]
+        await check(engine, second)
+        for title in ("pyllm::worker-0-0", "pyllm::core-0"):
+            (process,) = children(title)
+            process.send_signal(signal.SIGKILL)
+            await check(engine, second)
+        half = {name: array for name, array in arrays.items() if "layers.1" in name}
+        assert await engine.update_weights({name: 2 * array for name, array in half.items()}) != version
+        await engine.update_weights(half)
+        await check(engine, second)
+        for wrong, text in (({"x": arrays["model.norm.weight"]}, "no tensor 'x'"), ({}, "there is no array")):
+            with pytest.raises(RequestError, match=text):
+                await engine.update_weights(wrong)
+        await engine.update_weights(versions.first)
+        await check(engine, versions.tokens[versions.first])
+
+
+@pytest.mark.parametrize("options", [UNI, full({"tensor_parallel_size": 2, "num_threads": 1})])
+async def test_an_engine_sleeps_and_goes_on(versions: Versions, options: dict[str, Any]) -> None:
+    first, second = versions.tokens[versions.first], versions.tokens[versions.second]
+    async with running(versions.first, **options) as engine:
+        for level in (1, 2):
+            task = await begun(engine)
+            await engine.sleep(level, "keep")
+            assert await engine.is_sleeping()
+            waiting = asyncio.create_task(engine.complete({"prompt_token_ids": PROMPT}, SHORT))
+            await engine.wake_up()
+            assert not await engine.is_sleeping()
+            assert tokens(await task) == first
+            assert tokens(await waiting) == first[:8]
+        await engine.sleep(2)
+        await engine.update_weights(versions.second)
+        assert await engine.is_sleeping()
+        await engine.wake_up(["kv_cache"])
+        await check(engine, second)
+        assert set(map(type, await engine.collective_rpc("statistics"))) == {dict}
+        await engine.collective_rpc("reload_weights")
+        await check(engine, second)
+
+
+async def test_a_core_with_a_host_pool_does_not_sleep(versions: Versions) -> None:
+    async with running(versions.first, kv_offloading_size="8MiB") as engine:
+        with pytest.raises(RequestError, match=r"host pool .* cannot sleep"):
+            await engine.sleep()
+        await engine.update_weights(versions.second)
+        await check(engine, versions.tokens[versions.second])
+
+
 def children(title: str) -> list[psutil.Process]:
     found = psutil.Process().children(recursive=True)
     return [process for process in found if title in " ".join(process.cmdline())]
@@ -269,5 +324,11 @@ def test_a_server_is_paused_over_http(server: Server) -> None:
         assert http.get("/is_paused").json() == {"is_paused": True}
         until(lambda: http.get("/health/ready").json()["status"] == "paused", "the pause in health")
         assert http.post("/resume").json() == {"status": "resumed"}
+        assert (http.post("/sleep?level=2&mode=wait").status_code, http.get("/is_sleeping").json()) == (
+            200,
+            {"is_sleeping": True},
+        )
+        assert http.post("/wake_up?tags=weights&tags=kv_cache").status_code == 200
+        assert http.get("/is_sleeping").json() == {"is_sleeping": False}
         until(lambda: http.get("/health/ready").status_code == 200, "the end of the pause in health")
     assert text(server)

@@ -24,8 +24,8 @@ class Recovery:
     """Recovery of one core. `reason` says why there are no workers, and is empty while there are.
 
     `shrink` makes later steps take less memory, and returns whether that was possible. `connect` is called when new
-    ranks have their KV caches, and `restore_adapters` after it; `restore_sleep` comes last. `inventory` tells the scheduler what host memory that
-    outlives the workers still holds.
+    ranks have their KV caches, and `restore_adapters` after it, `restore_sleep` last. `inventory` tells
+    the scheduler what host memory that outlives the workers still holds.
     """
 
     def __init__(

@@ -4,20 +4,23 @@ Reads no tensors, which the ranks do. The scheduler recomputes what runs, and ke
 """
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import msgspec
 
 from pyllm._rust import Scheduler
-from pyllm.checkpoint.types import Checkpoint
+from pyllm.checkpoint.types import Checkpoint, weights_fingerprint
 from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
 from pyllm.core.pausing import PauseMode, Pausing
 from pyllm.errors import ConfigError, EngineDeadError, RequestError, WorkerDeadError
-from pyllm.wire.messages import Ready
+from pyllm.families.tensors import FileTensor
+from pyllm.wire.messages import Ready, SharedArray
 
 if TYPE_CHECKING:
     from pyllm.checkpoint.hub import Hub
@@ -125,6 +128,22 @@ class Weights:
             await self._prepare(checkpoint)
         return checkpoint.version
 
+    async def load_arrays(self, path: str, arrays: Sequence[SharedArray]) -> str:
+        """Load arrays in shared memory beside the weights that compute; tensors without one stay as they are.
+
+        Raises:
+            RequestError: there is no tensor of a name, or it has another shape; nothing has changed.
+        """
+        if self._source is None or self._current is None:
+            raise RequestError("the weights of this engine cannot be replaced")
+        async with self._changing:
+            try:
+                checkpoint = await asyncio.to_thread(with_arrays, self._current, path, arrays)
+            except ConfigError as error:
+                raise RequestError(str(error), "weights") from None
+            await self._prepare(checkpoint)
+        return checkpoint.version
+
     async def switch(self, version: str, mode: SwitchMode) -> None:
         """Compute with a version that was loaded, from the next step on; `mode` says what becomes of running requests.
 
@@ -209,7 +228,7 @@ class Weights:
         self._scheduler.reconfigure(weights_version=pending.checkpoint.version)
         if (reset := self._inventory.reset()) is not None:
             await reset
-        logger.warning("the weights are version %s from now on: %s", self.version[:16], pending.checkpoint.files[0])
+        logger.info("the weights are version %s from now on: %s", self.version[:16], pending.checkpoint.files[0])
         self._announce(self.version)
 
     def _use(self, checkpoint: Checkpoint) -> None:
@@ -222,6 +241,46 @@ class Weights:
             await self._executor.collective("drop_weights")
         except EngineDeadError as error:
             logger.warning("weights that were not used are gone with their worker: %s", error)
+
+
+def with_arrays(current: Checkpoint, path: str, arrays: Sequence[SharedArray]) -> Checkpoint:
+    """The checkpoint with some tensors replaced by arrays in the file at `path`.
+
+    Raises:
+        ConfigError: a tensor is not there, quantised with scales, or of another shape, or the file cannot be read.
+    """
+    if current.quantization or current.format == "dummy" or current.spec.transformers is not None:
+        raise ConfigError("arrays replace tensors of floats, or of GGUF files; this model has others")
+    known = {entry.source.name: entry.source for entry in current.tensors}
+    new = {}
+    for array in arrays:
+        if (tensor := known.get(array.name)) is None:
+            raise ConfigError(f"the model's files have no tensor {array.name!r:.200} that the model needs")
+        if tensor.shape != array.shape:
+            raise ConfigError(f"{array.name} has the shape {array.shape}, and the model's tensor {tensor.shape}")
+        new[array.name] = FileTensor(
+            array.name, array.kind, array.shape, len(current.files), array.offset, array.num_bytes
+        )
+    tensors = [
+        msgspec.structs.replace(entry, source=new.get(entry.source.name, entry.source)) for entry in current.tensors
+    ]
+    files = (*current.files, path)
+    used = sorted({entry.source.file for entry in tensors})
+    places = {file: place for place, file in enumerate(used)}
+    entries = tuple(
+        msgspec.structs.replace(entry, source=msgspec.structs.replace(entry.source, file=places[entry.source.file]))
+        for entry in tensors
+    )
+    kept = tuple(files[file] for file in used)
+    try:
+        with Path(path).open("rb") as file:
+            content = hashlib.file_digest(file, "blake2b").digest()
+        fingerprint = weights_fingerprint(kept, entries)
+    except OSError as error:
+        raise ConfigError(f"the arrays cannot be read, which must be on the cores' machine: {error}") from None
+    named = msgspec.msgpack.encode((current.version or current.fingerprint, arrays, content))
+    version = hashlib.blake2b(named, digest_size=32).hexdigest()
+    return msgspec.structs.replace(current, files=kept, tensors=entries, fingerprint=fingerprint, version=version)
 
 
 def kept_checkpoint(kept: bytes | None) -> Checkpoint | None:
