@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 
 from pyllm import log
-from pyllm.config.catalogue_settings import CatalogueConfig, catalogue_of, read_catalogue
+from pyllm.config.catalogue_settings import CatalogueConfig
 from pyllm.config.engine_settings import LogConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
+from pyllm.flags.catalogue_file import catalogue_of, read_catalogue
 from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine, read_settings, say_start
 from pyllm.flags.settings_flags import (
     SettingsParser,

@@ -122,7 +122,7 @@ ModelStage = Literal["unloaded", "reading", "waiting", "loading", "loaded", "unl
 
 
 class ModelNews(_ProcessConfig, frozen=True):
-    """How far the supervisor is with one model of a catalogue. `attempt` counts the times that it began to load it.
+    """How far the supervisor is with the `wish` of this number for a model of a catalogue; -1: there was none yet.
 
     `num_bytes` is the memory that it takes once loaded, 0 while that is not known. `reason` says why it failed, `api`
     has what an API process needs to serve it.
@@ -130,7 +130,7 @@ class ModelNews(_ProcessConfig, frozen=True):
 
     name: str
     stage: ModelStage = "unloaded"
-    attempt: int = 0
+    wish: int = -1
     num_bytes: int = 0
     reason: str = ""
     api: ApiConfig | None = None

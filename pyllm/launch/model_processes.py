@@ -38,7 +38,7 @@ class MemoryRoom:
 
     def __init__(self, budget: int, max_models: int) -> None:
         self.budget = budget
-        self._max_models = max_models
+        self.max_models = max_models
         self._held: dict[str, int] = {}
         self._waiting: dict[str, tuple[int, asyncio.Future[None]]] = {}
 
@@ -76,7 +76,7 @@ class MemoryRoom:
         for name, (num_bytes, future) in list(self._waiting.items()):
             if future.done():
                 continue
-            is_full = bool(self._max_models) and len(self._held) >= self._max_models
+            is_full = bool(self.max_models) and len(self._held) >= self.max_models
             if is_full or self.num_bytes + num_bytes > self.budget:
                 return
             self._held[name] = num_bytes
@@ -131,13 +131,13 @@ class ModelProcesses:
         return [child for process in self._processes for child in process.children]
 
     def want(self, wanted: Mapping[str, int]) -> None:
-        """Load these models, in their order, by an attempt after the one that each names; unload the others.
+        """Load these models, in their order, each once for a wish of this number; unload those of other wishes.
 
         An unknown name is ignored.
         """
-        self._wanted = {name: attempt for name, attempt in wanted.items() if name in self._news}
+        self._wanted = {name: wish for name, wish in wanted.items() if name in self._news}
         for name, run in self._runs.items():
-            if self._wanted.get(name, self._news[name].attempt) >= self._news[name].attempt:
+            if self._wanted.get(name) != run.wish:
                 run.unwanted.set()
         self._begin_wanted()
 
@@ -188,10 +188,10 @@ class ModelProcesses:
         return [process for run in self._runs.values() for process in run.processes]
 
     def _begin_wanted(self) -> None:
-        for name, attempt in self._wanted.items():
-            if name not in self._runs and self._news[name].attempt <= attempt and not self._is_ending:
-                run = self._runs[name] = _Run()
-                self._tell(name, stage="reading", attempt=self._news[name].attempt + 1, reason="")
+        for name, wish in self._wanted.items():
+            if name not in self._runs and self._news[name].wish != wish and not self._is_ending:
+                run = self._runs[name] = _Run(wish)
+                self._tell(name, stage="reading", wish=wish, reason="")
                 run.task = asyncio.create_task(self._run(name, run), name=f"model {name}")
                 run.task.add_done_callback(partial(self._ended, name))
 
@@ -255,9 +255,10 @@ class ModelProcesses:
 
 
 class _Run:
-    """One model from its first want to its end. `settled`: it is loaded, or has ended."""
+    """One model from the wish for it to its end. `settled`: it is loaded, or has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, wish: int) -> None:
+        self.wish = wish
         self.task: asyncio.Task[None] | None = None
         self.processes: tuple[SupervisedProcess, ...] = ()
         self.unwanted = asyncio.Event()

@@ -60,8 +60,8 @@ class CoreList(Message, frozen=True):
 class CatalogueChoices(Message, frozen=True):
     """The models of a catalogue that are to be loaded, in the order of their requests, and the shares of its aliases.
 
-    Each model is loaded by an attempt after the one of this number, so that a model which was given up and is wanted
-    again is not taken for one that stays. `aliases` are None where they are those of the start.
+    Each has the number of its wish, which no other wish has, so that a model which was given up and is wanted again is
+    not taken for one that stays. `aliases` are None where they are those of the start.
     """
 
     wanted: dict[str, int] = msgspec.field(default_factory=dict)

@@ -48,13 +48,14 @@ class CatalogueModel:
         self.news = ModelNews(name=entry.name)
         self.shared: LocalState | None = None
         self.is_leaving = False
+        self.wish: int | None = None  # the number of the wish that it be loaded
         self.num_uses = 0
         self.num_waiting = 0
         self.num_loads = 0
         self.num_failures = 0
         self.last_used = 0.0
         self.keep_seconds: float | None = entry.ttl  # without a request; None: as long as there is room
-        self.wanted_at = 0.0
+        self.wanted_at: float | None = None
         self.ready_at = 0.0
         self.load_seconds = 0.0  # the last time
         self.reason = ""  # why it failed the last time
@@ -76,9 +77,16 @@ class CatalogueModel:
             return "unloading"
         if self.service is not None:
             return "loaded"
-        if self.news.stage in {"reading", "waiting", "loading", "loaded"}:
+        if self.wish is not None:
             return "loading"
-        return "failed" if self.reason else self.news.stage
+        if self.news.stage in {"reading", "waiting", "loading", "loaded", "unloading"}:
+            return "unloading"
+        return "failed" if self.reason else "unloaded"
+
+    @property
+    def awaits_memory(self) -> bool:
+        """Whether it is loaded as soon as there is room."""
+        return self.news.stage == "waiting" and self.news.wish == self.wish
 
     def may_be_used_by(self, context: RequestContext) -> bool:
         """Whether the tenant of a request may use it; admins may use every model."""
@@ -109,13 +117,18 @@ class Catalogue:
         self.on_opened: Callable[[ModelService], None] = lambda service: None
         self._config = config
         self._aliases = Aliases(config.aliases)
-        self._wanted = dict(config.wanted) or {entry.name: 0 for entry in config.entries if entry.pinned}
+        pinned = {entry.name: 0 for entry in config.entries if entry.pinned}
+        for name, wish in (dict(config.wanted) or pinned).items():
+            self.models[name].wish = wish
+        self._last_wish = max(config.wanted.values(), default=0)
         self._tell = want
         self._open_service = open_service
         self._parent_silence = parent_silence
         self._clock = clock
         self._changed: asyncio.Future[None] | None = None
         self._state: SharedState | None = None
+        if pinned and not config.wanted:
+            self._choose()
 
     @property
     def aliases(self) -> Mapping[str, Mapping[str, float]]:
@@ -207,6 +220,8 @@ class Catalogue:
             self._drop(model)
         if model.leaving is not None:
             await asyncio.wait({model.leaving})
+        while model.stage == "unloading" and not self.draining:
+            await self._change(None)
 
     def keep(self, model: CatalogueModel, seconds: float | None) -> None:
         """Unload a model this many seconds after its last request, from now on; None: as the catalogue says."""
@@ -234,7 +249,7 @@ class Catalogue:
         for each in news.models:
             model = self.models[each.name]
             model.news = each
-            if each.attempt <= self._wanted.get(model.name, each.attempt):
+            if each.wish != model.wish:
                 continue
             if each.stage == "failed":
                 self._fail(model, each.reason)
@@ -250,9 +265,8 @@ class Catalogue:
             keep = model.keep_seconds
             if keep is not None and self._may_leave(model) and self._is_idle(model) and now - model.last_used >= keep:
                 self._leave(model)
-        for name in list(self._wanted):
-            model = self.models[name]
-            if model.news.stage != "waiting" or self.draining:
+        for model in self._wanted():
+            if not model.awaits_memory or self.draining:
                 continue
             if model.num_waiting or model.entry.pinned:
                 self._make_room(model, now)
@@ -282,7 +296,7 @@ class Catalogue:
 
     async def _ready(self, model: CatalogueModel, patience: float | None) -> ModelService:
         start, failures = self._clock(), model.num_failures
-        if model.failed_at is not None and model.name not in self._wanted and start - model.failed_at < RETRY:
+        if model.failed_at is not None and model.wish is None and start - model.failed_at < RETRY:
             raise _failed(model)
         model.num_waiting += 1
         try:
@@ -295,28 +309,41 @@ class Catalogue:
                 left = None if patience is None else start + patience - self._clock()
                 if left is not None and left <= 0:
                     raise DeadlineError(f"The request timed out after {patience:g} s, before its model was loaded.")
-                if self._changed is None:
-                    self._changed = asyncio.get_running_loop().create_future()
-                await asyncio.wait({self._changed}, timeout=left)
+                await self._change(left)
         finally:
             model.num_waiting -= 1
         assert model.service is not None
         return model.service
 
+    def _wanted(self) -> list[CatalogueModel]:
+        """The models that are wanted, in the order of the wishes."""
+        wanted = [model for model in self.models.values() if model.wish is not None]
+        return sorted(wanted, key=lambda model: model.wish or 0)
+
     def _want(self, model: CatalogueModel) -> None:
-        if model.name not in self._wanted and not model.is_leaving:
-            self._wanted[model.name] = model.news.attempt
+        if model.wish is None and not model.is_leaving:
+            self._last_wish += 1
+            model.wish = self._last_wish
             model.wanted_at = self._clock()
             self._choose()
 
     def _drop(self, model: CatalogueModel) -> None:
-        if self._wanted.pop(model.name, None) is not None:
+        """Want a model no longer."""
+        if model.wish is not None:
+            model.wish = None
             self._choose()
-        if model.opening is not None:
+        if model.opening is not None and model.opening is not asyncio.current_task():
             model.opening.cancel()
 
     def _choose(self) -> None:
-        self._tell(CatalogueChoices(wanted=dict(self._wanted), aliases=self._aliases.shares))
+        wanted = {model.name: model.wish for model in self._wanted() if model.wish is not None}
+        self._tell(CatalogueChoices(wanted=wanted, aliases=self._aliases.shares))
+
+    async def _change(self, patience: float | None) -> None:
+        """Wait for the next change of any model, at most `patience` seconds."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.wait({self._changed}, timeout=patience)
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, None
@@ -338,7 +365,7 @@ class Catalogue:
             model.service, model.reason, model.failed_at = service, "", None
             model.num_loads += 1
             model.ready_at = model.last_used = now
-            model.load_seconds = now - (model.wanted_at or now)
+            model.load_seconds = 0.0 if model.wanted_at is None else now - model.wanted_at
             self.on_opened(service)
         finally:
             model.opening = None
@@ -359,10 +386,7 @@ class Catalogue:
             model.service.state.client.give_up(EngineDeadError(reason))
             model.service.close()
             model.service = None
-        if model.opening is not None and model.opening is not asyncio.current_task():
-            model.opening.cancel()
-        if self._wanted.pop(model.name, None) is not None:
-            self._choose()
+        self._drop(model)
         self._notify()
 
     def _may_leave(self, model: CatalogueModel) -> bool:
@@ -381,7 +405,7 @@ class Catalogue:
         if fixed + need > config.memory_budget or (0 < config.max_loaded_models <= len(pinned)):
             self._fail(waiting, f"it takes {need / 1e9:.2f} GB, and the pinned models leave too little room for it")
             return
-        stays = [each for each in holding if not each.is_leaving and each.name in self._wanted]
+        stays = [each for each in holding if not each.is_leaving and each.wish is not None]
         over = sum(each.news.num_bytes for each in stays) + need - config.memory_budget
         most = config.max_loaded_models
         places = len(stays) + 1 - most if most else 0
@@ -413,8 +437,7 @@ class Catalogue:
             if model.service is not None:
                 model.service.close()
                 model.service = None
-            self._wanted.pop(model.name, None)
-            self._choose()
+            self._drop(model)
         finally:
             model.is_leaving, model.leaving = False, None
             self._notify()
