@@ -112,7 +112,7 @@ def _flags_of(path: Path, name: str, value: Any) -> dict[str, Any]:
         return {"model": value or name}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"--models {path}: {name} must be a model, or flags and values such as `model: FILE`")
-    return {"model": name} | value
+    return {"model": name, **value}
 
 
 def _catalogue(
