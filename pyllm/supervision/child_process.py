@@ -115,7 +115,9 @@ class ChildProcess:
         self._send_unsent()
 
     def watch(self) -> None:
-        """Watch the child on the running event loop from now on."""
+        """Watch the child on the running event loop from now on; a second call changes nothing."""
+        if self._loop is not None:
+            return
         self._loop = loop = asyncio.get_running_loop()
         self.started: asyncio.Future[str] = loop.create_future()
         self.exited: asyncio.Future[int] = loop.create_future()
@@ -177,6 +179,11 @@ class ChildProcess:
         """Tell the child that a process it needs will not come back; see `ParentLink.given_up`."""
         self._given_up = reason
         self._send_heartbeat()
+
+    def send_news(self) -> None:
+        """Send the news now, and not with the next heartbeat."""
+        if self._loop is not None and not self.exited.done():
+            self._send_heartbeat()
 
     def exit_summary(self) -> str:
         """One sentence on the child's end, for the log and for the streams that end with it."""

@@ -4,13 +4,14 @@ Beside it are the routes that load adapters.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
+from pyllm.config.api_keys import KeyRing
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.admin.adapter_routes import adapter_routes
 from pyllm.frontend.admin.core_routes import core_routes
@@ -33,6 +34,7 @@ from pyllm.frontend.http.routing import (
 )
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.request_context import context_in
+from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.supervision.flight_recorder import CrashRecord, list_records
 from pyllm.supervision.process_samples import Samples
@@ -169,12 +171,7 @@ def admin_routes(state: ServerState) -> list[Route]:
         responses=ERROR_RESPONSES,
     )
     def reload() -> Reloaded:
-        try:
-            state.credentials.reload()
-        except ConfigError as error:
-            raise RequestError(f"keys and certificates stay as they are: {error}") from None
-        state.ask_reload()
-        return Reloaded(num_keys=len(state.keys.entries), has_tls=state.credentials.tls is not None)
+        return reload_credentials(state.credentials, state.ask_reload)
 
     @post(
         "/reset_prefix_cache",
@@ -185,10 +182,7 @@ def admin_routes(state: ServerState) -> list[Route]:
         await _in_time(client.reset_prefix_cache())
         return Response(b"")
 
-    def admins_only(scope: Scope) -> None:
-        if context_in(scope).role != "admin":
-            raise ForbiddenError(_refusal(state.keys.has_admin))
-
+    guard = admins_only(state.keys)
     handlers = [
         list_requests,
         show_request,
@@ -207,8 +201,32 @@ def admin_routes(state: ServerState) -> list[Route]:
         *weight_routes(state),
     ]
     for handler in handlers:
-        handler.guard = admins_only
-    return [*handlers, *adapter_routes(state, admins_only)]
+        handler.guard = guard
+    return [*handlers, *adapter_routes(state, guard)]
+
+
+def admins_only(keys: KeyRing) -> Callable[[Scope], None]:
+    """A guard of routes, which raises `ForbiddenError` for callers that are no admins."""
+
+    def guard(scope: Scope) -> None:
+        if context_in(scope).role != "admin":
+            raise ForbiddenError(_refusal(keys.has_admin))
+
+    return guard
+
+
+def reload_credentials(credentials: ServerCredentials, ask_reload: Callable[[], None]) -> Reloaded:
+    """Read the files of keys and of the certificate again, here and, by `ask_reload`, in all other processes.
+
+    Raises:
+        RequestError: a file cannot be used; nothing has changed.
+    """
+    try:
+        credentials.reload()
+    except ConfigError as error:
+        raise RequestError(f"keys and certificates stay as they are: {error}") from None
+    ask_reload()
+    return Reloaded(num_keys=len(credentials.keys.entries), has_tls=credentials.tls is not None)
 
 
 def _refusal(has_admin: bool) -> str:
