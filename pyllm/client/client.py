@@ -92,7 +92,9 @@ class EngineClient(CoreCalls):
             lambda model: PrefixPlacer(model, placement_recording) if placement == "prefix" else RoundRobin(), clock
         )
         self._requests = RunningRequests(self._cores, ids, clock)
-        super().__init__(self._cores, calls, ids, self._check_alive, self._requests.place_waiting)
+        super().__init__(
+            self._cores, calls, ids, self._check_alive, self._requests.place_waiting, self._requests.has_waiting
+        )
         self._connections = CoreConnections(
             self._cores,
             self._requests,
@@ -441,7 +443,7 @@ class EngineClient(CoreCalls):
             case WeightsChanged():
                 core.connection.change_weights(message.version)
                 self._cores.change_weights(message.version)
-                self._requests.change_weights(core)
+                self._requests.change_weights(core, continues=message.continues)
 
     def _malformed(self, text: str) -> None:
         self.malformed_frames += 1

@@ -33,7 +33,8 @@ class CoreCalls:
     """Calls with typed results. `core` is an index from `EngineClient.cores`.
 
     With None, sums cover all ready cores, changes apply to all, and other calls go to one ready core. `check_alive`
-    raises if the client is not connected. `on_adapters` is called when requests that wait for an adapter may be sent.
+    raises if the client is not connected. `on_adapters` is called when requests that wait for an adapter may be sent, and
+    `has_waiting` tells whether requests wait that have begun with a core's weights.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class CoreCalls:
         ids: Iterator[int],
         check_alive: Callable[[], None],
         on_adapters: Callable[[], None],
+        has_waiting: Callable[[Core], bool],
     ) -> None:
         self._adapter_lists = AdapterLists(cores, self._call, on_adapters)
-        self._weight_updates = WeightUpdates(cores, self._call)
+        self._weight_updates = WeightUpdates(cores, self._call, has_waiting)
         self._check_alive = check_alive
         self._cores = cores
         self._calls = calls

@@ -6,6 +6,8 @@ Keeps no connection and chooses no core; without a core, requests wait in their 
 import logging
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from pyllm.client.columns import decode_columns
 from pyllm.client.cores import Core, Cores
 from pyllm.client.journal import Journal
@@ -135,7 +137,7 @@ class RunningRequests:
         stream = None if rejected.request is None else self._streams.get_by_wire_id(rejected.request)
         if stream is None:
             return
-        if rejected.code == "draining" and len(self._cores) > 1:
+        if rejected.code == "weights" or (rejected.code == "draining" and len(self._cores) > 1):
             self._detach(stream)
             self.place_waiting()
             return
@@ -168,10 +170,19 @@ class RunningRequests:
             stream.loss = Loss(core.index, epoch, error)
             self._detach(stream)
 
-    def change_weights(self, core: Core) -> None:
-        """Note that a core computes its requests with other weights from now on; they go on on cores with the same."""
+    def change_weights(self, core: Core, *, continues: bool) -> None:
+        """Note that a core computes with other weights from now on: requests that have begun only if it `continues`.
+
+        Those that have begun otherwise are on their way there, and are refused.
+        """
         for stream in self._at(core):
-            stream.fingerprint = core.connection.fingerprint
+            if continues or not stream.journal.is_begun:
+                stream.fingerprint = core.connection.fingerprint
+
+    def has_waiting(self, core: Core) -> bool:
+        """Whether requests wait for a core that have begun with the weights of this one."""
+        waiting = self._waiting.values()
+        return any(each.journal.is_begun and each.fingerprint == core.connection.fingerprint for each in waiting)
 
     def leave(self, core: Core) -> None:
         """Move a healthy core's requests to other cores."""
@@ -219,6 +230,9 @@ class RunningRequests:
             stream.fingerprint = core.connection.fingerprint
         alone = stream.is_to_run_alone
         submission = stream.journal.submission(epoch, stream.wire_id, now, is_to_run_alone=alone)
+        if stream.journal.is_begun:
+            version = core.connection.model.weights_version
+            submission = msgspec.structs.replace(submission, weights_version=version)
         core.connection.post(submission)
         return True
 

@@ -27,10 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class WeightUpdates:
-    """One change at a time."""
+    """One change at a time. `has_waiting` tells whether requests wait that have begun with a core's weights."""
 
-    def __init__(self, cores: Cores, call: Call) -> None:
+    def __init__(self, cores: Cores, call: Call, has_waiting: Callable[[Core], bool]) -> None:
         self._cores = cores
+        self._has_waiting = has_waiting
         self._call = call
         self._changing = asyncio.Lock()
 
@@ -85,7 +86,7 @@ class WeightUpdates:
         """Give the successor of a lost core the version that the others have. False: it is not there yet."""
         if self._cores.get(core.index) is not core or core.failure is not None:
             raise EngineDeadError(f"core {core.index} has left")
-        if not core.is_open:
+        if not core.is_open or self._has_waiting(core):
             return False
         if core.connection.model.weights_version != version:
             try:

@@ -156,7 +156,9 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         pausing=pausing,
         kept=kept,
         inventory=inventory,
-        announce=lambda version: _announce_weights(version, sleeping, inbox, scheduler, clients),
+        announce=lambda version, continues: _announce_weights(
+            WeightsChanged(setup.ready.epoch, version, continues), sleeping, inbox, scheduler, clients
+        ),
     )
     calls = Calls(
         scheduler,
@@ -249,12 +251,14 @@ def _announce(adapters: Adapters, clients: Clients, kept: KeptState, epoch: int)
     clients.post_all(AdapterList(epoch, adapters.listed or ()))
 
 
-def _announce_weights(version: str, sleeping: Sleeping, inbox: Inbox, scheduler: Scheduler, clients: Clients) -> None:
+def _announce_weights(
+    change: WeightsChanged, sleeping: Sleeping, inbox: Inbox, scheduler: Scheduler, clients: Clients
+) -> None:
     """Tell clients the version of the weights, after all output of the one before."""
     sleeping.weights_loaded()
-    inbox.ready = versioned(inbox.ready, version)
+    inbox.ready = versioned(inbox.ready, change.version)
     clients.deliver(scheduler.pending_clients())
-    clients.post_all(WeightsChanged(inbox.ready.epoch, version))
+    clients.post_all(change)
 
 
 def _sleep_refusal(config: EngineConfig, scheduler: Scheduler) -> str:

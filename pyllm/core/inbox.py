@@ -124,6 +124,10 @@ class Inbox:
         if self._stage.is_draining and not submit.outputs:
             self._clients.post(client, Rejected(submit.request, "draining", "the engine is shutting down"))
             return
+        if submit.weights_version not in {None, self.ready.model.weights_version}:
+            text = "the engine has other weights now than this request has begun with"
+            self._clients.post(client, Rejected(submit.request, "weights", text))
+            return
         self._load_reporter.note(client, submit.request)
         policy = self._calls.policy
         try:

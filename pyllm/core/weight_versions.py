@@ -77,7 +77,8 @@ class _Pending(NamedTuple):
 
 
 class Weights:
-    """The weights of one core, at first `current`. `announce` is called with each new version.
+    """The weights of one core, at first `current`. `announce` is called with each new version, and whether
+    requests go on with it.
 
     Without a `source` the weights stay as they are, and calls are refused.
     """
@@ -92,7 +93,7 @@ class Weights:
         pausing: Pausing,
         kept: KeptState,
         inventory: HostInventory,
-        announce: Callable[[str], object],
+        announce: Callable[[str, bool], object],
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -161,7 +162,7 @@ class Weights:
                 raise RequestError(text, "mode")
             try:
                 await self._pausing.hold(_PAUSES[mode])
-                await self._switch(self._pending)
+                await self._switch(self._pending, continues=mode == "continue")
             finally:
                 self._pending = None
                 self._pausing.release()
@@ -209,7 +210,7 @@ class Weights:
         while not all(await self._executor.collective("load_weights", seconds)):
             pass
 
-    async def _switch(self, pending: _Pending) -> None:
+    async def _switch(self, pending: _Pending, *, continues: bool) -> None:
         """Switch all ranks while nothing runs. Raises RequestError."""
         before = self._current
         assert before is not None, "there is a source"
@@ -229,7 +230,7 @@ class Weights:
         if (reset := self._inventory.reset()) is not None:
             await reset
         logger.info("the weights are version %s from now on: %s", self.version[:16], pending.checkpoint.files[0])
-        self._announce(self.version)
+        self._announce(self.version, continues)
 
     def _use(self, checkpoint: Checkpoint) -> None:
         self._current = checkpoint

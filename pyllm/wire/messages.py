@@ -209,6 +209,7 @@ class Submit(Message, frozen=True):
     num_losses: int = 0  # cores in a row that were lost with this request, each after fewer than `CLEARING_TOKENS`
     name: str = ""  # for logs and reports; need not be unique
     kv_cache_retention: str = "default"  # how long a KV store keeps its blocks: none, default or long
+    weights_version: str | None = None  # of the weights that `outputs` were computed with; None: any
 
 
 class Abort(Message, frozen=True):
@@ -288,11 +289,13 @@ class SharedArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class WeightsChanged(Message, frozen=True):
     """The core computes with other weights: `version` is `ModelInfo.weights_version` from now on.
 
-    It comes after all output that was computed with the weights before.
+    It comes after all output that was computed with the weights before. `continues`: requests that have begun go on
+    with the new ones.
     """
 
     epoch: int
     version: str
+    continues: bool = False
 
 
 class Deltas(Message, frozen=True):
