@@ -93,7 +93,12 @@ class EngineClient(CoreCalls):
         )
         self._requests = RunningRequests(self._cores, ids, clock)
         super().__init__(
-            self._cores, calls, ids, self._check_alive, self._requests.place_waiting, self._requests.has_waiting
+            self._cores,
+            calls,
+            ids,
+            self._check_alive,
+            on_adapters=self._requests.place_waiting,
+            has_waiting=self._requests.has_waiting,
         )
         self._connections = CoreConnections(
             self._cores,

@@ -33,8 +33,8 @@ class CoreCalls:
     """Calls with typed results. `core` is an index from `EngineClient.cores`.
 
     With None, sums cover all ready cores, changes apply to all, and other calls go to one ready core. `check_alive`
-    raises if the client is not connected. `on_adapters` is called when requests that wait for an adapter may be sent, and
-    `has_waiting` tells whether requests wait that have begun with a core's weights.
+    raises if the client is not connected. `on_adapters` is called when requests that wait for an adapter may be sent,
+    and `has_waiting` tells whether requests wait that have begun with a core's weights.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class CoreCalls:
         calls: Calls,
         ids: Iterator[int],
         check_alive: Callable[[], None],
+        *,
         on_adapters: Callable[[], None],
         has_waiting: Callable[[Core], bool],
     ) -> None:

@@ -9,9 +9,9 @@ from pyllm.client.client import EngineClient
 from pyllm.client.request_hasher import RequestHasher
 from pyllm.errors import RequestError
 from pyllm.parameters.sampling_params import SamplingParams
-from pyllm.wire.messages import Call, ClientMessage, Reply, Submit, WeightsChanged
+from pyllm.wire.messages import Call, ClientMessage, Rejected, Reply, Submit, WeightsChanged
 from tests.client import test_several_cores
-from tests.client.fake_core import EPOCH, MODEL, FakeCore
+from tests.client.fake_core import EPOCH, MODEL, FakeCore, Row, deltas
 from tests.client.mortal_core import Reader
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -81,6 +81,21 @@ async def test_new_requests_go_to_cores_with_the_new_weights() -> None:
     for _ in range(4):
         client.submit([5], GREEDY, Reader(1))
     assert len(cores[0].sent(Submit)) == 2
+    client.close()
+
+
+async def test_a_request_on_its_way_to_other_weights_waits_for_its_own() -> None:
+    first, second = (WeighingCore(epoch=EPOCH + index) for index in range(2))
+    client = await connected(first, second)
+    client.submit([5], GREEDY, Reader(1))
+    (submit,) = [*first.sent(Submit), *second.sent(Submit)]
+    at = first if first.sent(Submit) else second
+    other = second if at is first else first
+    at.say(deltas(Row(submit.request, [7]), epoch=at.epoch))
+    at.say(WeightsChanged(at.epoch, "second"))  # It was on its way when the core changed its weights.
+    at.say(Rejected(submit.request, "weights", "other weights"))
+    (again,) = other.sent(Submit)
+    assert (again.weights_version, len(again.outputs)) == ("", 1)
     client.close()
 
 

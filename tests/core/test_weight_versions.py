@@ -1,4 +1,5 @@
 import asyncio
+from array import array
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pyllm.checkpoint.reader import read_checkpoint, read_weights
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.core.weight_versions import WeightsSource, kept_checkpoint, with_arrays
 from pyllm.errors import ConfigError, EngineDeadError
-from pyllm.wire.messages import Call, Deltas, FinishCode, Reply, Sampled, SharedArray, WeightsChanged
+from pyllm.wire.messages import Call, Deltas, FinishCode, Output, Rejected, Reply, Sampled, SharedArray, WeightsChanged
 from pyllm.wire.supervision_messages import Kept
 from tests.core.counting_executor import CountingExecutor
 from tests.core.raw_engine import EPOCH, Engine
@@ -188,6 +189,18 @@ async def test_blocks_are_not_shared_between_versions(source: WeightsSource) -> 
     await engine.run_dry()
     assert engine.core.stats()["prefix_hits"] == before
     assert engine.scheduler.stats()["num_used_blocks"] == 0
+
+
+async def test_a_request_that_began_with_other_weights_is_refused(source: WeightsSource) -> None:
+    engine = engine_of(source)
+    version = await load_second(engine, source)
+    assert await ask(engine, 11, "switch_weights", version) == (True, None)
+    output = Output(array("i", [4]).tobytes(), False)
+    engine.submit(1, [3], outputs=(output,), weights_version="")
+    engine.submit(2, [3], outputs=(output,), weights_version=version)
+    await engine.run_dry()
+    assert [(each.request, each.code) for each in engine.messages(Rejected)] == [(1, "weights")]
+    assert engine.scheduler.stats()["num_requests"] == 0
 
 
 @pytest.mark.parametrize("refuses", ["begin_weights", "load_weights", "switch_weights"])
