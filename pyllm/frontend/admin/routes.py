@@ -15,8 +15,7 @@ from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.admin.adapter_routes import adapter_routes
 from pyllm.frontend.admin.core_routes import core_routes
 from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
-from pyllm.frontend.http.asgi import Scope
-from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
+from pyllm.frontend.http.failure import UnknownRequestError, decoding_error
 from pyllm.frontend.http.openapi import BODY
 from pyllm.frontend.http.routing import (
     FromPath,
@@ -30,7 +29,7 @@ from pyllm.frontend.http.routing import (
     post,
 )
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
-from pyllm.frontend.requests.request_context import context_in
+from pyllm.frontend.requests.request_guards import admins_only
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.supervision.flight_recorder import CrashRecord, list_records
 from pyllm.supervision.process_samples import Samples
@@ -183,10 +182,6 @@ def admin_routes(state: ServerState) -> list[Route]:
         await _in_time(client.reset_prefix_cache())
         return Response(b"")
 
-    def admins_only(scope: Scope) -> None:
-        if context_in(scope).role != "admin":
-            raise ForbiddenError(_refusal(state.keys.has_admin))
-
     handlers = [
         list_requests,
         show_request,
@@ -203,15 +198,8 @@ def admin_routes(state: ServerState) -> list[Route]:
         reset_prefix_cache,
     ]
     for handler in handlers:
-        handler.guard = admins_only
-    return [*handlers, *adapter_routes(state, admins_only)]
-
-
-def _refusal(has_admin: bool) -> str:
-    if has_admin:
-        return "Only keys of the role admin may use this route."
-    make = "make one with `pyllm apikey NAME --role admin`"
-    return f"No key has the role admin: {make}, or start the server with --admin-on-loopback."
+        handler.guard = admins_only(state)
+    return [*handlers, *adapter_routes(state)]
 
 
 async def _in_time(answer: Awaitable[T]) -> T:

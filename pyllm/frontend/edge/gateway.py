@@ -29,7 +29,10 @@ from pyllm.frontend.requests.server_state import ServerState
 PROBES = frozenset({"/ping", "/health", "/health/live", "/health/ready", "/health_generate"})
 # Methods that change or start something.
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-ADMIN = ("/admin/", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+ADMIN = (
+    *("/admin/", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    *("/api/pull", "/api/delete"),
+)
 # Charsets that a body may be declared in: that of JSON, and a subset.
 CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii"})
 # The route whose answers are stored by their ids.
