@@ -42,6 +42,15 @@ class Hub(msgspec.Struct, frozen=True, kw_only=True):
     offline: bool | None = None
 
 
+class FoundModel(msgspec.Struct, frozen=True):
+    """A model that the hub found. Its tags name formats, languages, licences and more."""
+
+    id: str
+    downloads: int = 0
+    likes: int = 0
+    tags: tuple[str, ...] = ()
+
+
 class _Unreachable(Exception):  # noqa: N818  a reason to look into the cache, which becomes a ConfigError
     """The hub cannot be reached, or is busy."""
 
@@ -90,6 +99,37 @@ def outline_model(name: HubName, hub: Hub, folder: Path) -> Path:
     except _Unreachable as error:
         reason = f"cannot reach {_endpoint(hub)} ({error}): check the network, or HF_ENDPOINT"
         raise ConfigError(f"{name.text} is not on this machine, and {reason}") from None
+
+
+def search_models(words: str, hub: Hub, limit: int, tag: str = "") -> list[FoundModel]:
+    """The models whose names have these words, and the tag if one is given; those that are downloaded most first.
+
+    Raises:
+        ConfigError: the hub cannot be asked; the text gives a fix.
+    """
+    import httpx2
+    from huggingface_hub import constants
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented there, and imported from elsewhere
+        build_hf_headers,
+        get_session,
+    )
+
+    if constants.HF_HUB_OFFLINE if hub.offline is None else hub.offline:
+        raise ConfigError("HF_HUB_OFFLINE is set: unset it to ask the hub")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
+    # Not by HfApi, which asks a hub that is not there six times.
+    asked = {"search": words, "sort": "downloads", "limit": str(limit)} | ({"filter": tag} if tag else {})
+    headers = build_hf_headers(token=hub.token)
+    try:
+        response = get_session().get(f"{_endpoint(hub)}/api/models", params=asked, headers=headers, timeout=_TIMEOUT)
+        if response.status_code != httpx2.codes.OK:
+            raise ConfigError(f"{_endpoint(hub)} answers {response.status_code} to a search")
+        return msgspec.json.decode(response.content, type=list[FoundModel])
+    except httpx2.HTTPError as error:
+        text = f"cannot reach {_endpoint(hub)} ({type(error).__name__}: {error}): check the network, or HF_ENDPOINT"
+        raise ConfigError(text) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):  # A web page, such as a network's login page.
+        raise ConfigError(f"the answer of {_endpoint(hub)} is not that of a Hugging Face hub") from None
 
 
 def repository_folder(name: HubName, hub: Hub) -> Path:

@@ -16,11 +16,11 @@ from pyllm.frontend.http.failure import Failure
 from pyllm.frontend.ollama.error_format import OllamaError, error_response
 from pyllm.frontend.ollama.protocol import (
     AnswerMessage,
-    CalledFunction,
     ChatPart,
     GeneratePart,
+    OllamaFunction,
+    OllamaToolCall,
     Part,
-    ToolCall,
 )
 from pyllm.frontend.openai.logprobs import chat_logprobs
 from pyllm.frontend.requests.generation import Generation, TokenCounts
@@ -36,7 +36,7 @@ class NewText(Struct):
 
     content: str = ""
     thinking: str = ""
-    calls: list[ToolCall] = msgspec.field(default_factory=list)
+    calls: list[OllamaToolCall] = msgspec.field(default_factory=list)
 
     def add(self, other: "NewText") -> None:
         """Append a later part."""
@@ -162,7 +162,7 @@ class OllamaFormat:
         if self._call is None:
             return
         index, arguments = self._call.index, call_arguments("".join(self._arguments))
-        yield NewText(calls=[ToolCall(self._call_id(index), CalledFunction(index, self._call.name, arguments))])
+        yield NewText(calls=[OllamaToolCall(self._call_id(index), OllamaFunction(index, self._call.name, arguments))])
         self._call = None
         self._arguments.clear()
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import Conversation
 from pyllm.frontend.http.unsupported import refuse_unsupported
-from pyllm.frontend.ollama.protocol import ChatRequest, GenerateRequest, Message
+from pyllm.frontend.ollama.protocol import GenerateRequest, OllamaChatRequest, OllamaMessage
 from pyllm.frontend.openai import chat_conversation as openai
 from pyllm.frontend.openai.protocol import ChatRequest as OpenAIRequest
 from pyllm.frontend.openai.tool_protocol import ToolDefinition
 from pyllm.frontend.text.json_schemas import Ignore
 
 
-def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
+def conversation_of(request: OllamaChatRequest, ignore: Ignore) -> Conversation:
     """The conversation of a chat. The answer continues a last message of the assistant.
 
     Raises:
@@ -32,12 +32,12 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
 
 def conversation_of_prompt(request: GenerateRequest, ignore: Ignore) -> Conversation:
     """The conversation of a prompt, with its system prompt."""
-    system = [Message(role="system", content=request.system)] if request.system else []
-    return _conversation([*system, Message(role="user", content=request.prompt)], [], request.think, ignore)
+    system = [OllamaMessage(role="system", content=request.system)] if request.system else []
+    return _conversation([*system, OllamaMessage(role="user", content=request.prompt)], [], request.think, ignore)
 
 
 def _conversation(
-    messages: Sequence[Message], tools: Sequence[ToolDefinition], think: bool | str | None, ignore: Ignore
+    messages: Sequence[OllamaMessage], tools: Sequence[ToolDefinition], think: bool | str | None, ignore: Ignore
 ) -> Conversation:
     body = OpenAIRequest(messages=list(messages), tools=list(tools), think=True if think is None else think)
     if think is True:

@@ -1,17 +1,52 @@
-"""A checkpoint as Ollama describes models: kind, sizes, quantization, shape. Opens no file."""
+"""A checkpoint as Ollama describes models: kind, sizes, quantization, shape, abilities. Opens no file."""
 
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.hub_files import quantization_of
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.registry import find_family
 from pyllm.families.tensors import num_parameters
-from pyllm.frontend.ollama.protocol import ModelDetails
+from pyllm.frontend.ollama.answer_format import timestamp
+from pyllm.frontend.ollama.protocol import ModelDetails, Shown
 
+# Ollama's names of the parameters whose defaults a model may have.
+_PARAMETERS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
+# Programs look for this word in a template, to know whether the model fills in the middle.
+_SUFFIX_NOTE = "\n{#- /api/generate takes the .Suffix of a gap -#}"
 _SIZES = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+
+
+class Abilities(Struct, kw_only=True):
+    """The abilities of a model, by Ollama's names."""
+
+    completion: bool
+    tools: bool
+    thinking: bool
+    insert: bool
+    embedding: bool = True
+
+
+def shown_model(
+    checkpoint: Checkpoint, context_length: int, sampling: SamplingDefaults, template: str, abilities: Abilities
+) -> Shown:
+    """All of `/api/show`. `sampling` has the defaults of requests."""
+    given = {_PARAMETERS.get(name, name): value for name, value in sampling.given().items()}
+    lines = {**given, "num_ctx": context_length}
+    return Shown(
+        modelfile=f"FROM {checkpoint.name}\n",
+        parameters="\n".join(f"{name:<30} {value}" for name, value in lines.items()),
+        template=template + (_SUFFIX_NOTE if abilities.insert else ""),
+        details=details_of(checkpoint),
+        model_info=model_info(checkpoint, context_length),
+        capabilities=[name for name in Abilities.__struct_fields__ if getattr(abilities, name)],
+        modified_at=timestamp(modified(checkpoint)),
+    )
 
 
 def details_of(checkpoint: Checkpoint) -> ModelDetails:

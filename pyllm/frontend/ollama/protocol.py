@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 from pyllm.frontend.openai.common_fields import EngineRequest
+from pyllm.frontend.openai.embedding_protocol import Dimensions
 from pyllm.frontend.openai.protocol import ChatMessage, TopLogprobs
 from pyllm.frontend.openai.tool_protocol import ToolDefinition
 from pyllm.parameters.sampling_params import MaxTokens
@@ -44,24 +45,24 @@ class OllamaRequest(Struct, kw_only=True):
     shift: Hint = True
 
 
-class Message(ChatMessage, kw_only=True):
+class OllamaMessage(ChatMessage, kw_only=True):
     """One message of a conversation, in which `thinking` is the assistant's reasoning."""
 
     thinking: str | None = None
     images: Annotated[list[Any] | None, unsupported_field(None, [])] = None
 
 
-class Tool(ToolDefinition, kw_only=True):
+class OllamaTool(ToolDefinition, kw_only=True):
     """A function that the model may call."""
 
     type: str = "function"
 
 
-class ChatRequest(OllamaRequest, kw_only=True):
+class OllamaChatRequest(OllamaRequest, kw_only=True):
     """`POST /api/chat`. Without messages it loads the model, or unloads it where `keep_alive` is 0."""
 
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    messages: list[OllamaMessage] | None = None
+    tools: list[OllamaTool] | None = None
 
 
 class GenerateRequest(OllamaRequest, kw_only=True):
@@ -86,7 +87,7 @@ class EmbedRequest(Struct, kw_only=True):
     model: Name
     input: str | list[str] | None = None
     truncate: bool | None = True
-    dimensions: int | None = None
+    dimensions: Dimensions | None = None
 
     options: Hint = msgspec.field(default_factory=dict)
     keep_alive: Hint = None
@@ -102,7 +103,7 @@ class EmbeddingsRequest(Struct, kw_only=True):
     keep_alive: Hint = None
 
 
-class CalledFunction(Struct):
+class OllamaFunction(Struct):
     """A call's function; `index` counts the calls of one answer."""
 
     index: int
@@ -110,11 +111,11 @@ class CalledFunction(Struct):
     arguments: dict[str, Any]
 
 
-class ToolCall(Struct):
+class OllamaToolCall(Struct):
     """A call of a tool, whole."""
 
     id: str
-    function: CalledFunction
+    function: OllamaFunction
 
 
 class AnswerMessage(Struct, omit_defaults=True):
@@ -123,7 +124,7 @@ class AnswerMessage(Struct, omit_defaults=True):
     role: str
     content: str
     thinking: str = ""
-    tool_calls: list[ToolCall] = msgspec.field(default_factory=list)
+    tool_calls: list[OllamaToolCall] = msgspec.field(default_factory=list)
 
 
 class Part(Struct, kw_only=True):
@@ -256,13 +257,13 @@ class Shown(Struct):
     modified_at: str
 
 
-class Version(Struct):
+class OllamaVersion(Struct):
     """`GET /api/version`: the version of Ollama whose API this is. `GET /version` has pyllm's."""
 
     version: str
 
 
-class Progress(Struct, omit_defaults=True):
+class PullProgress(Struct, omit_defaults=True):
     """A line of `/api/pull`. Bytes are those of one file."""
 
     status: str

@@ -20,8 +20,15 @@ from pyllm.frontend.ollama.embedding_routes import embed_route, embeddings_route
 from pyllm.frontend.ollama.error_format import ERROR_RESPONSES
 from pyllm.frontend.ollama.model_names import choose_model
 from pyllm.frontend.ollama.model_routes import model_routes
-from pyllm.frontend.ollama.parameters import is_zero, read_options, sampling_of, scheduling_of
-from pyllm.frontend.ollama.protocol import ChatPart, ChatRequest, GeneratePart, GenerateRequest, OllamaRequest, Part
+from pyllm.frontend.ollama.options import is_zero, read_options, sampling_of, scheduling_of
+from pyllm.frontend.ollama.protocol import (
+    ChatPart,
+    GeneratePart,
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaRequest,
+    Part,
+)
 from pyllm.frontend.ollama.store_routes import store_routes
 from pyllm.frontend.requests.request_context import context_of
 from pyllm.frontend.requests.server_state import ServerState
@@ -47,7 +54,7 @@ def _chat_route(state: ServerState) -> Route:
         summary="Answer a conversation in Ollama's shape",
         responses={200: ResponseSpec(ChatPart), **ERROR_RESPONSES},
     )
-    async def create_chat(request: Request, data: JSONBody[ChatRequest]) -> ASGIApp | Response[Part]:
+    async def create_ollama_chat(request: Request, data: JSONBody[OllamaChatRequest]) -> ASGIApp | Response[Part]:
         context = context_of(request)
         load_seconds = await choose_model(state, context, data.model)
         options = read_options(state, context, data)
@@ -62,7 +69,7 @@ def _chat_route(state: ServerState) -> Route:
         )
         return respond_in_lines(generation, answer_format, data.stream is not False)
 
-    return create_chat
+    return create_ollama_chat
 
 
 def _generate_route(state: ServerState) -> Route:
@@ -71,7 +78,7 @@ def _generate_route(state: ServerState) -> Route:
         summary="Answer a prompt in Ollama's shape",
         responses={200: ResponseSpec(GeneratePart), **ERROR_RESPONSES},
     )
-    async def create_completion(request: Request, data: JSONBody[GenerateRequest]) -> ASGIApp | Response[Part]:
+    async def create_ollama_completion(request: Request, data: JSONBody[GenerateRequest]) -> ASGIApp | Response[Part]:
         context = context_of(request)
         load_seconds = await choose_model(state, context, data.model)
         options = read_options(state, context, data)
@@ -96,7 +103,7 @@ def _generate_route(state: ServerState) -> Route:
         )
         return respond_in_lines(generation, answer_format, data.stream is not False)
 
-    return create_completion
+    return create_ollama_completion
 
 
 def _plain_prompt(state: ServerState, request: GenerateRequest) -> str | None:

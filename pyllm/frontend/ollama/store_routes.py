@@ -21,7 +21,7 @@ from pyllm.frontend.http.routing import JSONBody, Response, ResponseSpec, Route,
 from pyllm.frontend.ollama.error_format import ERROR_RESPONSES, error_response
 from pyllm.frontend.ollama.model_names import LATEST, MissingModelError
 from pyllm.frontend.ollama.model_routes import required_name
-from pyllm.frontend.ollama.protocol import ModelRequest, Progress, PullRequest
+from pyllm.frontend.ollama.protocol import ModelRequest, PullProgress, PullRequest
 from pyllm.frontend.requests.request_guards import admins_where_keys
 from pyllm.frontend.requests.server_state import ServerState
 
@@ -44,12 +44,12 @@ def store_routes(state: ServerState) -> list[Route]:
     @post(
         "/api/pull",
         summary="Download a model of the Hugging Face hub, in Ollama's shape",
-        responses={200: ResponseSpec(Progress), **ERROR_RESPONSES},
+        responses={200: ResponseSpec(PullProgress), **ERROR_RESPONSES},
     )
-    async def pull_model(data: JSONBody[PullRequest]) -> ASGIApp | Response[Progress]:
+    async def pull_model(data: JSONBody[PullRequest]) -> ASGIApp | Response[PullProgress]:
         name = required_name(data)
         if name.removesuffix(LATEST) in state.models.names or name in state.models.names:
-            return Response(Progress("success"))
+            return Response(PullProgress("success"))
         if len(pulls) >= MAX_PULLS:
             raise QueueFullError(f"{MAX_PULLS} models are being downloaded already; try again later", 60.0)
         pull = Pull(_hub_name(name), data.stream is not False, pulls.discard)
@@ -64,9 +64,8 @@ def store_routes(state: ServerState) -> list[Route]:
     async def delete_model(data: JSONBody[ModelRequest]) -> Response[None]:
         name = required_name(data)
         hub_name = _hub_name(name)
-        files = () if state.checkpoint is None else state.checkpoint.files
         folder = await asyncio.to_thread(repository_folder, hub_name, Hub())
-        if any(Path(file).is_relative_to(folder) for file in files):
+        if any(Path(file).is_relative_to(folder) for file in state.checkpoint.files):
             raise RequestError(f"{name!r:.200} is of the repository that is being served", "model")
         try:
             await asyncio.to_thread(remove, hub_name)
@@ -93,13 +92,13 @@ class Pull:
         self._ended = ended
         self._channel: Channel
         self._over = False
-        self._waiting: Progress | None = None  # the latest, while the reader is slow
+        self._waiting: PullProgress | None = None  # the latest, while the reader is slow
 
     def begin(self, channel: Channel) -> None:
         """Start the download."""
         self._channel = channel
         self._loop = asyncio.get_running_loop()
-        self._show(Progress("pulling manifest"))
+        self._show(PullProgress("pulling manifest"))
         threading.Thread(target=self._run, name="pyllm-pull", daemon=True).start()
 
     def drained(self) -> None:
@@ -127,9 +126,9 @@ class Pull:
     def _report(self, file: str, done: int, total: int) -> None:
         if self._over:
             raise _Stopped
-        self._loop.call_soon_threadsafe(self._show, Progress(f"pulling {file}", file, total, done))
+        self._loop.call_soon_threadsafe(self._show, PullProgress(f"pulling {file}", file, total, done))
 
-    def _show(self, progress: Progress) -> None:
+    def _show(self, progress: PullProgress) -> None:
         self._waiting = None
         if self._over or not self._streamed:
             return
@@ -145,10 +144,10 @@ class Pull:
             return
         described = None if failure is None else describe(failure)
         if self._streamed:
-            body = Progress("success") if described is None else error_response(described)
+            body = PullProgress("success") if described is None else error_response(described)
             self._channel.finish(_line(body))
         elif described is None:
-            send_json(self._channel, 200, Progress("success"))
+            send_json(self._channel, 200, PullProgress("success"))
         else:
             send_failure(self._channel, described, error_response(described))
 
