@@ -1,10 +1,13 @@
 """`pyllm run`: Ollama's way to chat with a model, or to ask it one question. It is `pyllm chat` with a prompt."""
 
 import argparse
-import sys
+import asyncio
+import os
+import stat
 
-from pyllm.commands import chat
+from pyllm.commands.chat import add_arguments as add_chat_arguments
 from pyllm.commands.complete import CompletionParser
+from pyllm.commands.source_arguments import only_warnings, read_source, select_source
 from pyllm.errors import ConfigError
 
 PARSER = CompletionParser
@@ -16,10 +19,12 @@ EXAMPLES = """examples:
 
 A prompt and text from a pipe are one question, the text last."""
 
+_STDIN_FILENO = 0
+
 
 def add_arguments(parser: CompletionParser) -> None:
     """Declare the command's arguments."""
-    chat.add_arguments(parser)
+    add_chat_arguments(parser)
     parser.usage = USAGE
     parser.add_argument("prompt_words", nargs="*", metavar="PROMPT", help="ask this, and end (default: a chat)")
     parser.epilog = EXAMPLES
@@ -31,17 +36,24 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: no model is named, or there are two prompts.
     """
-    if options.model_argument is None and options.url is None and options.model is None:
+    from pyllm.terminal_chat.chat_loop import chat
+    from pyllm.terminal_chat.terminal_text import whole
+
+    name, settings = read_source(options)
+    if not name:
         raise ConfigError("name the model, such as `pyllm run qwen3:4b`; `pyllm models --available` lists short names")
     prompt = " ".join(options.prompt_words)
     if prompt and options.quick:
         raise ConfigError("--quick and the PROMPT are both a question: leave one out")
-    piped = "" if sys.stdin.isatty() else _read_pipe()
-    options.quick = "\n\n".join(filter(None, (prompt or options.quick, piped)))
-    return chat.run(options)
+    with only_warnings("pyllm::run"):
+        source = select_source(options, name, settings)
+        question = "\n\n".join(filter(None, (prompt or options.quick, _piped())))
+        return asyncio.run(chat(source, whole(options.system_prompt), whole(question)))
 
 
-def _read_pipe() -> str:
+def _piped() -> str:
+    """The text of a pipe or a file that is standard input; a terminal and /dev/null have none."""
     from pyllm.terminal_chat.terminal_text import open_stdin
 
-    return open_stdin().read().strip()
+    is_device = stat.S_ISCHR(os.fstat(_STDIN_FILENO).st_mode)
+    return "" if is_device else open_stdin().read().strip()

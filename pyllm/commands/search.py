@@ -5,6 +5,7 @@ import argparse
 import msgspec
 
 from pyllm.checkpoint.hub import Hub, search_models
+from pyllm.commands.bench_flags import positive_int
 from pyllm.commands.models import print_table
 
 _FORMATS = ("gguf", "safetensors")
@@ -13,7 +14,7 @@ _FORMATS = ("gguf", "safetensors")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("words", nargs="+", metavar="WORD", help="a part of the names that are looked for")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="most models to list (default: 20)")
+    parser.add_argument("--limit", type=positive_int, default=20, metavar="N", help="most models to list (default: 20)")
     parser.add_argument("--format", choices=_FORMATS, help="only models that have files of this format")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.epilog = "example:\n  pyllm search qwen3 4b --format gguf"

@@ -27,6 +27,7 @@ from pyllm.frontend.requests.server_state import ServerState
 
 # Downloads at the same time.
 MAX_PULLS = 4
+_HUB = Hub()
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ class _Stopped(Exception):  # noqa: N818  what ends the download of a client tha
     """The client has left."""
 
 
-def store_routes(state: ServerState) -> list[Route]:
-    """The routes, for one server."""
+def store_routes(state: ServerState, hub: Hub = _HUB) -> list[Route]:
+    """The routes, for one server, over this hub and its cache."""
     pulls: set[Pull] = set()
 
     @post(
@@ -52,7 +53,7 @@ def store_routes(state: ServerState) -> list[Route]:
             return Response(PullProgress("success"))
         if len(pulls) >= MAX_PULLS:
             raise QueueFullError(f"{MAX_PULLS} models are being downloaded already; try again later", 60.0)
-        pull = Pull(_hub_name(name), data.stream is not False, pulls.discard)
+        pull = Pull(_hub_name(name), hub, data.stream is not False, pulls.discard)
         pulls.add(pull)
         return partial(push, pull)
 
@@ -64,11 +65,11 @@ def store_routes(state: ServerState) -> list[Route]:
     async def delete_model(data: JSONBody[ModelRequest]) -> Response[None]:
         name = required_name(data)
         hub_name = _hub_name(name)
-        folder = await asyncio.to_thread(repository_folder, hub_name, Hub())
+        folder = await asyncio.to_thread(repository_folder, hub_name, hub)
         if any(Path(file).is_relative_to(folder) for file in state.checkpoint.files):
             raise RequestError(f"{name!r:.200} is of the repository that is being served", "model")
         try:
-            await asyncio.to_thread(remove, hub_name)
+            await asyncio.to_thread(remove, hub_name, hub.cache_dir)
         except ConfigError:
             raise MissingModelError(name) from None
         return Response(None)
@@ -86,8 +87,9 @@ class Pull:
     that thread has ended; a client that leaves ends its download, which the next one resumes.
     """
 
-    def __init__(self, name: HubName, streamed: bool, ended: "Callable[[Pull], None]") -> None:
+    def __init__(self, name: HubName, hub: Hub, streamed: bool, ended: "Callable[[Pull], None]") -> None:
         self._name = name
+        self._hub = hub
         self._streamed = streamed
         self._ended = ended
         self._channel: Channel
@@ -113,7 +115,7 @@ class Pull:
     def _run(self) -> None:
         failure: PyllmError | None = None
         try:
-            find_model(self._name, Hub(), report=self._report)
+            find_model(self._name, self._hub, report=self._report)
         except _Stopped:
             logger.info("the download of %s has been stopped, as its client has left", self._name.text)
         except PyllmError as error:

@@ -1,6 +1,8 @@
 """Ollama's own package: chats, prompts, streams, tools, schemas, embeddings, models, and its errors."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 from checks import Servers, check, main
 from ollama import AsyncClient, Client, ResponseError
@@ -25,7 +27,7 @@ def weather(city: str) -> str:
 @check
 def chat(servers: Servers) -> None:
     answer = Client(servers.model).chat("smol", [USER], options={"num_predict": 8, "num_ctx": 4096})
-    assert answer.message.content and answer.done
+    assert answer.message.content
     assert (answer.done_reason, answer.eval_count) == ("length", 8)
     assert (answer.total_duration or 0) > 0
 
@@ -53,7 +55,10 @@ def prompt(servers: Servers) -> None:
     asked = client.generate("smol", "Hi", system="Be short.", options={"num_predict": 3})
     assert "Paris" in raw.response
     assert (asked.prompt_eval_count or 0) > (raw.prompt_eval_count or 0)
-    assert (client.generate("smol").done_reason, client.generate("smol", keep_alive=0).done_reason) == ("load", "unload")
+    assert (client.generate("smol").done_reason, client.generate("smol", keep_alive=0).done_reason) == (
+        "load",
+        "unload",
+    )
 
 
 @check
@@ -102,22 +107,24 @@ def models(servers: Servers) -> None:
     assert client.pull("smol").status == "success"
 
 
+def refusal(call: Callable[[], Any]) -> tuple[int, str]:
+    """The status and the text of the error that a call ends with."""
+    try:
+        call()
+    except ResponseError as error:
+        return error.status_code, error.error
+    return 200, ""
+
+
 @check
 def errors(servers: Servers) -> None:
     client = Client(servers.model)
-    for call, status, said in (
-        (lambda: client.chat("nope", [USER]), 404, "model 'nope' not found"),
-        (lambda: client.chat("smol", [{**USER, "images": ["aGk="]}]), 400, "images"),
-        (lambda: client.chat("smol", [USER], options={"mirostat": 1}), 400, "options.mirostat"),
-        (lambda: client.pull("nope"), 404, "model 'nope' not found"),
-        (lambda: client.delete("owner/nope"), 404, "model 'owner/nope' not found"),
-    ):
-        try:
-            call()
-        except ResponseError as error:
-            assert (error.status_code, said in error.error) == (status, True), error
-        else:
-            raise AssertionError(said)
+    picture, mirostat = {**USER, "images": ["aGk="]}, {"mirostat": 1}
+    assert refusal(lambda: client.chat("nope", [USER])) == (404, "model 'nope' not found")
+    assert refusal(lambda: client.pull("nope")) == (404, "model 'nope' not found")
+    assert refusal(lambda: client.delete("owner/nope")) == (404, "model 'owner/nope' not found")
+    assert "images" in refusal(lambda: client.chat("smol", [picture]))[1]
+    assert "options.mirostat" in refusal(lambda: client.chat("smol", [USER], options=mirostat))[1]
 
 
 main()
