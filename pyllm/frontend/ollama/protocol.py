@@ -21,7 +21,7 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class Options(EngineRequest, kw_only=True):
-    """How to answer: Ollama's options, and the engine's own by their names. `num_predict` 0 or -1 is no limit."""
+    """Ollama's options of an answer, and the engine's own by their names. `num_predict` 0 or -1 is no limit."""
 
     max_tokens: MaxTokens | None = None
 
