@@ -6,6 +6,7 @@ from pyllm.cli import make_parser
 
 TOPICS = {
     "ServerConfig": "The HTTP server",
+    "CatalogueConfig": "Several models",
     "ModelConfig": "The model and its precision",
     "CacheConfig": "The KV cache",
     "SchedulerConfig": "Scheduling",

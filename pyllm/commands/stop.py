@@ -27,6 +27,6 @@ def run(options: argparse.Namespace) -> int:
     if name.removesuffix(":latest") not in loaded:
         print(f"unloaded {name}")
         return 0
-    text = f"the server keeps {name}, its one model, until it ends: by Ctrl-C in its terminal, or by SIGTERM"
+    text = f"the server keeps {name}: a server of one model ends by Ctrl-C in its terminal, or by SIGTERM"
     print(f"pyllm: {text}", file=sys.stderr)
     return _STAYS

@@ -1,8 +1,11 @@
 """The configuration of each process of a server, as its parent sends it. Resolved: nothing in it is `auto` or None."""
 
+from typing import Literal
+
 import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.catalogue_settings import CatalogueEntry
 from pyllm.config.credentials import Credentials
 from pyllm.config.engine_settings import CorePlacement, EngineConfig, LogConfig
 from pyllm.config.server_settings import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, ServerConfig
@@ -112,3 +115,46 @@ class ApiConfig(_ProcessConfig, frozen=True):
     credentials: Credentials = Credentials()
     flight_recorder_dir: str = ""  # folder of crash records
     max_loras: int = 0  # adapters in a step of a core; 0: it serves none
+
+
+# A model is loaded in this order; `waiting` is for memory that others have to give back.
+ModelStage = Literal["unloaded", "reading", "waiting", "loading", "loaded", "unloading", "failed"]
+
+
+class ModelNews(_ProcessConfig, frozen=True):
+    """How far the supervisor is with the `wish` of this number for a model of a catalogue; -1: there was none yet.
+
+    `num_bytes` is the memory that it takes once loaded, 0 while that is not known. `reason` says why it failed, `api`
+    has what an API process needs to serve it.
+    """
+
+    name: str
+    stage: ModelStage = "unloaded"
+    wish: int = -1
+    num_bytes: int = 0
+    reason: str = ""
+    api: ApiConfig | None = None
+
+
+class CatalogueNews(_ProcessConfig, frozen=True):
+    """The supervisor's news to the API process of a catalogue."""
+
+    credentials: Credentials
+    models: tuple[ModelNews, ...]
+
+
+class CatalogueApiConfig(_ProcessConfig, frozen=True):
+    """The configuration of the API process of a catalogue. Memory is in bytes; 0 models: no bound.
+
+    A successor begins with the `wanted` models, see `CatalogueChoices`, and the aliases of its predecessor.
+    """
+
+    server: ServerConfig
+    entries: tuple[CatalogueEntry, ...]
+    aliases: dict[str, dict[str, float]]
+    memory_budget: int
+    max_loaded_models: int
+    wanted: dict[str, int] = {}
+    log: LogConfig = LogConfig()
+    credentials: Credentials = Credentials()
+    flight_recorder_dir: str = ""

@@ -93,7 +93,7 @@ def _config_arguments(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read --config {path}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not YAML: {_yaml_problem(error)}") from None
+        raise ConfigError(f"--config {path} is not YAML: {yaml_problem(error)}") from None
     if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
         raise ConfigError(f"--config {path} must map flags to values, as in `max-model-len: 4096`")
     if "config" in settings:
@@ -104,7 +104,7 @@ def _config_arguments(path: Path) -> list[str]:
         raise ConfigError(f"--config {path} has a value that refers to itself") from None
 
 
-def _yaml_problem(error: Exception) -> str:
+def yaml_problem(error: Exception) -> str:
     """The problem in a YAML text and its place, without the line itself, which may hold a password."""
     import yaml
 

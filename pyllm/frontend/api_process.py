@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,7 @@ from pyllm import log
 from pyllm.config.credentials import Credentials
 from pyllm.config.process_config import ApiConfig
 from pyllm.errors import GivenUpError, PyllmError
-from pyllm.frontend.shared.messages import QUEUE_REASONS
-from pyllm.supervision.burst_logger import BurstLogger
+from pyllm.frontend.upkeep import log_stats, shed_reports
 from pyllm.supervision.parent_link import ParentLink, attach
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
@@ -62,6 +60,7 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
     parent.enter("importing the frontend")
     gc.disable()  # The start leaves almost no garbage, and collections would take a tenth of its time.
+    from pyllm.frontend.app import create_app
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.requests.server_cores import ServerCores
     from pyllm.frontend.requests.server_state import ServerState
@@ -88,7 +87,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
         ask_reload=parent.ask_reload,
     )
     parent.enter("opening the server")
-    server = HttpServer(state, config.server.shutdown_timeout, parent.started)
+    server = HttpServer(create_app(state), state, config.server.shutdown_timeout, parent.started)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
@@ -102,7 +101,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     death = asyncio.ensure_future(client.death())
     # One API process logs for all of them.
     speaks = config.index == 0 and not config.server.disable_log_stats
-    telling = asyncio.ensure_future(_log_stats(client, shared, state.metrics)) if speaks else None
+    telling = asyncio.ensure_future(log_stats(client, shared, state.metrics)) if speaks else None
     try:
         await _watch(serving, beside, death, server.stop)
     finally:
@@ -159,34 +158,12 @@ async def _tend(
     parent: ParentLink, client: "EngineClient", shared: "Shared", metrics: "Metrics", pressure: "MemoryPressure"
 ) -> None:
     """Twice a second, send heartbeats to parent and shared state, and check for degradations and a given-up engine."""
-    shedding = BurstLogger("the queue is full: requests are refused with a 503")
+    look = shed_reports(metrics)
     while True:
         parent.pulse()
         await asyncio.sleep(HEARTBEAT_INTERVAL)
         if parent.given_up:
             client.give_up(GivenUpError(parent.given_up))
-        _look_for_degradations(metrics, shedding, pressure)
+        look()
+        metrics.degradations["host_memory"] += pressure.look()
         shared.beat(metrics.counted())
-
-
-async def _log_stats(client: "EngineClient", shared: "Shared", metrics: "Metrics") -> None:
-    from pyllm.frontend.observability.stats_line import STATS_INTERVAL, StatsLine
-
-    lines, before = StatsLine(), time.monotonic()
-    while True:
-        await asyncio.sleep(STATS_INTERVAL)
-        try:
-            stats = await client.stats()
-            sums = metrics.summed(await shared.totals(metrics.counted()))
-        except (PyllmError, TimeoutError):  # The next line covers this interval, too.
-            continue
-        now = time.monotonic()
-        line = lines.line(stats, sums.prompt_tokens, sums.generation_tokens, now - before)
-        before = now
-        if line is not None:
-            logger.info("%s", line)
-
-
-def _look_for_degradations(metrics: "Metrics", shedding: BurstLogger, pressure: "MemoryPressure") -> None:
-    shedding.look(sum(metrics.rejected[reason] for reason in QUEUE_REASONS))
-    metrics.degradations["host_memory"] += pressure.look()

@@ -1,12 +1,14 @@
-"""The application: all routes, errors in the shape of each API, and the edge before them. Starts nothing."""
+"""The application of one model: all routes, errors in the shape of each API, and the edge. Starts nothing."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
 from pyllm import __version__
+from pyllm.config.api_keys import KeyRing
 from pyllm.frontend.admin.routes import admin_routes
 from pyllm.frontend.answers.idempotency import Idempotency
 from pyllm.frontend.anthropic.routes import count_tokens_route, messages_route
@@ -15,12 +17,13 @@ from pyllm.frontend.edge.answer_headers import AnswerHeaders
 from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.edge.middleware import with_middleware
+from pyllm.frontend.edge.served import Served
 from pyllm.frontend.health import health_routes
 from pyllm.frontend.http.asgi import ASGIApp
 from pyllm.frontend.http.failure import MethodError, UnknownRouteError, describe
 from pyllm.frontend.http.openapi import openapi_document
 from pyllm.frontend.http.routes_app import RoutesApp
-from pyllm.frontend.http.routing import TEXT, Request, Response, ResponseSpec, get, path_format
+from pyllm.frontend.http.routing import TEXT, Request, Response, ResponseSpec, Route, get, path_format
 from pyllm.frontend.http.unknown_routes import explain_method, explain_unknown_route
 from pyllm.frontend.llama_cpp.routes import adapters_route, infill_route
 from pyllm.frontend.mistral.routes import fim_route
@@ -48,26 +51,39 @@ class Version(msgspec.Struct):
     version: str
 
 
+class ModelApp(NamedTuple):
+    """The routes of one model without an edge, and their paths."""
+
+    app: ASGIApp
+    paths: list[str]
+
+
 def create_app(state: ServerState) -> ASGIApp:
     """The application for one engine client, behind its edge. Needs no lifespan events."""
+    app, paths = model_app(state)
+    return with_edge(app, state, RouteNames(paths))
 
-    @get("/version", summary="pyllm's version")
-    def version() -> Version:
-        return Version(__version__)
 
-    @get(
-        "/metrics",
-        summary="Metrics in Prometheus' text format",
-        responses={200: ResponseSpec(str, media_type=TEXT)},
+def with_edge(app: ASGIApp, served: Served, names: RouteNames) -> ASGIApp:
+    """An application behind the edge of its server: keys, limits of size and time, counts of requests."""
+    server = served.server
+    return AccessLog(
+        with_middleware(Gateway(app, served), server.middleware),
+        names,
+        served.http,
+        is_logged=server.access_log,
+        root_path=server.root_path,
     )
-    async def show_metrics(request: Request) -> Response[bytes]:
+
+
+def model_app(state: ServerState) -> ModelApp:
+    """All routes for one engine client, which need an edge before them."""
+
+    async def metrics_text(shows_fields: bool) -> bytes:
         cores = await figures_of_cores(state.client)
         totals = await state.shared.totals(state.metrics.counted())
         samples = await asyncio.to_thread(state.sampler.sample)
-        # Everybody may see sums. Where keys tell users apart, only admins may see names that requests chose.
-        shows_fields = not state.keys or context_in(request.scope).role == "admin"
-        text = state.metrics.expose(cores, totals, state.condition(), samples.processes, shows_fields=shows_fields)
-        return Response(text, media_type=metrics.CONTENT_TYPE)
+        return state.metrics.expose(cores, totals, state.condition(), samples.processes, shows_fields=shows_fields)
 
     # Each route by the field that only its bodies have.
     by_field = {"messages": chat_route(state), "prompt": completions_route(state), "input": embeddings_route(state)}
@@ -102,27 +118,44 @@ def create_app(state: ServerState) -> ASGIApp:
             *health_routes(state),
             *server_info_routes(state),
             *admin_routes(state),
-            version,
-            show_metrics,
+            version_route(),
+            metrics_route(state.keys, metrics_text),
             show_history,
             *([] if state.server.disable_fastapi_docs else [show_document]),
             *page_routes(not state.server.disable_fastapi_docs, state.server.root_path),
         ],
         decode=decoded,
-        answer_error=lambda request, error: _answer_error(request, error, known),
+        answer_error=lambda request, error: answer_error(request, error, known),
     )
     known = [path_format(path) for route in routes.routes for path in route.paths]
-    app = Gateway(Idempotency(AnswerHeaders(routes, state.metrics.ignored_fields), state), state)
-    return AccessLog(
-        with_middleware(app, state.server.middleware),
-        RouteNames([path for route in routes.routes for path in route.paths]),
-        state.metrics.http,
-        is_logged=state.server.access_log,
-        root_path=state.server.root_path,
-    )
+    app = Idempotency(AnswerHeaders(routes, state.metrics.ignored_fields), state)
+    return ModelApp(app, [path for route in routes.routes for path in route.paths])
 
 
-def _answer_error(request: Request, error: Exception, known: Sequence[str]) -> ASGIApp:
+def version_route() -> Route:
+    """`/version`."""
+
+    @get("/version", summary="pyllm's version")
+    def version() -> Version:
+        return Version(__version__)
+
+    return version
+
+
+def metrics_route(keys: KeyRing, text: Callable[[bool], Awaitable[bytes]]) -> Route:
+    """`/metrics`. `text` makes it; its argument says whether it may have names that requests chose."""
+
+    @get("/metrics", summary="Metrics in Prometheus' text format", responses={200: ResponseSpec(str, media_type=TEXT)})
+    async def show_metrics(request: Request) -> Response[bytes]:
+        # Everybody may see sums. Where keys tell users apart, only admins may see those names.
+        shows_fields = not keys or context_in(request.scope).role == "admin"
+        return Response(await text(shows_fields), media_type=metrics.CONTENT_TYPE)
+
+    return show_metrics
+
+
+def answer_error(request: Request, error: Exception, known: Sequence[str]) -> ASGIApp:
+    """The answer to what a route raised, in the shape of the path's API. `known` are the paths that there are."""
     context = context_in(request.scope)
     context.say_field(error)
     failure = describe(error)

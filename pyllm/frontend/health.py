@@ -1,7 +1,11 @@
 """Health routes for orchestrators and load balancers: does the process answer, and does it take requests?"""
 
+from collections.abc import Callable, Sequence
+
 from msgspec import Struct
 
+from pyllm.client.core_connection import Condition
+from pyllm.client.cores import CoreReport
 from pyllm.frontend.generation_check import GenerationCheck
 from pyllm.frontend.http.routing import TEXT, Response, ResponseSpec, Route, get, route
 from pyllm.frontend.requests.server_state import ServerState
@@ -20,8 +24,25 @@ def health_routes(state: ServerState) -> list[Route]:
     """The routes, for one server. HEAD is answered, too."""
     check = GenerationCheck(state.client)
 
+    @get(
+        "/health_generate",
+        summary="200 if the engine generates a token; 503 says why it does not",
+        responses=dict.fromkeys((200, 503), ResponseSpec(Health)),
+    )
+    async def generates() -> Response[Health]:
+        condition = state.condition()
+        reason = await check.trouble() if condition.ready else condition.reason
+        answer = Health("not generating", reason) if reason else Health("generating")
+        return Response(answer, status_code=503 if reason else 200)
+
+    return [*condition_routes(state.condition, lambda: state.client.cores), generates]
+
+
+def condition_routes(condition: Callable[[], Condition], list_cores: Callable[[], Sequence[CoreReport]]) -> list[Route]:
+    """Routes that tell the `condition` of a server, and how many of its cores are ready."""
+
     def empty() -> Response[bytes]:
-        return Response(b"", status_code=200 if state.condition().ready else 503, media_type=TEXT)
+        return Response(b"", status_code=200 if condition().ready else 503, media_type=TEXT)
 
     responses = dict.fromkeys((200, 503), ResponseSpec(None))
 
@@ -43,8 +64,8 @@ def health_routes(state: ServerState) -> list[Route]:
         summary="200 as long as the process answers; the body says whether the engine is stalled",
     )
     def live() -> Health:
-        condition = state.condition()
-        return Health("stalled", condition.reason) if condition.stalled else Health("live")
+        now = condition()
+        return Health("stalled", now.reason) if now.stalled else Health("live")
 
     @get(
         "/health/ready",
@@ -52,21 +73,10 @@ def health_routes(state: ServerState) -> list[Route]:
         responses=dict.fromkeys((200, 503), ResponseSpec(Health)),
     )
     def ready() -> Response[Health]:
-        condition = state.condition()
-        cores = [core for core in state.client.cores if not core.is_leaving]
-        status, reason = ("ready", None) if condition.ready else ("not ready", condition.reason)
+        now = condition()
+        cores = [core for core in list_cores() if not core.is_leaving]
+        status, reason = ("ready", None) if now.ready else ("not ready", now.reason)
         answer = Health(status, reason, sum(core.condition.ready for core in cores), len(cores))
-        return Response(answer, status_code=200 if condition.ready else 503)
+        return Response(answer, status_code=200 if now.ready else 503)
 
-    @get(
-        "/health_generate",
-        summary="200 if the engine generates a token; 503 says why it does not",
-        responses=dict.fromkeys((200, 503), ResponseSpec(Health)),
-    )
-    async def generates() -> Response[Health]:
-        condition = state.condition()
-        reason = await check.trouble() if condition.ready else condition.reason
-        answer = Health("not generating", reason) if reason else Health("generating")
-        return Response(answer, status_code=503 if reason else 200)
-
-    return [health, ping, live, ready, generates]
+    return [health, ping, live, ready]

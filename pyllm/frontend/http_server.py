@@ -13,13 +13,13 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pyllm.frontend.app import create_app
 from pyllm.frontend.edge.error_answer import render_error
+from pyllm.frontend.edge.served import Served
+from pyllm.frontend.http.asgi import ASGIApp
 from pyllm.frontend.http.failure import Failure
 from pyllm.frontend.http.pushed_response import CONNECTION, Connection
 from pyllm.frontend.http.write_batcher import WriteBatcher
 from pyllm.frontend.observability.http_counts import NO_ROUTE
-from pyllm.frontend.requests.server_state import ServerState
 from pyllm.wire.listeners import listen
 
 # Seconds within which the first line and the headers of a request must arrive.
@@ -137,19 +137,19 @@ class OpenProtocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Serves one `ServerState` until `stop` or a signal; then `await serve(sockets=[...])` returns.
+    """Serves an application, that of `served`, until `stop` or a signal; then `await serve(sockets=[...])` returns.
 
     Make it inside a running event loop.
 
     SIGTERM or SIGINT drains for at most `grace` seconds, meanwhile `/health` is 503 and requests are refused.
     """
 
-    def __init__(self, state: ServerState, grace: float, on_started: Callable[[], None]) -> None:
-        tls = state.credentials.tls
+    def __init__(self, app: ASGIApp, served: Served, grace: float, on_started: Callable[[], None]) -> None:
+        tls = served.credentials.tls
         protocol = functools.partial(OpenProtocol, WriteBatcher(), on_refused=self._count_refused)
         super().__init__(
             uvicorn.Config(
-                create_app(state),
+                app,
                 http=cast("type[asyncio.Protocol]", protocol),  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
@@ -159,19 +159,19 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=False,  # A header must not make a client look local.
                 ssl_context_factory=None
                 if tls is None
-                else lambda config, default: cast("SSLContext", state.credentials.tls),
+                else lambda config, default: cast("SSLContext", served.credentials.tls),
                 headers=[("server", "pyllm")],
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=CLOSE_GRACE,
             )
         )
-        self._state = state
+        self._served = served
         self._grace = grace
         self._on_started = on_started
         self._stopping: asyncio.Task[None] | None = None
         self._is_signalled = False
         self._listeners: list[socket.socket] = []
-        state.credentials.on_tls = self.renew_tls
+        served.credentials.on_tls = self.renew_tls
         self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -201,7 +201,7 @@ class HttpServer(uvicorn.Server):
         """Accept with the state's new TLS context; connections that are open stay. The port stays bound meanwhile."""
         if not self.started or self.should_exit:
             return
-        self.config.ssl = self._state.credentials.tls
+        self.config.ssl = self._served.credentials.tls
         for server in self.servers:
             server.close()
         self._accepting = asyncio.create_task(self._accept())
@@ -231,10 +231,10 @@ class HttpServer(uvicorn.Server):
 
     def _count_refused(self, status: int) -> None:
         """Count data that never became a request; log it where requests are logged."""
-        self._state.metrics.http.observe("", NO_ROUTE, status, 0.0)
-        if self._state.server.access_log:
+        self._served.http.observe("", NO_ROUTE, status, 0.0)
+        if self._served.server.access_log:
             logger.info("what came on a connection was no request: answered with %d", status)
 
     async def _stop(self) -> None:
-        await self._state.drain(self._grace)
+        await self._served.drain(self._grace)
         self.should_exit = True

@@ -15,7 +15,14 @@ import msgspec
 from setproctitle import setproctitle
 
 from pyllm import log
-from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig, WorkerConfig
+from pyllm.config.process_config import (
+    ApiConfig,
+    CatalogueApiConfig,
+    CoreConfig,
+    ForkServerConfig,
+    StateConfig,
+    WorkerConfig,
+)
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
 from pyllm.supervision.log_level import set_log_level
@@ -52,6 +59,9 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
         return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
     if role == "api":
         return _api_main(msgspec.msgpack.decode(frame, type=ApiConfig), connection, socket.socket(fileno=files[0]))
+    if role == "catalogue":
+        config = msgspec.msgpack.decode(frame, type=CatalogueApiConfig)
+        return _catalogue_main(config, connection, socket.socket(fileno=files[0]))
     if role == "fork_server":
         return _fork_server_main(msgspec.msgpack.decode(frame, type=ForkServerConfig), connection)
     raise ConfigError(f"unknown role {role!r}")
@@ -146,3 +156,9 @@ def _api_main(config: ApiConfig, connection: Connection, listener: socket.socket
     from pyllm.frontend import api_process
 
     return api_process.main(config, connection, listener)
+
+
+def _catalogue_main(config: CatalogueApiConfig, connection: Connection, listener: socket.socket) -> int:
+    from pyllm.frontend import catalogue_process
+
+    return catalogue_process.main(config, connection, listener)

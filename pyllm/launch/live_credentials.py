@@ -14,18 +14,21 @@ logger = logging.getLogger(__name__)
 
 
 class LiveCredentials:
-    """Credentials that can be reloaded. `current` begins as those at start; `service` is notified of each reload."""
+    """Credentials that can be reloaded. `current` begins as those at start; `service` is notified of each reload.
+
+    `is_asked`: the next call of `news` reloads them.
+    """
 
     def __init__(self, server: ServerConfig, credentials: Credentials, service: ServiceManager) -> None:
         self.current = credentials
         self._server = server
         self._service = service
-        self._is_asked = False
+        self.is_asked = False
         self._news = b""
 
     def ask(self, *_: object) -> None:
         """Reload the files at the next call of `news`. May be used as a signal handler."""
-        self._is_asked = True
+        self.is_asked = True
 
     def news(self) -> bytes:
         """`current`, encoded, for API processes; encoded anew after each reload, and empty before the first.
@@ -33,8 +36,8 @@ class LiveCredentials:
         Unusable files leave `current` unchanged, and it is still sent again: an API process that answered
         `POST /admin/reload` has read the files a moment earlier, when they may have been usable.
         """
-        if self._is_asked:
-            self._is_asked = False
+        if self.is_asked:
+            self.is_asked = False
             self._read()
             self._news = msgspec.msgpack.encode(self.current)
             self._service.reloaded()

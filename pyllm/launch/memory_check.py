@@ -164,6 +164,14 @@ def default_kv_cache_bytes(engine: EngineConfig, checkpoint: Checkpoint, availab
     return max(MIN_CPU_KV_CACHE_BYTES, size >> 20 << 20)
 
 
+def resident_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+    """Bytes of host memory that resolved cores take with their KV caches full; on GPUs those of their processes."""
+    if engine.device.device != "cpu":
+        return _PROCESS_BYTES * (num_ranks(engine.parallel) + 1) * engine.parallel.data_parallel_size
+    model, ranks = _model_bytes(engine, checkpoint), num_ranks(engine.parallel) * engine.parallel.data_parallel_size
+    return model.weights + model.processes + model.tables + ranks * (engine.cache.kv_cache_memory_bytes or 0)
+
+
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
     """Refuse a model whose cores do not fit into a CPU's memory, and warn of a KV cache that cannot be filled.
 

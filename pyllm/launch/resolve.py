@@ -81,8 +81,12 @@ def resolve_config(
     probe: Probe = probe_model,
     list_cards: Callable[[], Sequence[VisibleCard]] = visible_cards,
     has_package: Callable[[str], bool] = is_installed,
+    *,
+    memory: int | None = None,
 ) -> tuple[EngineConfig, Checkpoint]:
     """Read the model's description and replace everything that is `auto`, None or a 0 that stands for a default.
+
+    The default size of a KV cache on a CPU is part of `memory` bytes; None: of what is available.
 
     Raises:
         ConfigError: the model cannot be read, two settings conflict, or the memory is too small.
@@ -95,8 +99,9 @@ def resolve_config(
     if config.parallel.distributed_executor_backend != "ray":  # with Ray, ranks use the memory of other machines
         check_memory(resolved, checkpoint)
         if resolved.device.device == "cpu" and resolved.cache.kv_cache_memory_bytes is None:
-            available = min((memory.available for memory in host_memory()), default=0)
-            size = default_kv_cache_bytes(resolved, checkpoint, available)
+            if memory is None:
+                memory = min((each.available for each in host_memory()), default=0)
+            size = default_kv_cache_bytes(resolved, checkpoint, memory)
             cache = msgspec.structs.replace(resolved.cache, kv_cache_memory_bytes=size)
             resolved = msgspec.structs.replace(resolved, cache=cache)
     return resolved, checkpoint

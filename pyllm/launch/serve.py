@@ -3,16 +3,14 @@
 Imports neither torch nor the web framework; `launch/entrypoints.py` has the code of the processes.
 """
 
-import asyncio
 import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
-from setproctitle import setproctitle
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.credentials import Credentials
@@ -25,15 +23,19 @@ from pyllm.launch.core_settings import placement_recording
 from pyllm.launch.live_credentials import LiveCredentials
 from pyllm.launch.model_overrides import chat_template_notice
 from pyllm.launch.resolve import resolve_config, resolve_server, shared_config
+from pyllm.launch.server_process import (
+    announcement_of,
+    become_supervisor,
+    claim_server,
+    open_listener,
+    run_supervised,
+    say_ready,
+)
 from pyllm.launch.service_manager import ServiceManager
 from pyllm.recording import check_recording_path
-from pyllm.supervision import line_writer
-from pyllm.supervision.json_log import is_json
 from pyllm.supervision.log_level import set_log_level
-from pyllm.supervision.parent_link import keep_exit_codes
-from pyllm.supervision.server_processes import supervise
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
-from pyllm.wire.listeners import bind_listener, bind_unix_listener, claim_address, claim_endpoint, claim_path
+from pyllm.wire.listeners import bind_unix_listener, claim_endpoint
 from pyllm.wire.messages import Restarts
 from pyllm.wire.sockets import SocketFolder, is_core_address
 
@@ -46,21 +48,27 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     Raises:
         PyllmError: the server cannot start, or a process was lost for good.
     """
-    _become_supervisor()
+    become_supervisor()
     service = ServiceManager()
     server, credentials = resolve_server(server)
     live = LiveCredentials(server, credentials, service)
     signal.signal(signal.SIGUSR1, live.ask)
     with contextlib.ExitStack() as claim:
-        claim.enter_context(_claim(server))
+        claim.enter_context(claim_server(server))
         engine, checkpoint = resolve_config(engine)
         if notice := chat_template_notice(checkpoint):
             logger.warning("%s", notice)
-        with _listener(server) as listener, SocketFolder() as folder:
+        with open_listener(server) as listener, SocketFolder() as folder:
             cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
-            api = _api(cores, server, credentials)
+            api = api_config(cores, server, credentials)
             processes = topology.supervised_engine(cores, set_log_level)
-            address, line = _announcement(listener, api)
+            address, line = announcement_of(
+                listener,
+                server,
+                api.served_model_name[0],
+                has_keys=bool(credentials.keys),
+                can_chat=bool(checkpoint.tokenizer.chat_template),
+            )
             groups = _groups(cores[0], processes, api, listener, live)
 
             def close_address() -> None:
@@ -70,9 +78,9 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
                 claim.close()
                 service.stopping()
 
-            _supervise(
+            run_supervised(
                 groups,
-                lambda _: _ready(service, address, line),
+                lambda _: say_ready(service, address, line),
                 server.shutdown_timeout,
                 close_address,
                 replicas=processes.cores,
@@ -95,7 +103,7 @@ def serve_for(
         PyllmError: the server cannot start, or a process was lost for good. Errors of `work` and `check` are raised as
             they are.
     """
-    _become_supervisor()
+    become_supervisor()
     server, _ = resolve_server(server)
     engine, checkpoint = resolve_config(engine)
     check(checkpoint)
@@ -112,8 +120,8 @@ def serve_for(
                 outcome.append(error)
 
         live = LiveCredentials(server, Credentials(), ServiceManager(""))
-        groups = _groups(cores[0], processes, _api(cores, server, live.current), listener, live)
-        _supervise(groups, lambda _: "", server.shutdown_timeout, listener.close, run, replicas=processes.cores)
+        groups = _groups(cores[0], processes, api_config(cores, server, live.current), listener, live)
+        run_supervised(groups, lambda _: "", server.shutdown_timeout, listener.close, run, replicas=processes.cores)
     if outcome and outcome[0] is not None:
         raise outcome[0]
     return bool(outcome)
@@ -127,7 +135,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             `insecure_tcp`.
         PyllmError: the core cannot start, or was lost for good.
     """
-    _become_supervisor()
+    become_supervisor()
     if engine.parallel.data_parallel_size > 1:
         raise ConfigError(
             f"pyllm core is one core, not data_parallel_size {engine.parallel.data_parallel_size}: start several, each "
@@ -154,16 +162,16 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             fork_server=topology.fork_server_address(engine, checkpoint, folder),
         )
         service = ServiceManager()
-        _supervise(
+        run_supervised(
             [*topology.supervised_engine([core], set_log_level)],
-            lambda addresses: _ready(service, addresses[0], f"pyllm core is ready on {addresses[0]}"),
+            lambda addresses: say_ready(service, addresses[0], f"pyllm core is ready on {addresses[0]}"),
             headless.shutdown_timeout,
             service.stopping,
         )
     return 0
 
 
-def _api(cores: list[CoreConfig], server: ServerConfig, credentials: Credentials) -> ApiConfig:
+def api_config(cores: list[CoreConfig], server: ServerConfig, credentials: Credentials) -> ApiConfig:
     core, engine = cores[0], cores[0].engine
     return ApiConfig(
         server=server,
@@ -213,64 +221,3 @@ def _api_config(api: ApiConfig, engine: EngineConfig, index: int) -> ApiConfig:
     if recording:
         check_recording_path(Path(recording))
     return msgspec.structs.replace(api, index=index, placement_recording=recording)
-
-
-def _become_supervisor() -> None:
-    setproctitle("pyllm::serve")
-    keep_exit_codes()
-    # Service managers send SIGUSR1 for a reload; by default it would end the process.
-    signal.signal(signal.SIGUSR1, lambda *_: logger.info("SIGUSR1: this process has nothing to read again"))
-
-
-def _supervise(
-    groups: list[list[SupervisedProcess]],
-    announcement: Callable[[list[str]], str],
-    shutdown_timeout: float,
-    on_ending: Callable[[], None] = lambda: None,
-    work: Callable[[], Awaitable[None]] | None = None,
-    *,
-    replicas: Collection[SupervisedProcess] = (),
-) -> None:
-    try:
-        asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending, work, replicas=replicas))
-    finally:
-        line_writer.stderr().finish()  # Flush: the last line gives the reason of an end.
-
-
-def _ready(service: ServiceManager, address: str, line: str) -> str:
-    """Report that the server is ready; returns the line to print, or nothing where a JSON log has a record instead."""
-    service.ready()
-    if not is_json():
-        return line
-    logger.info("pyllm is ready on %s", address, extra={"fields": {"event": "ready", "address": address}})
-    return ""
-
-
-def _announcement(listener: socket.socket, api: ApiConfig) -> tuple[str, str]:
-    """The address, and the text printed when the server is ready: a request to try, and the page in another line."""
-    prompt = "The capital of France is"
-    body = msgspec.json.encode({"model": api.served_model_name[0], "prompt": prompt, "max_tokens": 16}).decode()
-    key = " -H 'Authorization: Bearer KEY'" if api.credentials.keys else ""
-    scheme = "https" if api.server.ssl_certfile else "http"
-    if listener.family == socket.AF_UNIX:
-        path = listener.getsockname()
-        where, address = f"unix:{path}", f"--unix-socket {path} {scheme}://localhost"
-    else:
-        host, port = listener.getsockname()[:2]
-        where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    contents = "chat, routes and engine" if api.checkpoint.tokenizer.chat_template else "routes and engine"
-    page = f"\n  {contents} in a browser: {where}{api.server.root_path}/"
-    line = f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"
-    return where, line
-
-
-def _claim(server: ServerConfig) -> contextlib.AbstractContextManager[object]:
-    """Holds the server's address until it listens there; port 0 needs no claim."""
-    if server.uds:
-        return claim_path(server.uds)
-    return claim_address(f"{server.host}:{server.port}") if server.port else contextlib.nullcontext()
-
-
-def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
-    return bind_unix_listener(server.uds) if server.uds else bind_listener(server.host, server.port)

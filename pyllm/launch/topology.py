@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import re
 import socket
 import time
 from collections import deque
@@ -42,14 +43,20 @@ TRANSFORMERS_ENTRY = "pyllm.workers.worker_process:prepare_transformers"
 logger = logging.getLogger(__name__)
 
 
-def supervised_core(config: CoreConfig, on_log_level: Callable[[str], None] = lambda level: None) -> SupervisedProcess:
-    """Supervises an EngineCore process. `on_log_level` is called when a client has changed the core's log level."""
+def supervised_core(
+    config: CoreConfig, on_log_level: Callable[[str], None] = lambda level: None, model: str = ""
+) -> SupervisedProcess:
+    """Supervises an EngineCore process. `on_log_level` is called when a client has changed the core's log level.
+
+    `model` is in the process's name, where a server has several.
+    """
     recovery = config.engine.recovery
     limits = ProcessLimits(
         ready_timeout=config.ready_timeout, max_restarts=recovery.max_restarts, warm_spare=recovery.warm_spares
     )
-    name, size = f"core {config.index}", step_trace.size(config.engine.scheduler.max_num_seqs)
-    cores, record = SuccessiveCores(config, on_log_level), _recording(recovery, config)
+    name = f"core {config.index}" + (f" of {model}" if model else "")
+    size = step_trace.size(config.engine.scheduler.max_num_seqs)
+    cores, record = SuccessiveCores(config, on_log_level), death_recorder(recovery, config)
     memories = HostMemories(config)
 
     def spawn() -> ChildProcess:
@@ -76,7 +83,7 @@ def supervised_fork_server(core: CoreConfig, entry: str = "") -> SupervisedProce
         lambda: child_process.spawn("the fork server", "fork_server"),
         lambda _: config,
         limits,
-        _recording(recovery, config),
+        death_recorder(recovery, config),
     )
 
 
@@ -93,12 +100,12 @@ class SupervisedEngine(NamedTuple):
 
 
 def supervised_engine(
-    configs: Sequence[CoreConfig], on_log_level: Callable[[str], None] = lambda level: None
+    configs: Sequence[CoreConfig], on_log_level: Callable[[str], None] = lambda level: None, model: str = ""
 ) -> SupervisedEngine:
-    """The processes of `core_configs`; `on_log_level` as in `supervised_core`."""
+    """The processes of `core_configs`; `on_log_level` and `model` as in `supervised_core`."""
     first = configs[0]
     return SupervisedEngine(
-        [supervised_core(config, on_log_level) for config in configs],
+        [supervised_core(config, on_log_level, model) for config in configs],
         [supervised_fork_server(first)] if first.fork_server else [],
     )
 
@@ -140,7 +147,7 @@ def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: Recov
         process.on_kept = successive.keep
         return process
 
-    return SupervisedProcess(spawn, successive.configure, limits, _recording(recovery, config))
+    return SupervisedProcess(spawn, successive.configure, limits, death_recorder(recovery, config))
 
 
 class ApiNews(NamedTuple):
@@ -171,7 +178,7 @@ def supervised_api(
         process.on_kept = successive.keep
         return process
 
-    return SupervisedProcess(spawn, successive.configure, limits, _recording(recovery, config))
+    return SupervisedProcess(spawn, successive.configure, limits, death_recorder(recovery, config))
 
 
 class SuccessiveCores:
@@ -296,13 +303,13 @@ def _next_recording(path: str, number: int, process: str) -> str:
     return f"{path}.{number}"
 
 
-def _recording(recovery: RecoveryConfig, config: msgspec.Struct) -> Callable[[ChildProcess], None]:
+def death_recorder(recovery: RecoveryConfig, config: msgspec.Struct) -> Callable[[ChildProcess], None]:
     """A function that records the death of a child process; `config` is the child's configuration."""
     recorder = FlightRecorder(Path(recovery.flight_recorder_dir))
 
     def record(process: ChildProcess) -> None:
         report: dict[str, Any] = {"death": process.exit_summary(), "stage": process.stage, "pid": process.pid}
-        name = process.name.replace(" ", "-")
+        name = re.sub(r"[^\w.-]", "-", process.name)
         report |= step_trace.last_steps(process.memory)
         parts = {"report.json": msgspec.json.encode(report), "config.json": config_json(config)}
         recorder.record(name, parts | {f"{name}.log": process.log})

@@ -178,6 +178,11 @@ class ChildProcess:
         self._given_up = reason
         self._send_heartbeat()
 
+    def send_news(self) -> None:
+        """Send the news now, and not with the next heartbeat."""
+        if self._loop is not None and not self.exited.done():
+            self._send_heartbeat()
+
     def exit_summary(self) -> str:
         """One sentence on the child's end, for the log and for the streams that end with it."""
         code = self.exited.result()

@@ -44,7 +44,8 @@ class ParentLink:
 
     A thread sends them (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
     parent reports why a process that this one needs will not come back. `restarts` are those in the last heartbeat,
-    `news` the last ones sent, a new object each time. `blamed_on_request` is set by `set_blamed_on_request`.
+    `news` the last ones sent, a new object each time; `on_news` is called with each, maybe in another thread.
+    `blamed_on_request` is set by `set_blamed_on_request`.
     """
 
     def __init__(self, connection: Connection, stage: str, pulse_patience: float) -> None:
@@ -54,6 +55,7 @@ class ParentLink:
         self.given_up = ""
         self.restarts: tuple[Restarts, ...] = ()
         self.news = b""
+        self.on_news: Callable[[], None] = lambda: None
         self.blamed_on_request = False
         self._unsent = Kept()
         self._connection = connection
@@ -126,7 +128,9 @@ class ParentLink:
         self._ticks_unheard = 0
         self.given_up = heartbeat.reason
         self.restarts = heartbeat.restarts
-        self.news = heartbeat.news or self.news
+        if heartbeat.news:
+            self.news = heartbeat.news
+            self.on_news()
         if heartbeat.log_level:
             set_log_level(heartbeat.log_level)
 
@@ -201,6 +205,7 @@ def _merged(earlier: Kept, later: Kept) -> Kept:
         earlier.workers if later.workers is None else later.workers,
         earlier.cores if later.cores is None else later.cores,
         earlier.adapters if later.adapters is None else later.adapters,
+        earlier.catalogue if later.catalogue is None else later.catalogue,
     )
 
 

@@ -8,10 +8,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from pyllm.supervision.start_progress import show_progress
-from pyllm.supervision.supervised_process import SupervisedProcess, start_state
+from pyllm.supervision.supervised_process import OnLost, Supervised, start_state
 
 # Seconds for a core to end after its clients have gone, and for an API process beyond its own drain.
 STOP_GRACE = 10.0
@@ -20,20 +20,18 @@ LOST_GRACE = 3.0
 
 logger = logging.getLogger(__name__)
 
-OnLost = Callable[[BaseException], None]
-
 # The cause of a server's end: a signal, or an error. None: its work is done, or later, all processes have ended.
 Event = signal.Signals | BaseException | None
 
 
 async def supervise(
-    groups: list[list[SupervisedProcess]],
+    groups: Sequence[Sequence[Supervised]],
     announcement: Callable[[list[str]], str],
     shutdown_timeout: float,
     on_ending: Callable[[], None] = lambda: None,
     work: Callable[[], Awaitable[None]] | None = None,
     *,
-    replicas: Collection[SupervisedProcess] = (),
+    replicas: Collection[Supervised] = (),
 ) -> None:
     """Start all and keep them until a signal, then end them group by group; after a second signal, at once.
 
@@ -95,7 +93,7 @@ def last_of(count: int, on_lost: OnLost) -> OnLost:
 
 
 async def _start(
-    processes: list[SupervisedProcess],
+    processes: Sequence[Supervised],
     on_lost: list[OnLost],
     announcement: Callable[[list[str]], str],
     events: asyncio.Queue[Event],
@@ -131,18 +129,18 @@ def _announce(line: str) -> None:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
-def _give_up(processes: list[SupervisedProcess], failure: BaseException) -> None:
+def _give_up(processes: Sequence[Supervised], failure: BaseException) -> None:
     logger.error("%s: pyllm ends", failure)
     for process in processes:
         process.give_up(str(failure))
 
 
-def _kill(processes: list[SupervisedProcess]) -> None:
+def _kill(processes: Sequence[Supervised]) -> None:
     for process in processes:
         process.kill()
 
 
-async def _end(groups: list[list[SupervisedProcess]], grace: float, on_ending: Callable[[], None]) -> None:
+async def _end(groups: Sequence[Sequence[Supervised]], grace: float, on_ending: Callable[[], None]) -> None:
     for number, group in enumerate(groups):
         stopping = asyncio.gather(*(process.stop(grace) for process in group))
         if number == 0:

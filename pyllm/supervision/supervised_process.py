@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -26,6 +27,8 @@ FREE_DEATHS = 10
 
 # Gets the address that the previous child served; empty for the first.
 Configure = Callable[[str], msgspec.Struct]
+# Gets the reason for which a child is lost without a successor.
+OnLost = Callable[[BaseException], None]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,35 @@ class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int
     warm_spare: bool = False
     spare_delay: float = SPARE_DELAY
+
+
+class Supervised(Protocol):
+    """A `SupervisedProcess`, or several that start and end together."""
+
+    @property
+    def children(self) -> Sequence[ChildProcess]:
+        """The children that run."""
+
+    def spawn(self) -> None:
+        """Start what needs no event loop."""
+
+    async def start(self, on_lost: OnLost) -> str:
+        """Wait until it is ready; returns the address that it serves."""
+
+    def stand_by(self) -> None:
+        """Keep spares from now on."""
+
+    def expect_end(self) -> None:
+        """Accept from now on that a child ends with code 0."""
+
+    def give_up(self, reason: str) -> None:
+        """Tell the children that a process they need will not come back."""
+
+    def kill(self) -> None:
+        """Send SIGKILL to the children."""
+
+    async def stop(self, grace: float) -> None:
+        """Send SIGTERM, then SIGKILL after `grace` seconds."""
 
 
 class SupervisedProcess:
@@ -76,6 +108,11 @@ class SupervisedProcess:
         self._restarts: Restarts | None = None
 
     @property
+    def children(self) -> list[ChildProcess]:
+        """The child, if there is one."""
+        return [] if self.process is None else [self.process]
+
+    @property
     def restarts(self) -> tuple[Restarts, ...]:
         """The restarts of the child, if it is not the first, and of its own children."""
         own = () if self._restarts is None else (self._restarts,)
@@ -86,7 +123,7 @@ class SupervisedProcess:
         self.process = self._spawn()
         self.process.configure(self._configure(""))
 
-    async def start(self, on_lost: Callable[[BaseException], None]) -> str:
+    async def start(self, on_lost: OnLost) -> str:
         """Wait until the first child is ready, and supervise it from then on; returns the address that it serves.
 
         `on_lost` is called once, with the reason, if a child is lost without a successor.
@@ -202,15 +239,15 @@ class SupervisedProcess:
             self._keeping.cancel()
 
 
-def start_state(processes: Sequence[SupervisedProcess]) -> tuple[float, str]:
+def start_state(processes: Sequence[Supervised]) -> tuple[float, str]:
     """The share of the model that is loaded, and a text with the stages of children that are not ready."""
-    children = [process.process for process in processes if process.process is not None]
+    children = [child for process in processes for child in process.children]
     # A child that waits for another one does not delay the start.
     busy = [child for child in children if child.stage != "ready" and not child.stage.startswith("waiting")]
     loaded = max((child.progress for child in children), default=0.0)
     return loaded, ", ".join(f"{child.name} is {child.stage}" for child in busy)
 
 
-def _tell(keeping: "asyncio.Task[EngineDeadError | None]", on_lost: Callable[[BaseException], None]) -> None:
+def _tell(keeping: "asyncio.Task[EngineDeadError | None]", on_lost: OnLost) -> None:
     if not keeping.cancelled() and (reason := keeping.exception() or keeping.result()) is not None:
         on_lost(reason)

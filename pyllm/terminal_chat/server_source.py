@@ -70,15 +70,15 @@ class ServerSource:
         Raises:
             PyllmError: the server cannot be reached, requires a key, has no models, or is pyllm's and cannot chat.
         """
-        if for_chat and not (await describe_model(self._client)).has_chat_template:
-            from pyllm.frontend.text.templates import no_chat_template
-
-            raise PyllmError(no_chat_template(f"the model at {self._address}"))
         if not self.model:
             models = await self.models()
             if not models:
                 raise PyllmError(f"{self._address} has no models")
             self.model = models[0]
+        if for_chat and not (await describe_model(self._client, self.model)).has_chat_template:
+            from pyllm.frontend.text.templates import no_chat_template
+
+            raise PyllmError(no_chat_template(f"the model at {self._address}"))
 
     async def models(self) -> list[str]:
         """The names that the server lists."""

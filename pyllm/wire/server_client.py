@@ -145,10 +145,13 @@ def model_names(body: bytes) -> list[str]:
     return [model.id for model in msgspec.json.decode(body, type=_Models).data]
 
 
-async def describe_model(client: httpx2.AsyncClient) -> ModelDescription:
-    """The description of the server's model. A problem of the server is left to the next request."""
+async def describe_model(client: httpx2.AsyncClient, model: str = "") -> ModelDescription:
+    """The description of the server's model, or of this one of several.
+
+    A problem of the server is left to the next request.
+    """
     try:
-        response = await client.get("/model_info", timeout=SHORT_TIMEOUT)
+        response = await client.get("/model_info", params={"model": model} if model else None, timeout=SHORT_TIMEOUT)
         return msgspec.json.decode(response.content, type=ModelDescription)
     except (httpx2.TransportError, msgspec.DecodeError, UnicodeDecodeError):
         return ModelDescription()

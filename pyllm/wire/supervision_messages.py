@@ -5,6 +5,8 @@ Structs are like those of `wire/messages.py`, which has heartbeats, as cores and
 
 from typing import Any
 
+import msgspec
+
 from pyllm.wire.messages import Adapter, Heartbeat, Message, Restarts
 
 MAX_ENDED = 1000  # ended requests whose reports are kept
@@ -55,13 +57,24 @@ class CoreList(Message, frozen=True):
         return [core for core in self.cores if not core.is_leaving]
 
 
+class CatalogueChoices(Message, frozen=True):
+    """The models of a catalogue that are to be loaded, in the order of their requests, and the shares of its aliases.
+
+    Each has the number of its wish, which no other wish has, so that a model which was given up and is wanted again is
+    not taken for one that stays. `aliases` are None where they are those of the start.
+    """
+
+    wanted: dict[str, int] = msgspec.field(default_factory=dict)
+    aliases: dict[str, dict[str, float]] | None = None
+
+
 class Kept(Message, frozen=True):
     """State that outlives a process: its parent keeps it for the next one. None: no change.
 
     From a core: `settings` are all settings that clients have changed so far, by name. `ended` are reports of requests
     that have ended since the last such message, oldest first, as in `Scheduler.requests`, with times by the machine's
     clock. `workers` are the ranks that were restarted; `adapters` are all that the core serves. From the shared state:
-    `cores`.
+    `cores`. From the API process of a catalogue: `catalogue`.
     """
 
     settings: dict[str, Any] | None = None
@@ -69,6 +82,7 @@ class Kept(Message, frozen=True):
     workers: tuple[Restarts, ...] | None = None
     cores: CoreList | None = None
     adapters: tuple[Adapter, ...] | None = None
+    catalogue: CatalogueChoices | None = None
 
 
 ChildMessage = Heartbeat | Started | Failed | Kept | ReloadAsked

@@ -8,6 +8,7 @@ import asyncio
 import socket
 from pathlib import Path
 
+from pyllm.frontend.app import create_app
 from pyllm.frontend.http_server import HttpServer
 from pyllm.frontend.text.templates import ChatTemplate
 from tests.clients.recorder import Recorder
@@ -20,7 +21,7 @@ async def serve(script: Script, name: str, port: int, record: Path | None, templ
     state = await scripted_state(script, name, template)
     with socket.create_server(("127.0.0.1", port)) as listener:
         host, bound = listener.getsockname()
-        server = HttpServer(state, 0.0, lambda: print(f"http://{host}:{bound}", flush=True))
+        server = HttpServer(create_app(state), state, 0.0, lambda: print(f"http://{host}:{bound}", flush=True))
         if record is not None:
             server.config.app = Recorder(server.config.app, record)
         await server.serve(sockets=[listener])

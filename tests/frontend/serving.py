@@ -16,6 +16,7 @@ from pyllm.config.credentials import read_credentials
 from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.app import create_app
 from pyllm.frontend.http_server import HttpServer
+from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.requests.server_state import DEFAULT_SERVER, ServerState
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -56,7 +57,7 @@ def state_of(
 ) -> ServerState:
     """`keys` are of flags; what the files hold that the settings name comes to them."""
     chat_template = ChatTemplate(template, "<|start|>", "<|end|>") if template else None
-    credentials = read_credentials(server, keys.entries if keys else ())
+    credentials = ServerCredentials(server, read_credentials(server, keys.entries if keys else ()))
     options = {"checkpoint": tiny_checkpoint()} | options
     return ServerState(client, tokenizer, chat_template, "tiny", server=server, credentials=credentials, **options)
 
@@ -90,7 +91,7 @@ async def behind_uvicorn(
         if send_buffer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         started = asyncio.Event()
-        server = HttpServer(state, grace, started.set)
+        server = HttpServer(create_app(state), state, grace, started.set)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await started.wait()
         address = listener.getsockname()

@@ -12,14 +12,10 @@ import psutil
 import pytest
 
 from pyllm.frontend import api_process as api
-from pyllm.frontend.observability.metrics import Metrics
-from pyllm.machine.memory import Memory
 from pyllm.supervision import child_process
-from pyllm.supervision.burst_logger import BurstLogger
-from pyllm.supervision.memory_pressure import MemoryPressure
 from pyllm.wire.listeners import bind_listener
 from pyllm.wire.messages import Submit
-from tests.client.fake_core import MODEL, ScriptedCore
+from tests.client.fake_core import ScriptedCore
 from tests.client.zmq_core import ZmqCore
 from tests.frontend.api_config import api_config
 from tests.frontend.serving import events
@@ -136,16 +132,3 @@ async def test_it_ends_with_the_reason_when_what_goes_on_beside_the_server_fails
     tending.set_exception(OSError("no memory is told of"))
     with pytest.raises(OSError, match="no memory is told of"):
         await api._watch(serving, tending, death, lambda: None)
-
-
-def test_what_is_given_up_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = Metrics("tiny", MODEL)
-    shares: list[float] = []
-    pressure = MemoryPressure([shares.append], lambda: [Memory(0, 1 << 30, "the host")])
-    metrics.rejected |= {"max_num_queued_reqs": 2, "max_num_queued_tokens": 1, "requests": 9}
-    api._look_for_degradations(metrics, BurstLogger("the queue is full", lambda: 0.0), pressure)
-    assert (metrics.degradations, shares) == ({"host_memory": 1}, [0.5])
-    assert caplog.messages == [
-        "the queue is full",
-        "0 MB of the host's 1073 MB of memory are available: caches are down to 0.5 of their size",
-    ]

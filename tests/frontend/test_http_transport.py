@@ -14,6 +14,7 @@ from pyllm.config.credentials import Credentials, read_credentials
 from pyllm.config.server_settings import ServerConfig
 from pyllm.config.tls import tls_context
 from pyllm.errors import ConfigError
+from pyllm.frontend.app import create_app
 from pyllm.frontend.http.write_batcher import WriteBatcher
 from pyllm.frontend.http_server import HttpServer, OpenProtocol
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -91,7 +92,8 @@ async def test_a_unix_socket(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with bind_unix_listener(str(path)) as listener:
         assert path.stat().st_mode & 0o777 == 0o660
         started = asyncio.Event()
-        server = HttpServer(state_of(client, tokenizer), 0.0, started.set)
+        state = state_of(client, tokenizer)
+        server = HttpServer(create_app(state), state, 0.0, started.set)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await started.wait()
         transport = httpx.AsyncHTTPTransport(uds=str(path))

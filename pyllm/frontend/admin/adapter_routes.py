@@ -76,7 +76,7 @@ def adapter_routes(state: ServerState) -> list[Route]:
 
     routes = [load_lora_adapter, unload_lora_adapter]
     for route in routes:
-        route.guard = admins_where_keys(state)
+        route.guard = admins_where_keys(state.keys)
     return routes
 
 

@@ -4,7 +4,7 @@ Beside it are the routes that load adapters.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -30,6 +30,7 @@ from pyllm.frontend.http.routing import (
 )
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.request_guards import admins_only
+from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.supervision.flight_recorder import CrashRecord, list_records
 from pyllm.supervision.process_samples import Samples
@@ -166,12 +167,7 @@ def admin_routes(state: ServerState) -> list[Route]:
         responses=ERROR_RESPONSES,
     )
     def reload() -> Reloaded:
-        try:
-            state.credentials.reload()
-        except ConfigError as error:
-            raise RequestError(f"keys and certificates stay as they are: {error}") from None
-        state.ask_reload()
-        return Reloaded(num_keys=len(state.keys.entries), has_tls=state.credentials.tls is not None)
+        return reload_credentials(state.credentials, state.ask_reload)
 
     @post(
         "/reset_prefix_cache",
@@ -198,8 +194,22 @@ def admin_routes(state: ServerState) -> list[Route]:
         reset_prefix_cache,
     ]
     for handler in handlers:
-        handler.guard = admins_only(state)
+        handler.guard = admins_only(state.keys)
     return [*handlers, *adapter_routes(state)]
+
+
+def reload_credentials(credentials: ServerCredentials, ask_reload: Callable[[], None]) -> Reloaded:
+    """Read the files of keys and of the certificate again, here and, by `ask_reload`, in all other processes.
+
+    Raises:
+        RequestError: a file cannot be used; nothing has changed.
+    """
+    try:
+        credentials.reload()
+    except ConfigError as error:
+        raise RequestError(f"keys and certificates stay as they are: {error}") from None
+    ask_reload()
+    return Reloaded(num_keys=len(credentials.keys.entries), has_tls=credentials.tls is not None)
 
 
 async def _in_time(answer: Awaitable[T]) -> T:

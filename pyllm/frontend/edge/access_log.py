@@ -27,7 +27,13 @@ class RouteNames:
     """The route that a path belongs to, by the routes' own paths, such as `/admin/requests/{name:str}`."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self._names = PathTable({path: path_format(path) for path in paths})
+        self._paths: dict[str, None] = {}
+        self.add(paths)
+
+    def add(self, paths: Iterable[str]) -> None:
+        """Know these routes, too."""
+        self._paths |= dict.fromkeys(paths)
+        self._names = PathTable({path: path_format(path) for path in self._paths})
 
     def name(self, path: str) -> str:
         """The route's path with the names of its parameters; `none` where there is no route."""

@@ -15,6 +15,7 @@ from pyllm.frontend.edge.browser_origin import BrowserOrigin, is_local_program
 from pyllm.frontend.edge.cors import Cors
 from pyllm.frontend.edge.error_answer import Headers, render_error
 from pyllm.frontend.edge.rate_limit_headers import budget_headers
+from pyllm.frontend.edge.served import Served
 from pyllm.frontend.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from pyllm.frontend.http.failure import AuthenticationError, MediaTypeError, describe
 from pyllm.frontend.http.ignored_fields import RequestFields
@@ -23,7 +24,6 @@ from pyllm.frontend.page.page_files import is_public
 from pyllm.frontend.requests.request_context import CONTEXT, REQUEST_ID, RequestContext
 from pyllm.frontend.requests.request_headers import RequestHeaders
 from pyllm.frontend.requests.scheduling import least_timeout
-from pyllm.frontend.requests.server_state import ServerState
 
 # Routes that need no key, as health checks have none.
 PROBES = frozenset({"/ping", "/health", "/health/live", "/health/ready", "/health_generate"})
@@ -31,6 +31,7 @@ PROBES = frozenset({"/ping", "/health", "/health/live", "/health/ready", "/healt
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 ADMIN = (
     *("/admin/", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    *("/v1/models/load", "/v1/models/unload", "/v1/models/alias", "/models/load", "/models/unload"),
     *("/api/pull", "/api/delete"),
 )
 # Charsets that a body may be declared in: that of JSON, and a subset.
@@ -42,11 +43,11 @@ KEPT = "/v1/responses"
 class Gateway:
     """Answers requests that must not reach a route, and gives the others their `RequestContext`."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, body_patience: float = BODY_PATIENCE) -> None:
-        server = state.server
+    def __init__(self, app: ASGIApp, served: Served, body_patience: float = BODY_PATIENCE) -> None:
+        server = served.server
         self._app = app
-        self._state = state
-        self._keys = state.keys
+        self._served = served
+        self._keys = served.credentials.keys
         self._cors = Cors(
             server.allowed_origins, server.allowed_methods, server.allowed_headers, server.allow_credentials
         )
@@ -148,7 +149,7 @@ class Gateway:
             headers += budget_headers(context.budgets)
         # The rest of a stalled body must not be read as a request. And a client of a draining server must not reuse
         # this connection, as proxies do.
-        if body.stalled or self._state.draining:
+        if body.stalled or self._served.draining:
             headers.append((b"connection", b"close"))
         return headers
 

@@ -90,6 +90,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "thinking": "disabled turns reasoning off, where the template can; budget_tokens of enabled bounds it.",
     # Of Ollama's API.
     "options": "How to answer: temperature, num_predict and Ollama's others.",
+    "keep_alive": "In a catalogue: seconds, or 5m, for which the model stays loaded after this.",
     "raw": "Continue the prompt as it is, without the chat template.",
     "truncate": "Whether an input that is too long loses its end.",
     "name": "The older name of model.",

@@ -30,6 +30,10 @@ class RoutesApp:
                 by_path.setdefault(path, {}).update(dict.fromkeys(route.methods, route))
         self._by_path = PathTable(by_path)
 
+    def has(self, scope: Scope) -> bool:
+        """Whether the path of a request is that of a route."""
+        return self._by_path.find(_route_path(scope)) is not None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         is_started = False
@@ -79,8 +83,12 @@ class RoutesApp:
         Raises:
             UnknownRouteError: there is none.
         """
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        path = _SLASHES.sub("/", f"/{path}").rstrip("/") or "/"
+        path = _route_path(scope)
         if (found := self._by_path.find(path)) is None:
             raise UnknownRouteError(f"There is no route {path[:200]}.")
         return found
+
+
+def _route_path(scope: Scope) -> str:
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return _SLASHES.sub("/", f"/{path}").rstrip("/") or "/"

@@ -7,7 +7,6 @@ begin with `pyllm:`. All are plain numbers, and become Prometheus families when 
 import time
 from array import array
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -34,6 +33,7 @@ from pyllm.frontend.observability.histogram import (
 )
 from pyllm.frontend.observability.http_counts import HttpCounts
 from pyllm.frontend.observability.metric_families import OURS, VLLM, Families, merged
+from pyllm.frontend.observability.process_metrics import families_of_processes
 from pyllm.frontend.shared.messages import LIMIT_REASONS, QUEUE_REASONS, REASONS
 from pyllm.frontend.shared.totals import Row, decode_row, encode_row
 from pyllm.frontend.text.encoding_threads import EncodingCounts
@@ -168,7 +168,7 @@ class Metrics(Collector):
         families = Families(self._labels)
         of_api = families.counters(OURS, "degradations", DEGRADATIONS_TEXT, "reason", self.degradations)
         yield from merged([*self._collect_cores(), of_api])
-        yield from self._collect_processes(families)
+        yield from families_of_processes(families, self._processes)
         yield families.gauge(OURS, "ready", "1 while requests are worked on.", self._condition.ready)
         yield families.gauge(OURS, "stalled", "1 while work waits and no step is completed.", self._condition.stalled)
         connection = self.connection
@@ -233,22 +233,6 @@ class Metrics(Collector):
             yield from families_of_core(families, figures, self._model)
             if self._max_loras:
                 yield family_of_adapters(families, figures.adapters, self._max_loras)
-
-    def _collect_processes(self, families: Families) -> Iterator[Metric]:
-        """The metrics of processes, by title: several processes with one title, as spares, count together."""
-        memory, cpu, devices, restarts = Counter[str](), dict[str, float](), Counter[str](), dict[str, int]()
-        for process in self._processes:
-            memory[process.name] += process.memory_bytes
-            cpu[process.name] = cpu.get(process.name, 0.0) + process.cpu_seconds
-            restarts[process.name] = restarts.get(process.name, 0) + process.num_restarts
-            if process.device_bytes is not None:
-                devices[process.name] += process.device_bytes
-        if memory:
-            yield families.gauges(OURS, "process_memory_bytes", "PSS of a process.", "process", memory)
-            yield families.counters(OURS, "process_cpu_seconds", "CPU time of a process.", "process", cpu)
-            yield families.counters(OURS, "process_restarts", "Times it was restarted.", "process", restarts)
-        if devices:
-            yield families.gauges(OURS, "process_device_bytes", "Its memory on all cards.", "process", devices)
 
 
 class SampleTimes(msgspec.Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ from pyllm.frontend.http.routing import JSONBody, Request, Response, ResponseSpe
 from pyllm.frontend.ollama.answer_format import nanoseconds
 from pyllm.frontend.ollama.error_format import ERROR_RESPONSES, error_response
 from pyllm.frontend.ollama.model_names import choose_model
+from pyllm.frontend.ollama.options import tell_kept
 from pyllm.frontend.ollama.protocol import EmbedAnswer, EmbeddingsAnswerBody, EmbeddingsRequest, EmbedRequest
 from pyllm.frontend.openai.embedding_protocol import MAX_INPUTS
 from pyllm.frontend.openai.parameters import split_prompts
@@ -32,6 +33,7 @@ def embed_route(state: ServerState) -> Route:
     async def embed(request: Request, data: JSONBody[EmbedRequest]) -> ASGIApp | Response[EmbedAnswer]:
         context = context_of(request)
         load_seconds = await choose_model(state, context, data.model)
+        tell_kept(context, data.keep_alive)
         if not data.input:  # Ollama's way to load a model.
             return Response(EmbedAnswer(data.model, [], 0, nanoseconds(load_seconds), 0))
         inputs = split_prompts([data.input] if isinstance(data.input, str) else [*data.input], "input", MAX_INPUTS)
@@ -61,6 +63,7 @@ def embeddings_route(state: ServerState) -> Route:
     ) -> ASGIApp | Response[EmbeddingsAnswerBody]:
         context = context_of(request)
         await choose_model(state, context, data.model)
+        tell_kept(context, data.keep_alive)
         if not data.prompt:
             return Response(EmbeddingsAnswerBody([]))
         batch = await embeddings_of(state, context, scheduling_from(context, None), [data.prompt], _to_context(state))

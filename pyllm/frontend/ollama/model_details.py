@@ -19,6 +19,8 @@ from pyllm.frontend.ollama.protocol import ModelDetails, Shown
 _PARAMETERS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
 # Programs look for this word in a template, to know whether the model fills in the middle.
 _SUFFIX_NOTE = "\n{#- /api/generate takes the .Suffix of a gap -#}"
+# Of a model that is not loaded, and whose files nobody has read.
+NO_DETAILS = ModelDetails("", "", "", [], "", "")
 _SIZES = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 

@@ -24,33 +24,19 @@ from pyllm.frontend.text.fill_in_the_middle import can_fill_middle
 
 # The version whose API these routes are. Programs ask for one that is new enough.
 OLLAMA_VERSION = "0.13.0"
-_NEVER = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+NEVER = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 def model_routes(state: ServerState) -> list[Route]:
     """The routes, for one server."""
-    model, checkpoint = state.client.model, state.checkpoint
-
-    def names() -> list[str]:
-        return [*state.models.names, *(adapter.name for adapter in state.models.adapters)]
 
     @get("/api/tags", summary="List the models in Ollama's shape", responses=LOOKUP_ERROR_RESPONSES)
     def list_tags() -> ModelEntries:
-        digest = state.client.fingerprint
-        listed = map(listed_name, names())
-        when, size, details = timestamp(modified(checkpoint)), weights_bytes(checkpoint), details_of(checkpoint)
-        return ModelEntries([ModelEntry(name, name, when, size, digest, details) for name in listed])
+        return ModelEntries(model_entries(state))
 
     @get("/api/ps", summary="List the models that are loaded, in Ollama's shape", responses=LOOKUP_ERROR_RESPONSES)
     def list_loaded() -> RunningModels:
-        digest, expires = state.client.fingerprint, timestamp(_NEVER)
-        size, details = weights_bytes(checkpoint), details_of(checkpoint)
-        return RunningModels(
-            [
-                RunningModel(name, name, size, digest, details, expires, 0, model.max_model_len)
-                for name in map(listed_name, names())
-            ]
-        )
+        return RunningModels(running_models(state))
 
     @post(
         "/api/show",
@@ -60,13 +46,35 @@ def model_routes(state: ServerState) -> list[Route]:
     async def show_ollama_model(request: Request, data: JSONBody[ShowRequest]) -> Shown:
         await choose_model(state, context_of(request), required_name(data))
         template = "" if state.chat_template is None else state.chat_template.source
-        return shown_model(checkpoint, model.max_model_len, state.sampling, template, _abilities(state))
+        length = state.client.model.max_model_len
+        return shown_model(state.checkpoint, length, state.sampling, template, _abilities(state))
+
+    return [list_tags, list_loaded, show_ollama_model, ollama_version_route()]
+
+
+def ollama_version_route() -> Route:
+    """`/api/version`."""
 
     @get("/api/version", summary="The version of Ollama whose API this is", responses=LOOKUP_ERROR_RESPONSES)
     def show_ollama_version() -> OllamaVersion:
         return OllamaVersion(OLLAMA_VERSION)
 
-    return [list_tags, list_loaded, show_ollama_model, show_ollama_version]
+    return show_ollama_version
+
+
+def model_entries(state: ServerState) -> list[ModelEntry]:
+    """The names of a model and its adapters, as they are listed."""
+    checkpoint, digest = state.checkpoint, state.client.fingerprint
+    when, size, details = timestamp(modified(checkpoint)), weights_bytes(checkpoint), details_of(checkpoint)
+    return [ModelEntry(name, name, when, size, digest, details) for name in _names(state)]
+
+
+def running_models(state: ServerState, num_bytes: int = 0, expires: float = NEVER) -> list[RunningModel]:
+    """The same while the model is loaded: with the memory that it takes, if that is known, and its time to leave."""
+    checkpoint, context = state.checkpoint, state.client.model.max_model_len
+    size, details, until = num_bytes or weights_bytes(checkpoint), details_of(checkpoint), timestamp(expires)
+    digest = state.client.fingerprint
+    return [RunningModel(name, name, size, digest, details, until, 0, context) for name in _names(state)]
 
 
 def required_name(request: ModelRequest) -> str:
@@ -78,6 +86,10 @@ def required_name(request: ModelRequest) -> str:
     if name := request.model or request.name:
         return name
     raise RequestError("model is required", "model")
+
+
+def _names(state: ServerState) -> list[str]:
+    return [*map(listed_name, (*state.models.names, *(adapter.name for adapter in state.models.adapters)))]
 
 
 def _abilities(state: ServerState) -> Abilities:

@@ -1,5 +1,7 @@
 """The options and the format of a body as the engine's parameters."""
 
+import math
+import re
 from typing import Any
 
 from pyllm.errors import RequestError
@@ -26,6 +28,8 @@ FIELD_NAMES = {
     "chat_template_kwargs.enable_thinking": "think",
     "reasoning_effort": "think",
 }
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(h|ms|m|us|\u00b5s|ns|s|$)")
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "ns": 1e-9}
 
 
 def read_options(state: ServerState, context: RequestContext, body: OllamaRequest) -> Options:
@@ -37,6 +41,7 @@ def read_options(state: ServerState, context: RequestContext, body: OllamaReques
     options = body.options or Options()
     take_fields(state, context, options, "options.")
     refuse_unsupported(body)
+    tell_kept(context, body.keep_alive)
     context.name_fields(FIELD_NAMES | ({"structured_outputs": "format"} if body.format else {}))
     context.name_request(options.request_id)
     context.name_tenant(options.user)
@@ -64,10 +69,29 @@ def scheduling_of(state: ServerState, context: RequestContext, options: Options)
     return scheduling_params(options, context, state.client.model)
 
 
-def is_zero(keep_alive: Any) -> bool:
-    """Whether a `keep_alive` asks to unload the model: 0, or a duration of no length such as 0s."""
+def keep_seconds(keep_alive: Any) -> float | None:
+    """The time for which a model stays loaded after a request: seconds, or a duration of Go's such as 1h30m.
+
+    None where it is not given; infinite where it is negative.
+
+    Raises:
+        RequestError: it is no time.
+    """
+    if keep_alive is None or isinstance(keep_alive, bool):
+        return None
+    if isinstance(keep_alive, int | float):
+        return float(keep_alive) if keep_alive >= 0 else math.inf
     text = keep_alive if isinstance(keep_alive, str) else ""
-    return keep_alive == 0 or (text.rstrip("hmsnuµ") in ("0", "0.0", "-0") and text != "")
+    parts = _DURATION.findall(text)
+    if not parts or "".join(f"{number}{unit}" for number, unit in parts) != text.removeprefix("-"):
+        raise RequestError(f"keep_alive is {keep_alive!r:.80}: give seconds, or a duration such as 5m", "keep_alive")
+    return math.inf if text.startswith("-") else sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def tell_kept(context: RequestContext, keep_alive: Any) -> None:
+    """Note that a `keep_alive` has no effect: it has one in a catalogue."""
+    if keep_seconds(keep_alive) is not None and not context.has_catalogue:
+        context.fields.ignore_hint("keep_alive", refusable=True)
 
 
 def _format(given: Any) -> tuple[str, dict[str, Any] | None]:

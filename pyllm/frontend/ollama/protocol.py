@@ -30,7 +30,7 @@ class Options(EngineRequest, kw_only=True):
 
 
 class OllamaRequest(Struct, kw_only=True):
-    """The fields that `/api/chat` and `/api/generate` share. `keep_alive` counts where there is nothing to answer."""
+    """The fields that `/api/chat` and `/api/generate` share. `keep_alive` has an effect in a catalogue only."""
 
     model: Name
     options: Options | None = None
@@ -40,7 +40,7 @@ class OllamaRequest(Struct, kw_only=True):
     logprobs: bool | None = False
     top_logprobs: TopLogprobs | None = None
 
-    keep_alive: Hint = None
+    keep_alive: Any = None
     truncate: Hint = True  # A prompt that is too long is refused, whatever it says.
     shift: Hint = True
 
@@ -90,7 +90,7 @@ class EmbedRequest(Struct, kw_only=True):
     dimensions: Dimensions | None = None
 
     options: Hint = msgspec.field(default_factory=dict)
-    keep_alive: Hint = None
+    keep_alive: Any = None
 
 
 class EmbeddingsRequest(Struct, kw_only=True):
@@ -100,7 +100,7 @@ class EmbeddingsRequest(Struct, kw_only=True):
     prompt: str | None = ""
 
     options: Hint = msgspec.field(default_factory=dict)
-    keep_alive: Hint = None
+    keep_alive: Any = None
 
 
 class OllamaFunction(Struct):

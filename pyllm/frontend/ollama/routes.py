@@ -20,7 +20,7 @@ from pyllm.frontend.ollama.embedding_routes import embed_route, embeddings_route
 from pyllm.frontend.ollama.error_format import ERROR_RESPONSES
 from pyllm.frontend.ollama.model_names import choose_model
 from pyllm.frontend.ollama.model_routes import model_routes
-from pyllm.frontend.ollama.options import is_zero, read_options, sampling_of, scheduling_of
+from pyllm.frontend.ollama.options import keep_seconds, read_options, sampling_of, scheduling_of
 from pyllm.frontend.ollama.protocol import (
     ChatPart,
     GeneratePart,
@@ -44,7 +44,7 @@ def ollama_routes(state: ServerState) -> list[Route]:
         embed_route(state),
         embeddings_route(state),
         *model_routes(state),
-        *store_routes(state),
+        *store_routes(state.keys, state.models.names.__contains__, lambda: state.checkpoint.files),
     ]
 
 
@@ -121,8 +121,11 @@ def _plain_prompt(state: ServerState, request: GenerateRequest) -> str | None:
     return middle_prompt(state.tokenizer, prompt, request.suffix) if request.suffix else prompt
 
 
-def _loaded(request: OllamaRequest, make_part: MakePart) -> Response[Part]:
-    """The answer to a request that only loads the model, or unloads it."""
-    reason = "unload" if is_zero(request.keep_alive) else "load"
-    fields = {"model": request.model, "created_at": timestamp(time.time()), "done": True, "done_reason": reason}
+def empty_answer(name: str, reason: str, make_part: MakePart) -> Response[Part]:
+    """The answer to a request that only loads the model `name`, or unloads it."""
+    fields = {"model": name, "created_at": timestamp(time.time()), "done": True, "done_reason": reason}
     return Response(make_part(NewText(), fields))
+
+
+def _loaded(request: OllamaRequest, make_part: MakePart) -> Response[Part]:
+    return empty_answer(request.model, "unload" if keep_seconds(request.keep_alive) == 0 else "load", make_part)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import msgspec
 from pyllm.checkpoint.hub import Hub, find_model, repository_folder
 from pyllm.checkpoint.hub_cache import remove
 from pyllm.checkpoint.model_name import HubName, parse_hub_name
+from pyllm.config.api_keys import KeyRing
 from pyllm.errors import ConfigError, PyllmError, RequestError
 from pyllm.frontend.answers.answer_format import LINES, send_failure, send_json, start_events
 from pyllm.frontend.http.asgi import ASGIApp
@@ -23,7 +24,6 @@ from pyllm.frontend.ollama.model_names import LATEST, MissingModelError
 from pyllm.frontend.ollama.model_routes import required_name
 from pyllm.frontend.ollama.protocol import ModelRequest, PullProgress, PullRequest
 from pyllm.frontend.requests.request_guards import admins_where_keys
-from pyllm.frontend.requests.server_state import ServerState
 
 # Downloads at the same time.
 MAX_PULLS = 4
@@ -38,8 +38,13 @@ class _Stopped(Exception):  # noqa: N818  what ends the download of a client tha
     """The client has left."""
 
 
-def store_routes(state: ServerState, hub: Hub = _HUB) -> list[Route]:
-    """The routes, for one server, over this hub and its cache."""
+def store_routes(
+    keys: KeyRing, has_model: Callable[[str], bool], files: Callable[[], Iterable[str]], hub: Hub = _HUB
+) -> list[Route]:
+    """The routes over this hub and its cache, for a server with these `keys`.
+
+    A model that it has already needs no download, and none of the `files` that it serves is deleted.
+    """
     pulls: set[Pull] = set()
 
     @post(
@@ -49,7 +54,7 @@ def store_routes(state: ServerState, hub: Hub = _HUB) -> list[Route]:
     )
     async def pull_model(data: JSONBody[PullRequest]) -> ASGIApp | Response[PullProgress]:
         name = required_name(data)
-        if name.removesuffix(LATEST) in state.models.names or name in state.models.names:
+        if has_model(name) or has_model(name.removesuffix(LATEST)):
             return Response(PullProgress("success"))
         if len(pulls) >= MAX_PULLS:
             raise QueueFullError(f"{MAX_PULLS} models are being downloaded already; try again later", 60.0)
@@ -66,7 +71,7 @@ def store_routes(state: ServerState, hub: Hub = _HUB) -> list[Route]:
         name = required_name(data)
         hub_name = _hub_name(name)
         folder = await asyncio.to_thread(repository_folder, hub_name, hub)
-        if any(Path(file).is_relative_to(folder) for file in state.checkpoint.files):
+        if any(Path(file).is_relative_to(folder) for file in files()):
             raise RequestError(f"{name!r:.200} is of the repository that is being served", "model")
         try:
             await asyncio.to_thread(remove, hub_name, hub.cache_dir)
@@ -76,7 +81,7 @@ def store_routes(state: ServerState, hub: Hub = _HUB) -> list[Route]:
 
     routes = [pull_model, delete_model]
     for route in routes:
-        route.guard = admins_where_keys(state)
+        route.guard = admins_where_keys(keys)
     return routes
 
 

@@ -17,7 +17,6 @@ def models_routes(state: ServerState) -> list[Route]:
     """The routes, for one server."""
     model = state.client.model
     created = int(time.time())
-    can_chat = state.chat_template is not None
     cards = {
         name: ModelCard(
             id=name,
@@ -26,11 +25,7 @@ def models_routes(state: ServerState) -> list[Route]:
             root=model.name,
             model_impl=model.model_impl,
             batch_invariant=model.batch_invariant,
-            capabilities=ModelCapabilities(
-                completion_chat=can_chat,
-                function_calling=can_chat and state.chat.reads_calls,
-                completion_fim=can_fill_middle(state.tokenizer),
-            ),
+            capabilities=capabilities_of(state),
         )
         for name in state.models.names
     }
@@ -51,3 +46,13 @@ def models_routes(state: ServerState) -> list[Route]:
         return next(card_of(adapter) for adapter in state.models.adapters if adapter.name == model_id)
 
     return [list_models, show_model]
+
+
+def capabilities_of(state: ServerState) -> ModelCapabilities:
+    """The tasks that the model of a server can do."""
+    can_chat = state.chat_template is not None
+    return ModelCapabilities(
+        completion_chat=can_chat,
+        function_calling=can_chat and state.chat.reads_calls,
+        completion_fim=can_fill_middle(state.tokenizer),
+    )

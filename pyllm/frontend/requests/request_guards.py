@@ -2,33 +2,33 @@
 
 from collections.abc import Callable
 
+from pyllm.config.api_keys import KeyRing
 from pyllm.frontend.http.asgi import Scope
 from pyllm.frontend.http.failure import ForbiddenError
 from pyllm.frontend.requests.request_context import context_in
-from pyllm.frontend.requests.server_state import ServerState
 
 Guard = Callable[[Scope], None]
 
 
-def admins_only(state: ServerState) -> Guard:
-    """A guard that refuses callers who are no admins."""
+def admins_only(keys: KeyRing) -> Guard:
+    """A guard that raises `ForbiddenError` for callers who are no admins."""
 
-    def check(scope: Scope) -> None:
+    def guard(scope: Scope) -> None:
         if context_in(scope).role != "admin":
-            raise ForbiddenError(_refusal(state.keys.has_admin))
+            raise ForbiddenError(_refusal(keys.has_admin))
 
-    return check
+    return guard
 
 
-def admins_where_keys(state: ServerState) -> Guard:
+def admins_where_keys(keys: KeyRing) -> Guard:
     """The same where keys tell users apart; a server without keys lets everybody pass."""
-    check_admin = admins_only(state)
+    check_admin = admins_only(keys)
 
-    def check(scope: Scope) -> None:
-        if state.keys:
+    def guard(scope: Scope) -> None:
+        if keys:
             check_admin(scope)
 
-    return check
+    return guard
 
 
 def _refusal(has_admin: bool) -> str:

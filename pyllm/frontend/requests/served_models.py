@@ -55,6 +55,7 @@ class ServedModels:
             DeadlineError: its adapter was not loaded in the request's time.
             EngineDeadError: no core can be asked for it.
         """
+        name = context.chosen_model or name
         adapter = None if name is None or name in self.names else await self._find(name, context)
         context.model_name = self.names[0] if adapter is None else adapter.name
         context.adapter = "" if adapter is None else adapter.key

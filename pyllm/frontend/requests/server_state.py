@@ -18,6 +18,7 @@ from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.http.event_ids import model_hash
 from pyllm.frontend.http.keep_alive import KeepAlive
+from pyllm.frontend.observability.http_counts import HttpCounts
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_history import MetricsHistory
 from pyllm.frontend.observability.request_log import RequestLog
@@ -38,7 +39,6 @@ Fail = Callable[[PyllmError], None]
 
 DEFAULT_SERVER = ServerConfig()
 NO_DEFAULTS = SamplingDefaults()
-NO_CREDENTIALS = Credentials()
 
 
 class ServerState:
@@ -48,8 +48,8 @@ class ServerState:
     names. `checkpoint` describes the model's files. `sampling` has the defaults of parameters that a request leaves
     out. `max_loras` is of each core.
 
-    `keys` are those of the `credentials`. `shared` counts the requests that all API processes admit: without it nothing
-    is bounded. `cores` are those of `client`, as the API processes use them.
+    `keys` are those of the `credentials`, by default none. `shared` counts the requests that all API processes admit:
+    without it nothing is bounded. `cores` are those of `client`, as the API processes use them.
     `parent_silence` gives the seconds since the parent's last heartbeat, `sampler` the resources of the server's
     processes; `crash_folder` has the records of crashes. `ask_reload` makes the other API processes read their
     `credentials` again.
@@ -67,7 +67,7 @@ class ServerState:
         server: ServerConfig = DEFAULT_SERVER,
         sampling: SamplingDefaults = NO_DEFAULTS,
         max_loras: int = 0,
-        credentials: Credentials = NO_CREDENTIALS,
+        credentials: ServerCredentials | None = None,
         shared: Shared | None = None,
         cores: ServerCores | None = None,
         tracer: Tracer | None = None,
@@ -80,7 +80,7 @@ class ServerState:
         self.server = server
         self.checkpoint = checkpoint
         self.sampling = sampling
-        self.credentials = ServerCredentials(server, credentials)
+        self.credentials = credentials or ServerCredentials(server, Credentials())
         self.keys = self.credentials.keys
         self.ask_reload = ask_reload
         self.shared = shared or LocalState(SharedState(SharedConfig()))
@@ -115,11 +115,15 @@ class ServerState:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
         *,
+        credentials: ServerCredentials | None = None,
         parent_silence: Callable[[], float] = lambda: 0.0,
         sampler: ProcessSampler | None = None,
         ask_reload: Callable[[], None] = lambda: None,
     ) -> Self:
-        """The state of an API process or embedded application, made from its configuration."""
+        """The state of an API process or embedded application, made from its configuration.
+
+        `credentials` are by default those of the configuration.
+        """
         model_name, *model_aliases = config.served_model_name
         endpoint = config.server.otlp_traces_endpoint
         return cls(
@@ -132,7 +136,7 @@ class ServerState:
             server=config.server,
             sampling=config.checkpoint.sampling,
             max_loras=config.max_loras,
-            credentials=config.credentials,
+            credentials=credentials or ServerCredentials(config.server, config.credentials),
             shared=shared,
             cores=cores,
             tracer=Tracer.to_collector(endpoint) if endpoint else None,
@@ -141,6 +145,20 @@ class ServerState:
             crash_folder=config.flight_recorder_dir,
             ask_reload=ask_reload,
         )
+
+    @property
+    def http(self) -> HttpCounts:
+        """The counts of the server's requests."""
+        return self.metrics.http
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer runs."""
+        return not self._running
+
+    async def idle(self) -> None:
+        """Wait until no answer runs."""
+        await self._idle.wait()
 
     def system_fingerprint(self, adapter: str) -> str:
         """OpenAI's name for everything that tokens depend on besides the seed; equal for equal models and adapters."""

@@ -32,7 +32,8 @@ class SharedState:
     """The state of one server. `member` is the calling API process; `drop` releases everything that it holds.
 
     A ticket is open from the `admit` that granted it until its `ended`, or until a `charge` that was refused. Calls
-    about a ticket that is not open change nothing. `on_cores` is called with each new list of cores.
+    about a ticket that is not open change nothing. `on_cores` is called with each new list of cores. Records, responses
+    and the accounts' limits are those of `beside`, the state of another model of the same server, if there is one.
     """
 
     def __init__(
@@ -40,12 +41,17 @@ class SharedState:
         config: SharedConfig,
         clock: Callable[[], float] = time.monotonic,
         on_cores: Callable[[CoreList], None] = lambda cores: None,
+        *,
+        beside: "SharedState | None" = None,
     ) -> None:
-        self.records = Records(config.idempotency_retention, clock, first_number=secrets.randbits(60))
+        if beside is None:
+            self.records = Records(config.idempotency_retention, clock, first_number=secrets.randbits(60))
+            self.responses = StoredResponses(config.max_stored_responses)
+            self._limits = RateLimits(clock)
+        else:
+            self.records, self.responses, self._limits = beside.records, beside.responses, beside._limits
         self.totals = Totals()
-        self.responses = StoredResponses(config.max_stored_responses)
         self._counts_queued_tokens = config.max_num_queued_tokens > 0
-        self._limits = RateLimits(clock)
         self._queue = AdmissionQueue(config)
         self.cores = CoreMembership(config, self._queue.resize, on_cores)
         self._tickets: dict[int, dict[int, _Ticket]] = {}

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from pyllm.checkpoint.hub import Hub, find_model
 from pyllm.checkpoint.hub_cache import cached_models
 from pyllm.checkpoint.model_name import parse_hub_name
+from pyllm.config.api_keys import KeyRing
 from pyllm.frontend.http.asgi import ASGIApp
 from pyllm.frontend.http.failure import describe
 from pyllm.frontend.http.pushed_response import push
@@ -23,10 +23,8 @@ from pyllm.frontend.ollama.error_format import error_response
 from pyllm.frontend.ollama.store_routes import MAX_PULLS, Pull, store_routes
 from pyllm.frontend.requests.json_request import decoded
 from pyllm.frontend.text.tokenizer import Tokenizer
-from tests.client.fake_core import connected
 from tests.frontend.admin.test_routes import ADMIN, BOTH, USER, bearer
-from tests.frontend.serving import answering, in_process, state_of
-from tests.frontend.tiny_checkpoint import tiny_checkpoint
+from tests.frontend.serving import answering, in_process
 from tests.hub_server import HubServer
 from tests.tiny_model import write_tiny_model
 from tests.waiting import until
@@ -47,18 +45,15 @@ def hub(server: HubServer, tmp_path: Path) -> Hub:
 @asynccontextmanager
 async def serving(tokenizer: Tokenizer, hub: Hub, files: tuple[str, ...] = ()) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of the two routes over this hub."""
-    client = await connected(answering(tokenizer, "x"))
-    checkpoint = msgspec.structs.replace(tiny_checkpoint(), files=files)
+    routes = store_routes(KeyRing(()), {"tiny"}.__contains__, lambda: files, hub)
 
     def answer_error(_: object, error: Exception) -> ASGIApp:
         failure = describe(error)
         return Response(error_response(failure), status_code=failure.status)
 
-    state = state_of(client, tokenizer, checkpoint=checkpoint)
-    app = RoutesApp(store_routes(state, hub), decode=decoded, answer_error=answer_error)
+    app = RoutesApp(routes, decode=decoded, answer_error=answer_error)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         yield http
-    client.close()
 
 
 async def delete(http: httpx.AsyncClient, **body: Any) -> httpx.Response:

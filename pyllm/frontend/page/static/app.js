@@ -9,6 +9,7 @@ import { health, healthSignals, lookHealth } from "./health.js";
 import { apiKey, askJson, keepKey, ServerError, signals } from "./server.js";
 
 const THEME = "pyllm.theme";
+const MODEL = "pyllm.model";
 const HEALTH_EVERY = 10_000; // ms
 const VIEWS = {
   chat: { label: "Chat", make: async () => new ChatView(await server()) },
@@ -16,21 +17,43 @@ const VIEWS = {
   engine: { label: "Engine", make: () => new EngineView() },
 };
 
+const modelChoice = element("select", { class: "models", "aria-label": "Model", hidden: true, change: chooseModel });
 const place = document.getElementById("view");
 const made = {};
 let current = null;
 let keyDialog = null;
 
-// The page's facts about the server, requested once.
+// The page's facts about the server and its model, requested once for each model.
 async function server() {
-  const [models, info] = await Promise.all([askJson("/v1/models"), askJson("/model_info")]);
-  const [model] = models.data;
+  const { data } = await askJson("/v1/models");
+  const isCatalogue = data.some((model) => model.status);
+  const model = isCatalogue ? chosenModel(data) : data[0];
+  // Of a catalogue, this loads the model.
+  const info = await askJson(isCatalogue ? `/model_info?model=${encodeURIComponent(model.id)}` : "/model_info");
   return {
     model: model.id,
-    context: model.max_model_len,
+    context: info.max_model_len,
     defaults: info.preferred_sampling_params || {},
     whyNoChat: info.chat_template_notice,
   };
+}
+
+// The model of a catalogue that was chosen here, else one that is loaded; offers all of them.
+function chosenModel(models) {
+  const known = remembered(MODEL);
+  const chosen = models.find(({ id }) => id === known) ||
+    models.find(({ status }) => status.value === "loaded") || models[0];
+  modelChoice.replaceChildren(...models.map(({ id }) => element("option", { value: id }, id)));
+  modelChoice.value = chosen.id;
+  modelChoice.hidden = false;
+  return chosen;
+}
+
+function chooseModel() {
+  remember(MODEL, modelChoice.value);
+  made.chat?.hide?.();
+  delete made.chat;
+  if (current === "chat") showView();
 }
 
 // Shows the view that the address names; the rest of the address is the view's own.
@@ -126,13 +149,26 @@ function themeButton() {
   return button;
 }
 
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
+// What was chosen on this page before; nothing where the browser keeps nothing.
+function remembered(name) {
   try {
-    localStorage.setItem(THEME, theme);
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+function remember(name, value) {
+  try {
+    localStorage.setItem(name, value);
   } catch {
     // Then it lasts as long as the page.
   }
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  remember(THEME, theme);
 }
 
 const badge = element(
@@ -162,16 +198,12 @@ function bar() {
     ),
     element("nav", { class: "views", "aria-label": "Views" }, ...links),
     badge,
-    element("div", { class: "tools" }, iconButton("key", "API key", askForKey), themeButton()),
+    element("div", { class: "tools" }, modelChoice, iconButton("key", "API key", askForKey), themeButton()),
   ];
 }
 
-try {
-  const theme = localStorage.getItem(THEME);
-  if (theme) document.documentElement.dataset.theme = theme;
-} catch {
-  // The theme is then that of the system.
-}
+const theme = remembered(THEME);
+if (theme) document.documentElement.dataset.theme = theme;
 document.getElementById("bar").append(...bar());
 signals.addEventListener("key", askForKey);
 addEventListener("hashchange", showView);
