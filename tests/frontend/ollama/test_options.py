@@ -35,5 +35,5 @@ def test_a_time_in_any_form_is_seconds(given: Any, seconds: float | None) -> Non
 
 @pytest.mark.parametrize("given", ["soon", "", "5 m", "m5", "5m later", [], {}])
 def test_what_is_no_time_is_refused(given: Any) -> None:
-    with pytest.raises(RequestError, match="keep_alive is .*: give seconds, or a duration such as 5m"):
+    with pytest.raises(RequestError, match=r"keep_alive is .*: give seconds, or a duration such as 5m"):
         keep_seconds(given)
