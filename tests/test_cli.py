@@ -93,7 +93,7 @@ WRONG = {
         ("--log-format xml", "there is no 'xml'"),
         ("--revision v1", "for models of the hub"),
         ("--kv-cache-memory-bytes huge", "64MiB"),
-        ("one two", "unexpected argument 'two'"),
+        ("one two", "there is no model one"),
         ("--host=", "host is '': expected str of length >= 1"),
         ("--config list.yaml", "list.yaml: '2' is no flag's value"),
         ("--config endless.yaml", "endless.yaml has a value that refers to itself"),

@@ -41,9 +41,8 @@ def add_arguments(parser: SettingsParser) -> None:
     """Declare the command's arguments."""
     parser.usage = USAGE
     parser.shorten_help(COMMON)
-    parser.add_argument(
-        "model_argument", nargs="*", metavar="MODEL", help=f"{MODEL_HELP}; several are a catalogue (docs/catalogue.md)"
-    )
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("other_models", nargs="*", metavar="MODEL", help="more models: a catalogue (docs/catalogue.md)")
     # `split_config` reads it before all others; declared here for the help.
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags and values: max-model-len: 4096")
     add_settings(parser, ServerConfig)
@@ -59,9 +58,8 @@ def run(options: argparse.Namespace) -> int:
     log.configure("pyllm::serve", config_part(LogConfig, given_settings(options, LogConfig)))
     bounds = config_part(CatalogueConfig, given_settings(options, CatalogueConfig))
     server = config_part(ServerConfig, given_settings(options, ServerConfig))
-    if bounds.models or len(options.model_argument) > 1:
+    if bounds.models or options.other_models:
         return _serve_catalogue(options, bounds, server)
-    options.model_argument = options.model_argument[0] if options.model_argument else None
     engine, notices = read_engine(options)
     say_start(engine)
     announce(notices)
@@ -72,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _serve_catalogue(options: argparse.Namespace, bounds: CatalogueConfig, server: ServerConfig) -> int:
-    models, options.model_argument = options.model_argument, None
+    models = [options.model_argument, *options.other_models] if options.model_argument else []
+    options.model_argument = None
     shared, notices = read_settings(options)
     if given := [name for name in ("model", "served_model_name") if shared.get(name)]:
         raise ConfigError(f"--{given[0].replace('_', '-')} is for one model; a catalogue has names of its own")

@@ -35,7 +35,7 @@ class CatalogueConfig(ConfigPart, frozen=True):
     ] = ""
     memory_budget: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="most memory of a catalogue's loaded models, as 16GiB; default: 80 % of what is available"),
+        Meta(description="most memory of a catalogue's loaded models, as 16GiB; default: 4 / 5 of what is available"),
         TextForm(size_unit=1),
     ] = None
     max_loaded_models: Annotated[

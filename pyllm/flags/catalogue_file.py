@@ -57,10 +57,12 @@ def catalogue_of(models: Sequence[str], shared: Mapping[str, Any]) -> Catalogue:
     """The catalogue of models that a command line names.
 
     Raises:
-        ConfigError: two of them have one name.
+        ConfigError: one of them can be no model, or two have one name.
     """
     named: dict[str, Any] = {}
     for model in models:
+        if "/" not in model and not Path(model).exists():
+            raise ConfigError(f"there is no model {model}: give GGUF files, folders, or owner/repo of the hub")
         name = model_name(model)
         if name in named:
             raise ConfigError(

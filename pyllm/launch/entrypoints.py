@@ -3,6 +3,7 @@
 Each imports only the code of its own role, and gets its configuration over the connection to the parent.
 """
 
+import contextlib
 import logging
 import os
 import socket
@@ -24,13 +25,14 @@ from pyllm.config.process_config import (
     WorkerConfig,
 )
 from pyllm.errors import ConfigError
-from pyllm.supervision import line_writer
+from pyllm.supervision import child_process, line_writer
 from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import SPARE_TITLE, attach, await_configuration, die_with_parent, keep_exit_codes
 from pyllm.wire.supervision_messages import Kept
 
 if TYPE_CHECKING:
     from pyllm.core.executors.worker_source import WorkerSource
+    from pyllm.supervision.child_process import ChildProcess
     from pyllm.workers.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -50,8 +52,8 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
     keep_exit_codes()
     setproctitle(SPARE_TITLE)
     connection = Connection(connection_file)
-    if role == "core":
-        return _core_main(connection, *files)
+    if role in {"core", "model_core"}:
+        return _core_main(connection, *files, has_worker=role == "model_core")
     if role == "worker":
         return _worker_main(connection, *files)
     frame = await_configuration(connection)
@@ -77,14 +79,20 @@ def load_rank(config: CoreConfig) -> "ModelRunner":
     return load(worker, lambda stage: logger.info("%s", stage))
 
 
-def _core_main(connection: Connection, *files: int) -> int:
+def _core_main(connection: Connection, *files: int, has_worker: bool) -> int:
+    """Run a core. A spare for any model `has_worker`: it starts a worker before it has its configuration."""
+    worker = None
     if not connection.poll():  # A spare imports before its configuration arrives, so that it can start at once.
         import pyllm.core.core_process
         import pyllm.core.executors.local_workers
         import pyllm.core.executors.multiprocess  # noqa: F401
+
+        if has_worker:
+            with contextlib.suppress(OSError):  # Then it is started later, which says what is missing.
+                worker = child_process.spawn("worker 0", "worker")
     *host_memories, trace_file = files
     config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
-    source = _worker_source(config, host_memories)
+    source = _worker_source(config, host_memories, worker)
     import zmq
 
     from pyllm.core import core_process
@@ -114,7 +122,9 @@ def _core_main(connection: Connection, *files: int) -> int:
     return code
 
 
-def _worker_source(config: CoreConfig, host_memories: Sequence[int]) -> "WorkerSource | None":
+def _worker_source(
+    config: CoreConfig, host_memories: Sequence[int], early: "ChildProcess | None"
+) -> "WorkerSource | None":
     """The source of a core's workers, and None if it computes by itself. Workers of its own import while it does."""
     backend = config.engine.parallel.distributed_executor_backend
     if backend == "uni":
@@ -127,7 +137,7 @@ def _worker_source(config: CoreConfig, host_memories: Sequence[int]) -> "WorkerS
 
     if config.fork_server:
         return ForkedWorkers(config, host_memories)
-    workers = SpawnedWorkers(config, host_memories)
+    workers = SpawnedWorkers(config, host_memories, early=early)
     workers.begin()
     return workers
 

@@ -16,6 +16,7 @@ from pyllm.errors import ConfigError, PyllmError
 from pyllm.launch.topology import SupervisedEngine
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.server_processes import STOP_GRACE, last_of
+from pyllm.supervision.spare import Spare
 from pyllm.supervision.supervised_process import OnLost, SupervisedProcess
 from pyllm.wire.messages import Restarts
 
@@ -87,7 +88,7 @@ class ModelProcesses:
     """The models by name. `read` reads a model's files, on a thread; `supervise` makes its processes.
 
     `on_news` is called when the news of a model have changed. `pinned` models are loaded at start; a server is ready
-    when each of them is loaded or has failed.
+    when each of them is loaded or has failed. `spares` are for the cores of all models.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class ModelProcesses:
         supervise: Callable[[list[CoreConfig]], SupervisedEngine],
         room: MemoryRoom,
         *,
+        spares: Spare | None = None,
         pinned: Sequence[str] = (),
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
@@ -104,6 +106,7 @@ class ModelProcesses:
         self._read = read
         self._supervise = supervise
         self._room = room
+        self._spares = spares
         self._pinned = tuple(pinned)
         self._news = {name: ModelNews(name=name) for name in names}
         self._runs: dict[str, _Run] = {}
@@ -154,7 +157,9 @@ class ModelProcesses:
         return ""
 
     def stand_by(self) -> None:
-        """Nothing: each model's processes stand by once it is loaded."""
+        """Keep a spare core from now on."""
+        if self._spares is not None:
+            self._spares.fill()
 
     def expect_end(self) -> None:
         """Load nothing more, and accept that children end."""
@@ -172,6 +177,8 @@ class ModelProcesses:
         self._is_ending = True
         for process in self._processes:
             process.kill()
+        if self._spares is not None:
+            self._spares.kill()
         self.want({})
 
     async def stop(self, grace: float) -> None:
@@ -180,6 +187,8 @@ class ModelProcesses:
         for run in self._runs.values():
             run.grace = grace
         self.want({})
+        if self._spares is not None:
+            await self._spares.close()
         if tasks := [run.task for run in self._runs.values() if run.task is not None]:
             await asyncio.wait(tasks)
 
@@ -247,6 +256,7 @@ class ModelProcesses:
         run.settled.set()
         for process in run.processes:
             process.stand_by()
+        self.stand_by()
         raise await lost
 
     def _tell(self, name: str, **changes: Any) -> None:

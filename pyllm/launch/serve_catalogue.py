@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -41,6 +42,7 @@ from pyllm.supervision import child_process
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.supervision.log_level import set_log_level
+from pyllm.supervision.spare import Spare
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
 from pyllm.wire.messages import Restarts
 from pyllm.wire.sockets import SocketFolder
@@ -78,11 +80,13 @@ def serve_catalogue(
         claim.enter_context(claim_server(server))
         with open_listener(server) as listener, SocketFolder() as folder:
             files = ModelFiles(catalogue, server, folder, budget)
+            spares = Spare(topology.spare_core) if engine.recovery.warm_spares else None
             models = ModelProcesses(
                 [entry.name for entry in catalogue.entries],
                 files.read,
-                _supervised,
+                partial(_supervised, spares),
                 MemoryRoom(budget, bounds.max_loaded_models),
+                spares=spares,
                 pinned=[entry.name for entry in catalogue.entries if entry.pinned],
             )
             config = CatalogueApiConfig(
@@ -152,8 +156,8 @@ class ModelFiles:
         return LoadableModel(cores, api_config(cores, server, Credentials()), resident_bytes(engine, checkpoint))
 
 
-def _supervised(cores: list[CoreConfig]) -> topology.SupervisedEngine:
-    return topology.supervised_engine(cores, set_log_level, cores[0].engine.model.served_model_name[0])
+def _supervised(spares: Spare | None, cores: list[CoreConfig]) -> topology.SupervisedEngine:
+    return topology.supervised_engine(cores, set_log_level, cores[0].engine.model.served_model_name[0], spares)
 
 
 class SuccessiveCatalogues:

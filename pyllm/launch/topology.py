@@ -27,11 +27,13 @@ from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.live_credentials import LiveCredentials
+from pyllm.launch.resolve import SEQUENCES
 from pyllm.recording import check_recording_path
 from pyllm.supervision import child_process, step_trace
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.flight_recorder import FlightRecorder, config_json
 from pyllm.supervision.restart_counts import all_restarted
+from pyllm.supervision.spare import Spare
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
 from pyllm.wire.messages import Adapter, Restarts
 from pyllm.wire.supervision_messages import MAX_ENDED, Kept
@@ -40,27 +42,49 @@ from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 TORCH_ENTRY = "pyllm.workers.worker_process:prepare_torch"
 TRANSFORMERS_ENTRY = "pyllm.workers.worker_process:prepare_transformers"
 
+# Bytes for the last steps of a core with the default number of sequences.
+SPARE_SIZE = step_trace.size(SEQUENCES)
+
 logger = logging.getLogger(__name__)
 
 
+def spare_core() -> ChildProcess:
+    """A core that has imported everything, as has its first worker.
+
+    It is for any model whose workers are processes without torch and host memory, with the default `max_num_seqs`.
+    """
+    return child_process.spawn("a spare core", "model_core", memory_size=SPARE_SIZE)
+
+
 def supervised_core(
-    config: CoreConfig, on_log_level: Callable[[str], None] = lambda level: None, model: str = ""
+    config: CoreConfig,
+    on_log_level: Callable[[str], None] = lambda level: None,
+    model: str = "",
+    spares: Spare | None = None,
 ) -> SupervisedProcess:
     """Supervises an EngineCore process. `on_log_level` is called when a client has changed the core's log level.
 
-    `model` is in the process's name, where a server has several.
+    Where a server has several models, `model` is in the process's name, and `spares` are for all of their cores.
     """
     recovery = config.engine.recovery
     limits = ProcessLimits(
-        ready_timeout=config.ready_timeout, max_restarts=recovery.max_restarts, warm_spare=recovery.warm_spares
+        ready_timeout=config.ready_timeout,
+        max_restarts=recovery.max_restarts,
+        warm_spare=recovery.warm_spares and spares is None,
     )
     name = f"core {config.index}" + (f" of {model}" if model else "")
     size = step_trace.size(config.engine.scheduler.max_num_seqs)
     cores, record = SuccessiveCores(config, on_log_level), death_recorder(recovery, config)
     memories = HostMemories(config)
+    is_light = config.engine.parallel.distributed_executor_backend == "mp" and not config.fork_server
+    fits_spare = is_light and not memories.files and size == SPARE_SIZE
 
     def spawn() -> ChildProcess:
-        process = child_process.spawn(name, "core", *memories.files, memory_size=size)
+        if spares is not None and fits_spare:
+            process = spares.take()
+            process.name = name
+        else:
+            process = child_process.spawn(name, "core", *memories.files, memory_size=size)
         process.on_kept = cores.keep
         return process
 
@@ -100,12 +124,15 @@ class SupervisedEngine(NamedTuple):
 
 
 def supervised_engine(
-    configs: Sequence[CoreConfig], on_log_level: Callable[[str], None] = lambda level: None, model: str = ""
+    configs: Sequence[CoreConfig],
+    on_log_level: Callable[[str], None] = lambda level: None,
+    model: str = "",
+    spares: Spare | None = None,
 ) -> SupervisedEngine:
-    """The processes of `core_configs`; `on_log_level` and `model` as in `supervised_core`."""
+    """The processes of `core_configs`; the other arguments are those of `supervised_core`."""
     first = configs[0]
     return SupervisedEngine(
-        [supervised_core(config, on_log_level, model) for config in configs],
+        [supervised_core(config, on_log_level, model, spares) for config in configs],
         [supervised_fork_server(first)] if first.fork_server else [],
     )
 

@@ -115,7 +115,9 @@ class ChildProcess:
         self._send_unsent()
 
     def watch(self) -> None:
-        """Watch the child on the running event loop from now on."""
+        """Watch the child on the running event loop from now on; a second call changes nothing."""
+        if self._loop is not None:
+            return
         self._loop = loop = asyncio.get_running_loop()
         self.started: asyncio.Future[str] = loop.create_future()
         self.exited: asyncio.Future[int] = loop.create_future()

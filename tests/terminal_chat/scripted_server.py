@@ -51,7 +51,7 @@ class ScriptedServer:
         self.requests.append((path, headers, body))
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
             _write(writer, 401, "application/json", b'{"error": {"message": "no such key"}}')
-        elif path == "/model_info":
+        elif path.partition("?")[0] == "/model_info":
             _write(writer, 200, "application/json", _json({"has_chat_template": self.has_chat_template}))
         elif method == "GET":
             _write(writer, 200, "application/json", _json({"data": [{"id": name} for name in self.models]}))

@@ -55,7 +55,8 @@ class SpawnedWorkers:
     """A `WorkerSource` of child processes of the core, which import what a worker without torch needs by themselves.
 
     `host_memories` are descriptors of memory that outlives workers and core, one per rank; none without a host pool.
-    With `warm_spares`, a spare of each rank has imported it all before. `spawn` is `child_process.spawn`.
+    With `warm_spares`, a spare of each rank has imported it all before. `spawn` is `child_process.spawn`. `early` is a
+    process without host memory that may have been started before; the first rank gets it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class SpawnedWorkers:
         config: CoreConfig,
         host_memories: Sequence[int] = (),
         spawn: Callable[..., ChildProcess] = child_process.spawn,
+        early: ChildProcess | None = None,
     ) -> None:
         self._files = _RankFiles(config, has_locks=True)
         self._keeps_spares = config.engine.recovery.warm_spares
@@ -72,12 +74,16 @@ class SpawnedWorkers:
         ]
         self._spares = [Spare(spawn) for spawn in self._spawns]
         self._early: dict[int, ChildProcess] = {}
+        if early is not None:
+            self._early[0] = early
+            early.name = f"worker 0 of core {config.index}"
 
     def begin(self) -> None:
         """Start the processes of the first start, before there is an event loop: they import meanwhile."""
         with contextlib.suppress(OSError):  # `start` tries again, and says what is missing.
             for rank, spawn in enumerate(self._spawns):
-                self._early[rank] = spawn()
+                if rank not in self._early:
+                    self._early[rank] = spawn()
 
     async def prepare(self) -> list[PreparedRank]:
         return self._files.prepare()
