@@ -228,6 +228,11 @@ class Catalogue:
         model.keep_seconds = model.entry.ttl if seconds is None else seconds
         model.last_used = self._clock()
 
+    def seconds_left(self, model: CatalogueModel) -> float | None:
+        """Seconds for which an idle model stays if no request comes; None: as long as there is room."""
+        keep = model.keep_seconds
+        return None if keep is None else max(0.0, model.last_used + keep - self._clock())
+
     def set_alias(self, alias: str, shares: Mapping[str, float]) -> None:
         """Set an alias, or remove it without shares; requests that come from now on follow it.
 
