@@ -33,7 +33,7 @@ from pyllm.supervision.process_samples import ProcessSampler
 
 
 class ServerParts(NamedTuple):
-    """What the models of one server share: its keys, the figures of its processes, the link to its supervisor."""
+    """The parts that all models of one server share: keys, figures of processes, the link to the supervisor."""
 
     credentials: ServerCredentials
     sampler: ProcessSampler

@@ -137,7 +137,7 @@ class Catalogue:
 
     @property
     def services(self) -> list[ModelService]:
-        """Those of all loaded models."""
+        """The services of all loaded models."""
         return [model.service for model in self.models.values() if model.service is not None]
 
     def cores(self) -> list[CoreReport]:
@@ -248,7 +248,7 @@ class Catalogue:
         self._choose()
 
     def follow(self, news: CatalogueNews) -> None:
-        """Take the supervisor's news: connect to models that load, and end what waits for those that failed."""
+        """Take the supervisor's news: connect to models that load, and fail the requests for those that failed."""
         with contextlib.suppress(ConfigError):  # Its reader has logged it.
             self.credentials.replace(news.credentials)
         for each in news.models:

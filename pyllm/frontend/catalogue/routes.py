@@ -26,7 +26,7 @@ from pyllm.frontend.requests.request_guards import admins_only
 
 
 class ModelStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How far a model is; `reason` says why it failed. `num_bytes` is the memory it takes, if that is known."""
+    """A model's stage; `reason` says why it failed. `num_bytes` is the memory it takes, if that is known."""
 
     value: str
     reason: str = ""
