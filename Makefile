@@ -21,7 +21,7 @@ INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint c
 INSTALL_TORCH = $(if $(TORCH_INDEX),$(INSTALL) --compile-bytecode --no-deps --index-url $(TORCH_INDEX) torch)
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve check test full test-services lint types rust-test python-test properties proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
+.PHONY: setup serve check test full test-services lint types rust-test python-test properties proofs oracle fuzz chaos cluster clients short-names ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
 
 # What the checks need; with GPU=1 what a server needs on NVIDIA cards, without the tools of the checks.
 setup: $(VENV)/.extension $(if $(GPU),$(VENV)/.gpu,$(VENV)/.tools)
@@ -140,6 +140,10 @@ cluster: setup
 # Real programs, unchanged, against this server: each in an environment of its own in .clients (8 GB in all).
 clients: setup
 	@$(BIN)/python -m tests.clients $(ONLY) $(if $(UPGRADE),--upgrade) $(if $(TEMPLATE),--template $(TEMPLATE))
+
+# Every row of pyllm/checkpoint/short_names.txt, asked of the Hugging Face hub.
+short-names: setup
+	@$(BIN)/python -m tests.checkpoint.short_names_on_hub
 
 # Ranks and replicas on Ray clusters of several nodes on this machine, in a fresh environment with the extra, in build/ray.
 INSTALL_FOR_RAY = VIRTUAL_ENV=$(CURDIR)/build/ray $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt

@@ -28,14 +28,20 @@ class Command(msgspec.Struct, frozen=True):
 
 
 COMMANDS: Mapping[str, Command] = {
-    "serve": Command("pyllm.commands.serve", "a model over HTTP: OpenAI's API and Anthropic's"),
+    "serve": Command("pyllm.commands.serve", "a model over HTTP: OpenAI's API, Anthropic's and Ollama's"),
     "core": Command("pyllm.commands.core", "a headless core for EngineClient, without HTTP"),
     "chat": Command("pyllm.commands.chat", "a conversation in the terminal, with a model or a server"),
+    "run": Command("pyllm.commands.run", "a chat with a model, or an answer to a prompt, as `ollama run`"),
     "complete": Command("pyllm.commands.complete", "one completion, for pipes"),
     "bench": Command("pyllm.commands.bench", "measure a server or an engine, compare two"),
     "batch": Command("pyllm.commands.run_batch", "a file of requests in OpenAI's batch format"),
     "check": Command("pyllm.commands.check", "what this machine can do, what a model needs, what is wrong"),
     "models": Command("pyllm.commands.models", "list the models on this machine"),
+    **dict.fromkeys(("list", "ls"), Command("pyllm.commands.models", "the same as models")),
+    "show": Command("pyllm.commands.show", "what a model is and can do, as `ollama show`"),
+    "ps": Command("pyllm.commands.ps", "the models that a server has loaded"),
+    "stop": Command("pyllm.commands.stop", "have a server unload a model"),
+    "search": Command("pyllm.commands.search", "find models on the Hugging Face hub"),
     "pull": Command("pyllm.commands.pull", "download a model of the Hugging Face hub"),
     "rm": Command("pyllm.commands.rm", "delete a downloaded model"),
     "keygen": Command("pyllm.commands.keygen", "make CURVE keys for tcp://"),
@@ -44,11 +50,8 @@ COMMANDS: Mapping[str, Command] = {
 }
 # Commands of Ollama, llama.cpp, vLLM and hf, and their equivalents here.
 OTHERS_COMMANDS: Mapping[str, str] = {
-    "run": "`pyllm chat MODEL` talks to a model",
-    **dict.fromkeys(("list", "ls"), "`pyllm models` lists the models on this machine"),
-    "ps": "a server runs one model, which its /v1/models names; `pgrep -af pyllm::serve` lists the servers",
-    **dict.fromkeys(("show", "info"), "`pyllm check MODEL` says what a model is and needs"),
-    **dict.fromkeys(("stop", "kill", "down"), "Ctrl-C in its terminal, or SIGTERM, ends a server"),
+    "info": "`pyllm show MODEL` says what a model is, and `pyllm check MODEL` what it needs",
+    **dict.fromkeys(("kill", "down"), "Ctrl-C in its terminal, or SIGTERM, ends a server"),
     **dict.fromkeys(("start", "up", "server", "llama-server"), "`pyllm serve MODEL` starts a server"),
     "create": "what a Modelfile sets are flags of `pyllm serve`: --chat-template and --override-generation-config",
     **dict.fromkeys(
@@ -70,7 +73,7 @@ EXAMPLES = """examples:
   pyllm chat                                    a conversation in the terminal
   pyllm check                                   what this machine can do, and what is wrong
   pyllm batch -i in.jsonl -o out.jsonl          answers to a file of requests
-  pyllm models                                  the models on this machine
+  pyllm models --available                      models by short names, and which of them fit here
   pyllm --print-completion bash > ~/.local/share/bash-completion/completions/pyllm
 
 pyllm COMMAND --help says more."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 
 @dataclass
@@ -94,6 +94,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         hub = self.server_state
+        if urlsplit(self.path).path == "/api/models":
+            self._search()
+            return
         parts = [unquote(part) for part in urlsplit(self.path).path.removeprefix("/api/models").strip("/").split("/")]
         hub.requests.append((self.command, unquote(urlsplit(self.path).path), self.headers.get("Range", "")))
         owner, name, _, revision, *rest = [*parts, "revision", "main"][: max(4, len(parts))]
@@ -104,6 +107,26 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps(_info(f"{owner}/{name}", repository)).encode())
         else:
             self._send_file(repository.files["/".join(rest)], repository.commit)
+
+    def _search(self) -> None:
+        hub = self.server_state
+        if hub.page or hub.status != 200:
+            self._send(hub.status, hub.page, {"Content-Type": "text/html"})
+            return
+        asked = dict(parse_qsl(urlsplit(self.path).query))
+        found = [
+            {
+                "id": name,
+                "downloads": len(repository.files),
+                "likes": 1,
+                "tags": sorted(_formats(repository)),
+                "x": None,
+            }
+            for name, repository in hub.repositories.items()
+            if asked["search"] in name and asked.get("filter", "") in {"", *_formats(repository)}
+        ]
+        found.sort(key=lambda model: -model["downloads"])
+        self._send(200, json.dumps(found[: int(asked["limit"])]).encode())
 
     def _error(self, repository: Repository, revision: str, file: str) -> tuple[int, bytes, dict[str, str]] | None:
         hub = self.server_state
@@ -147,6 +170,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[begin : begin + step])
             if hub.bytes_per_second:
                 time.sleep(0.1)
+
+
+def _formats(repository: Repository) -> set[str]:
+    return {file.rpartition(".")[2] for file in repository.files} & {"gguf", "safetensors"}
 
 
 def _info(name: str, repository: Repository) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -42,18 +42,29 @@ class Hub(msgspec.Struct, frozen=True, kw_only=True):
     offline: bool | None = None
 
 
+class FoundModel(msgspec.Struct, frozen=True):
+    """A model that the hub found. Its tags name formats, languages, licences and more."""
+
+    id: str
+    downloads: int = 0
+    likes: int = 0
+    tags: tuple[str, ...] = ()
+
+
 class _Unreachable(Exception):  # noqa: N818  a reason to look into the cache, which becomes a ConfigError
     """The hub cannot be reached, or is busy."""
 
 
 # A function that gets the needed files of a repository, and returns the path of the model, such as `collect`.
 Collect = Callable[[HubName, Iterable[str], Callable[[str], Path]], Path]
+# A function that is told the bytes of a file that are there, and all of its bytes, on the thread of the download.
+Report = Callable[[str, int, int], None]
 
 
-def find_model(name: HubName, hub: Hub, collect: Collect = collect) -> Path:
+def find_model(name: HubName, hub: Hub, collect: Collect = collect, report: Report | None = None) -> Path:
     """The GGUF file or the folder of a model, with files downloaded that are not in the cache.
 
-    `collect` chooses the files.
+    `collect` chooses the files. `report` takes the place of progress bars; an exception from it ends the download.
 
     Raises:
         ConfigError: the model does not exist, needs access rights, or cannot be downloaded now; the text gives a fix.
@@ -63,7 +74,7 @@ def find_model(name: HubName, hub: Hub, collect: Collect = collect) -> Path:
     if constants.HF_HUB_OFFLINE if hub.offline is None else hub.offline:
         return _find_cached(name, hub, collect, "HF_HUB_OFFLINE is set: unset it to download")
     try:
-        return _download(name, hub, collect)
+        return _download(name, hub, collect, report)
     except _Unreachable as error:
         reason = f"cannot reach {_endpoint(hub)} ({error}): check the network, or HF_ENDPOINT"
         path = _find_cached(name, hub, collect, f"{reason}; the same command resumes a download")
@@ -90,6 +101,37 @@ def outline_model(name: HubName, hub: Hub, folder: Path) -> Path:
         raise ConfigError(f"{name.text} is not on this machine, and {reason}") from None
 
 
+def search_models(words: str, hub: Hub, limit: int, tag: str = "") -> list[FoundModel]:
+    """The models whose names have these words, and the tag if one is given; those that are downloaded most first.
+
+    Raises:
+        ConfigError: the hub cannot be asked; the text gives a fix.
+    """
+    import httpx2
+    from huggingface_hub import constants
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented there, and imported from elsewhere
+        build_hf_headers,
+        get_session,
+    )
+
+    if constants.HF_HUB_OFFLINE if hub.offline is None else hub.offline:
+        raise ConfigError("HF_HUB_OFFLINE is set: unset it to ask the hub")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
+    # Not by HfApi, which asks a hub that is not there six times.
+    asked = {"search": words, "sort": "downloads", "limit": str(limit)} | ({"filter": tag} if tag else {})
+    headers = build_hf_headers(token=hub.token)
+    try:
+        response = get_session().get(f"{_endpoint(hub)}/api/models", params=asked, headers=headers, timeout=_TIMEOUT)
+        if response.status_code != httpx2.codes.OK:
+            raise ConfigError(f"{_endpoint(hub)} answers {response.status_code} to a search")
+        return msgspec.json.decode(response.content, type=list[FoundModel])
+    except httpx2.HTTPError as error:
+        text = f"cannot reach {_endpoint(hub)} ({type(error).__name__}: {error}): check the network, or HF_ENDPOINT"
+        raise ConfigError(text) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):  # A web page, such as a network's login page.
+        raise ConfigError(f"the answer of {_endpoint(hub)} is not that of a Hugging Face hub") from None
+
+
 def repository_folder(name: HubName, hub: Hub) -> Path:
     """The folder of a repository in the cache."""
     from huggingface_hub.file_download import repo_folder_name
@@ -106,7 +148,7 @@ def size_text(count: int) -> str:
     return f"{count / 1e6:.0f} MB" if count >= 10**7 else f"{count / 1e6:.1f} MB"
 
 
-def _download(name: HubName, hub: Hub, collect: Collect) -> Path:
+def _download(name: HubName, hub: Hub, collect: Collect, report: Report | None) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     repository, cache = name.repository, _cache(hub)
@@ -120,7 +162,13 @@ def _download(name: HubName, hub: Hub, collect: Collect) -> Path:
             logger.info("downloading %s of %s (%s)", file, repository, size_text(sizes.get(file, 0)))
             return Path(
                 hf_hub_download(
-                    repository, file, revision=commit, cache_dir=cache, token=hub.token, endpoint=hub.endpoint
+                    repository,
+                    file,
+                    revision=commit,
+                    cache_dir=cache,
+                    token=hub.token,
+                    endpoint=hub.endpoint,
+                    tqdm_class=None if report is None else _progress_of(file, sizes.get(file, 0), report),
                 )
             )
 
@@ -129,6 +177,31 @@ def _download(name: HubName, hub: Hub, collect: Collect) -> Path:
         _write_reference(repository_folder(name, hub) / "refs" / name.revision, commit)
     _say_which(name, path)
     return path
+
+
+def _progress_of(file: str, size: int, report: Report) -> Any:
+    """The class that huggingface_hub has in place of tqdm's bars: it reports the progress of one file."""
+
+    class Progress:
+        def __init__(self, *_: Any, initial: int = 0, total: int | None = None, **__: Any) -> None:
+            self.n, self.total = initial, total or size
+
+        def __enter__(self) -> "Progress":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def update(self, count: float | None = 1) -> None:
+            self.n += int(count or 0)
+            report(file, self.n, self.total)
+
+        def refresh(self) -> None:
+            """Nothing is drawn."""
+
+        close = refresh
+
+    return Progress
 
 
 def _download_outline(name: HubName, hub: Hub, folder: Path) -> Path:

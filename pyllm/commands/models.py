@@ -1,12 +1,17 @@
-"""`pyllm models`: lists the models on this machine, and whether each runs and fits. Loads no weights."""
+"""`pyllm models`: lists the models on this machine, and whether each runs and fits. Loads no weights.
+
+With `--available` it lists the short names of models that can be downloaded.
+"""
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
 from pyllm.checkpoint.hub import size_text
 from pyllm.checkpoint.hub_cache import CachedModel, cached_models
+from pyllm.checkpoint.model_name import short_names
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.errors import ConfigError, PyllmError
 from pyllm.families.config import UnsupportedFeatureError
@@ -16,6 +21,7 @@ from pyllm.machine.memory import host_memory
 
 _LONGEST_REASON = 72
 _SHORT_COMMIT = 7
+_WORDS = {True: "yes", False: "no", None: "?"}
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -34,20 +40,61 @@ class Row(msgspec.Struct, frozen=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    text = "list the short names of models that `pyllm pull` downloads, with sizes, and which of them fit here"
+    parser.add_argument("--available", action="store_true", help=text)
+
+
+class AvailableRow(msgspec.Struct, frozen=True):
+    """A short name as it is listed. `fits` says whether its weights fit into free memory; None means not known."""
+
+    name: str
+    model: str
+    bytes: int
+    fits: bool | None
+    is_here: bool
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the embedded model and those in the hub's cache."""
+    """Print the embedded model and those in the hub's cache, or the short names."""
+    if options.available:
+        return _print_available(options.json)
     rows = [_row(model) for model in (*_embedded(), *cached_models())]
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return 0
-    lines = [("NAME", "FORMAT", "SIZE", "REVISION", "RUNS", "FITS", ""), *map(_cells, rows)]
+    print_table([("NAME", "FORMAT", "SIZE", "REVISION", "RUNS", "FITS", ""), *map(_cells, rows)])
+    if not rows:
+        print("there is no model here; `pyllm pull owner/repo` downloads one", file=sys.stderr)
+    return 0
+
+
+def print_table(lines: Sequence[Sequence[str]]) -> None:
+    """Print lines of cells, the first of which are the headings, in columns."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    if not rows:
-        print("there is no model here; `pyllm pull owner/repo` downloads one", file=sys.stderr)
+
+
+def _print_available(as_json: bool) -> int:
+    here = {model.name for model in cached_models()}
+    available = min((memory.available for memory in host_memory()), default=None)
+    rows = [
+        AvailableRow(
+            short.name,
+            short.model,
+            short.num_bytes,
+            None if available is None else short.num_bytes <= available,
+            short.model in here,
+        )
+        for short in dict.fromkeys(short_names().values())
+    ]
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return 0
+    cells = [
+        (row.name, size_text(row.bytes), _WORDS[row.fits], "yes" if row.is_here else "", row.model) for row in rows
+    ]
+    print_table([("NAME", "SIZE", "FITS", "HERE", "MODEL"), *cells])
     return 0
 
 
@@ -76,7 +123,6 @@ def _row(model: CachedModel) -> Row:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    words = {True: "yes", False: "no", None: "?"}
-    runs, fits = words[row.runs], words[row.fits]
+    runs, fits = _WORDS[row.runs], _WORDS[row.fits]
     reason = row.reason if len(row.reason) <= _LONGEST_REASON else f"{row.reason[: _LONGEST_REASON - 3]}..."
     return row.name, row.format, size_text(row.bytes), row.revision[:_SHORT_COMMIT], runs, fits, reason

@@ -122,7 +122,7 @@ ModelStage = Literal["unloaded", "reading", "waiting", "loading", "loaded", "unl
 
 
 class ModelNews(_ProcessConfig, frozen=True):
-    """How far the supervisor is with the `wish` of this number for a model of a catalogue; -1: there was none yet.
+    """The stage of one model of a catalogue, for the `wish` of this number; -1: there was none yet.
 
     `num_bytes` is the memory that it takes once loaded, 0 while that is not known. `reason` says why it failed, `api`
     has what an API process needs to serve it.

@@ -30,6 +30,7 @@ from pyllm.frontend.mistral.routes import fim_route
 from pyllm.frontend.observability import metrics
 from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.observability.metrics_history import Looks
+from pyllm.frontend.ollama.routes import ollama_routes
 from pyllm.frontend.openai.chat_completions import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.embeddings import embeddings_route
@@ -110,6 +111,7 @@ def model_app(state: ServerState) -> ModelApp:
             *responses_routes(state),
             messages_route(state),
             count_tokens_route(state),
+            *ollama_routes(state),
             tokenize_route(state),
             detokenize_route(state),
             tokenizer_info_route(state),

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pyllm.config.process_config import ApiConfig
-from pyllm.frontend.admin.routes import Reloaded, admins_only, reload_credentials
+from pyllm.frontend.admin.routes import Reloaded, reload_credentials
 from pyllm.frontend.app import answer_error, metrics_route, model_app, version_route, with_edge
 from pyllm.frontend.catalogue.catalogue import Catalogue
 from pyllm.frontend.catalogue.catalogue_app import CatalogueApp
 from pyllm.frontend.catalogue.catalogue_metrics import expose
 from pyllm.frontend.catalogue.model_service import ModelService
+from pyllm.frontend.catalogue.ollama_models import ollama_catalogue_routes
 from pyllm.frontend.catalogue.routes import catalogue_routes
 from pyllm.frontend.edge.access_log import RouteNames
 from pyllm.frontend.health import condition_routes
@@ -20,6 +21,7 @@ from pyllm.frontend.http.routing import path_format, post
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.page.page_files import page_routes
 from pyllm.frontend.requests.json_request import decoded
+from pyllm.frontend.requests.request_guards import admins_only
 from pyllm.frontend.requests.server_cores import ServerCores
 from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.requests.server_state import ServerState
@@ -31,7 +33,7 @@ from pyllm.supervision.process_samples import ProcessSampler
 
 
 class ServerParts(NamedTuple):
-    """What the models of one server share: its keys, the figures of its processes, the link to its supervisor."""
+    """The parts that all models of one server share: keys, figures of processes, the link to the supervisor."""
 
     credentials: ServerCredentials
     sampler: ProcessSampler
@@ -54,6 +56,7 @@ def create_catalogue_app(catalogue: Catalogue, parts: ServerParts) -> ASGIApp:
     server = catalogue.server
     routes = [
         *catalogue_routes(catalogue),
+        *ollama_catalogue_routes(catalogue),
         *condition_routes(catalogue.condition, catalogue.cores),
         reload,
         version_route(),

@@ -73,6 +73,8 @@ def serve_catalogue(
             "api_server_count: a catalogue has one API process, which decides what is loaded: leave it out"
         )
     engine = engine_config(dict(shared))
+    crash_folder = resolve_folder(engine.recovery.flight_recorder_dir)
+    recovery = msgspec.structs.replace(engine.recovery, flight_recorder_dir=crash_folder)
     live = LiveCredentials(server, credentials, service)
     signal.signal(signal.SIGUSR1, live.ask)
     budget = bounds.memory_budget or int(MEMORY_SHARE * min(memory.available for memory in host_memory()))
@@ -97,7 +99,7 @@ def serve_catalogue(
                 max_loaded_models=bounds.max_loaded_models,
                 log=engine.log,
                 credentials=credentials,
-                flight_recorder_dir=resolve_folder(engine.recovery.flight_recorder_dir),
+                flight_recorder_dir=crash_folder,
             )
             address, line = announcement_of(
                 listener, server, catalogue.entries[0].name, has_keys=bool(credentials.keys), can_chat=True
@@ -107,7 +109,7 @@ def serve_catalogue(
                 return [restarts for process in (api, models) for restarts in process.restarts]
 
             successive = SuccessiveCatalogues(config, live, models)
-            api = _supervised_api(successive, listener, engine.recovery, server.ready_timeout, list_restarts)
+            api = _supervised_api(successive, listener, recovery, server.ready_timeout, list_restarts)
 
             def close_address() -> None:
                 # As in `serve`: clients of a server that has closed its port must be refused.

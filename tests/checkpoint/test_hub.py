@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pyllm.checkpoint.hub import Hub, find_model
+from pyllm.checkpoint.hub import FoundModel, Hub, find_model, search_models
 from pyllm.checkpoint.hub_cache import cached_models, remove
 from pyllm.checkpoint.model_name import parse_hub_name
 from pyllm.checkpoint.reader import read_checkpoint, read_tokenizer
@@ -271,3 +271,36 @@ def test_a_download_that_broke_off_is_deleted_too(hub: Hub, tmp_path: Path) -> N
     (blobs / f"{'a' * 64}.incomplete").write_bytes(b"half")
     assert remove(parse_hub_name("me/tiny"), hub.cache_dir) == 4
     assert not blobs.exists()
+
+
+def test_progress_is_reported_for_each_file(hub: Hub) -> None:
+    told: dict[str, list[tuple[int, int]]] = {}
+    find_model(parse_hub_name("me/tiny"), hub, report=lambda file, *sizes: told.setdefault(file, []).append(sizes))
+    assert {"config.json", "model.safetensors"} <= told.keys()
+    for sizes in told.values():
+        assert [done for done, _ in sizes] == sorted(done for done, _ in sizes)
+        assert sizes[-1][0] == sizes[-1][1] > 0
+
+
+def test_a_search_lists_what_is_downloaded_most_first(server: HubServer, hub: Hub) -> None:
+    server.repositories["you/tiny-GGUF"] = Repository({"a.gguf": b"1"})
+    server.repositories["you/other"] = Repository({"a.gguf": b"1"})
+    first, second = search_models("tiny", hub, 20)
+    assert (first.id, second) == ("me/tiny", FoundModel("you/tiny-GGUF", 1, 1, ("gguf",)))
+    assert first.tags == ("safetensors",)
+    assert [model.id for model in search_models("tiny", hub, 20, "gguf")] == ["you/tiny-GGUF"]
+    assert [model.id for model in search_models("tiny", hub, 1)] == ["me/tiny"]
+    assert search_models("nothing", hub, 20) == []
+
+
+def test_a_search_that_fails_says_why(server: HubServer, hub: Hub) -> None:
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
+        search_models("tiny", offline(hub), 20)
+    with pytest.raises(ConfigError, match=r"cannot reach http://127\.0\.0\.1:9 .*check the network, or HF_ENDPOINT"):
+        search_models("tiny", Hub(endpoint="http://127.0.0.1:9", offline=False), 20)
+    server.page = b"<html>"
+    with pytest.raises(ConfigError, match="is not that of a Hugging Face hub"):
+        search_models("tiny", hub, 20)
+    server.status = 500
+    with pytest.raises(ConfigError, match="answers 500 to a search"):
+        search_models("tiny", hub, 20)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.checkpoint.model_name import HubName, at_revision, parse_hub_name, parse_model
+from pyllm.checkpoint.model_name import HubName, at_revision, parse_hub_name, parse_model, short_names
 from pyllm.errors import ConfigError
+from tests.checkpoint.short_names_on_hub import trouble_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -74,3 +75,61 @@ def test_a_revision_joins_the_name() -> None:
 def test_a_revision_is_of_a_model_of_the_hub(text: str) -> None:
     with pytest.raises(ConfigError, match="revision"):
         at_revision(text, "v1", "revision")
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("llama3.2", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
+        ("llama3.2:latest", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
+        ("qwen3:4b", "Qwen/Qwen3-4B-GGUF:Q4_K_M"),
+        ("Qwen3:4B", "Qwen/Qwen3-4B-GGUF:Q4_K_M"),
+        ("qwen3:4b-q8_0", "Qwen/Qwen3-4B-GGUF:Q8_0"),
+        ("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M"),
+        ("smollm2:135m-fp16", "bartowski/SmolLM2-135M-Instruct-GGUF:F16"),
+        ("gemma3:270m@v1", "ggml-org/gemma-3-270m-it-GGUF:Q8_0@v1"),
+        ("gpt-oss", "ggml-org/gpt-oss-20b-GGUF"),
+    ],
+)
+def test_a_short_name_is_a_model_of_the_hub(text: str, model: str) -> None:
+    meant, name = parse_hub_name(model), parse_model(text)
+    assert isinstance(name, HubName)
+    assert name.text == text
+    assert (name.repository, name.quantization) == (meant.repository, meant.quantization)
+    assert (name.revision, name.has_revision, name.file) == (meant.revision, meant.has_revision, "")
+    assert parse_hub_name(text) == name
+
+
+@pytest.mark.parametrize("text", ["qwen3:5b", "qwen3:4b-large", "llama", "qwen3:", "qwen3:4b:q8_0", ":4b"])
+def test_a_short_name_that_is_not_in_the_table_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="a short name such as qwen3:4b"):
+        parse_model(text)
+
+
+def test_a_folder_wins_over_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qwen3:4b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert parse_model("qwen3:4b") == tmp_path / "qwen3:4b"
+    assert at_revision("llama3.2", "v1", "revision") == "llama3.2@v1"
+
+
+def test_every_short_name_is_usable() -> None:
+    names = short_names()
+    assert len(set(names.values())) > 60
+    for name, short in names.items():
+        meant = parse_hub_name(short.model)
+        assert meant.text == short.model  # no short name itself
+        assert name == name.lower()
+        assert name.count(":") == 1
+        assert 10**8 < short.num_bytes < 10**11
+    families = {name.partition(":")[0] for name in names}
+    assert {name for name in families if f"{name}:latest" not in names} == set()
+
+
+def test_the_check_of_the_table_finds_what_is_wrong() -> None:
+    short = short_names()["qwen3:4b"]
+    name = parse_hub_name(short.model)
+    files = {"Qwen3-4B-Q4_K_M.gguf": short.num_bytes, "Qwen3-4B-Q8_0.gguf": 1}
+    assert trouble_of(short, name, files.items()) == ""
+    assert "has 1.25 GB" in trouble_of(short, name, (("Qwen3-4B-Q4_K_M.gguf", short.num_bytes // 2),))
+    assert "has no Q4_K_M" in trouble_of(short, name, (("Qwen3-4B-Q8_0.gguf", 1),))

@@ -49,10 +49,10 @@ def _show(outcome: Outcome) -> None:
 
 
 def _show_table(outcomes: list[Outcome]) -> None:
-    print(f"\n{'program':<16}{'version':<12}{'passed':>8}{'failed':>8}")
+    print(f"\n{'program':<18}{'version':<12}{'passed':>8}{'failed':>8}")
     for outcome in outcomes:
         failed = len(outcome.failed)
-        line = f"{outcome.name:<16}{outcome.version:<12}{len(outcome.checks) - failed:>8}{failed:>8}"
+        line = f"{outcome.name:<18}{outcome.version:<12}{len(outcome.checks) - failed:>8}{failed:>8}"
         print(f"{line}  {outcome.trouble}".rstrip())
 
 

@@ -15,6 +15,7 @@ from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.client.fake_core import MODEL, ScriptedCore, connected
 from tests.clients.call_forms import in_form
 from tests.clients.script import Script
+from tests.frontend.tiny_checkpoint import tiny_checkpoint
 
 NAME = "scripted"
 MAX_MODEL_LEN = 200_000
@@ -51,4 +52,4 @@ async def scripted_state(script: Script, name: str = NAME, template: ChatTemplat
         max_num_seqs=64,
     )
     client = await connected(ScriptedCore(tokens, model))
-    return ServerState(client, tokenizer, template, name)
+    return ServerState(client, tokenizer, template, name, checkpoint=tiny_checkpoint())

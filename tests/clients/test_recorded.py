@@ -1,7 +1,9 @@
 """What programs send, as it was recorded, is answered: a regression shows without installing any of them.
 
 `make clients` runs the programs themselves; `fixture.py` says what is left of a record. Some are written by hand after
-the public sources of llama-index, DSPy, smolagents and aiperf.
+the public sources of llama-index, DSPy, smolagents and aiperf; those for Ollama's routes after Open WebUI's
+(`routers/ollama.py`, `utils/payload.py`), Continue's (`core/llm/llms/Ollama.ts`) and Home Assistant's
+(`components/ollama/entity.py`).
 """
 
 from collections.abc import AsyncGenerator
@@ -28,6 +30,8 @@ OBJECTS = {
     "/v1/embeddings": ("object", "list"),
     "/v1/fim/completions": ("object", "chat.completion"),
 }
+# Routes of Ollama's that stream lines unless the body says otherwise.
+LINES = frozenset({"/api/chat", "/api/generate"})
 # The last event of a stream.
 ENDS = {
     "/v1/chat/completions": "[DONE]",
@@ -63,6 +67,9 @@ async def test_a_recorded_request_is_answered(http: httpx.AsyncClient, path: Pat
         assert not answer.content or answer.json()
     elif route == "/v1/messages/count_tokens":
         assert answer.json()["input_tokens"] > 0
+    elif route in LINES:
+        last = msgspec.json.decode(answer.text.splitlines()[-1])
+        assert (last["done"], bool(last["done_reason"])) == (True, True)
     elif fixture.body.get("stream"):
         assert last_event(answer.text) == ENDS[route]
     elif route in OBJECTS:

@@ -5,28 +5,11 @@ from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import ApiConfig, SharedConfig
 from pyllm.config.server_settings import ServerConfig
-from pyllm.families import llama
-from pyllm.families.config import Config
 from tests.frontend.serving import TEMPLATE
 from tests.frontend.text import tiny_tokenizers
-
-SPEC = llama.read(
-    Config(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 600,
-            "hidden_size": 8,
-            "intermediate_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "max_position_embeddings": 256,
-            "tie_word_embeddings": True,
-        }
-    )
-)
+from tests.frontend.tiny_checkpoint import tiny_checkpoint
 
 SHARED = SharedConfig()
 
@@ -35,9 +18,7 @@ def api_config(folder: Path, core_address: str, *, shared: SharedConfig = SHARED
     """A process with the byte-level tokenizer, which is written to `folder`."""
     files = tiny_tokenizers.write(tiny_tokenizers.byte_level(), folder)
     files = msgspec.structs.replace(files, chat_template=TEMPLATE)
-    checkpoint = Checkpoint(
-        name="tiny", format="gguf", files=(), spec=SPEC, tensors=(), tokenizer=files, fingerprint=""
-    )
+    checkpoint = tiny_checkpoint(files)
     return ApiConfig(
         server=ServerConfig(shutdown_timeout=60.0, ready_timeout=60.0),
         shared=msgspec.structs.replace(shared, core_addresses=(core_address,)),

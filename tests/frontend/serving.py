@@ -22,6 +22,7 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import ModelInfo
 from tests.client.fake_core import MODEL, ScriptedCore, connected
+from tests.frontend.tiny_checkpoint import tiny_checkpoint
 
 TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
@@ -57,6 +58,7 @@ def state_of(
     """`keys` are of flags; what the files hold that the settings name comes to them."""
     chat_template = ChatTemplate(template, "<|start|>", "<|end|>") if template else None
     credentials = ServerCredentials(server, read_credentials(server, keys.entries if keys else ()))
+    options = {"checkpoint": tiny_checkpoint()} | options
     return ServerState(client, tokenizer, chat_template, "tiny", server=server, credentials=credentials, **options)
 
 

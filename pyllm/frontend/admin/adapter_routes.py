@@ -1,14 +1,12 @@
 """`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM. Where there are keys they are for admins."""
 
-from collections.abc import Callable
-
 import msgspec
 
 from pyllm.errors import EngineDeadError, RequestError
-from pyllm.frontend.http.asgi import Scope
 from pyllm.frontend.http.failure import UnknownAdapterError
 from pyllm.frontend.http.routing import TEXT, JSONBody, Response, ResponseSpec, Route, post
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
+from pyllm.frontend.requests.request_guards import admins_where_keys
 from pyllm.frontend.requests.server_state import ServerState
 
 _RESPONSES = {200: ResponseSpec(str, media_type=TEXT), **ERROR_RESPONSES}
@@ -33,8 +31,8 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_int_id: int | None = None
 
 
-def adapter_routes(state: ServerState, admins_only: Callable[[Scope], None]) -> list[Route]:
-    """The routes, for one server; `admins_only` raises for callers that are no admins."""
+def adapter_routes(state: ServerState) -> list[Route]:
+    """The routes, for one server."""
     client = state.client
 
     @post("/v1/load_lora_adapter", summary="Load a LoRA adapter into all cores", responses=_RESPONSES)
@@ -76,13 +74,9 @@ def adapter_routes(state: ServerState, admins_only: Callable[[Scope], None]) -> 
             raise EngineDeadError("the engine core did not answer in time") from None
         return _success(data.lora_name, "removed")
 
-    def admins_only_with_keys(scope: Scope) -> None:
-        if state.keys:
-            admins_only(scope)
-
     routes = [load_lora_adapter, unload_lora_adapter]
     for route in routes:
-        route.guard = admins_only_with_keys
+        route.guard = admins_where_keys(state.keys)
     return routes
 
 

@@ -11,15 +11,13 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
-from pyllm.config.api_keys import KeyRing
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.admin.adapter_routes import adapter_routes
 from pyllm.frontend.admin.core_routes import core_routes
 from pyllm.frontend.admin.pause_routes import pause_routes
 from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
 from pyllm.frontend.admin.weight_routes import weight_routes
-from pyllm.frontend.http.asgi import Scope
-from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
+from pyllm.frontend.http.failure import UnknownRequestError, decoding_error
 from pyllm.frontend.http.openapi import BODY
 from pyllm.frontend.http.routing import (
     FromPath,
@@ -33,7 +31,7 @@ from pyllm.frontend.http.routing import (
     post,
 )
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
-from pyllm.frontend.requests.request_context import context_in
+from pyllm.frontend.requests.request_guards import admins_only
 from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.supervision.flight_recorder import CrashRecord, list_records
@@ -182,7 +180,6 @@ def admin_routes(state: ServerState) -> list[Route]:
         await _in_time(client.reset_prefix_cache())
         return Response(b"")
 
-    guard = admins_only(state.keys)
     handlers = [
         list_requests,
         show_request,
@@ -201,18 +198,8 @@ def admin_routes(state: ServerState) -> list[Route]:
         *weight_routes(state),
     ]
     for handler in handlers:
-        handler.guard = guard
-    return [*handlers, *adapter_routes(state, guard)]
-
-
-def admins_only(keys: KeyRing) -> Callable[[Scope], None]:
-    """A guard of routes, which raises `ForbiddenError` for callers that are no admins."""
-
-    def guard(scope: Scope) -> None:
-        if context_in(scope).role != "admin":
-            raise ForbiddenError(_refusal(keys.has_admin))
-
-    return guard
+        handler.guard = admins_only(state.keys)
+    return [*handlers, *adapter_routes(state)]
 
 
 def reload_credentials(credentials: ServerCredentials, ask_reload: Callable[[], None]) -> Reloaded:
@@ -227,13 +214,6 @@ def reload_credentials(credentials: ServerCredentials, ask_reload: Callable[[], 
         raise RequestError(f"keys and certificates stay as they are: {error}") from None
     ask_reload()
     return Reloaded(num_keys=len(credentials.keys.entries), has_tls=credentials.tls is not None)
-
-
-def _refusal(has_admin: bool) -> str:
-    if has_admin:
-        return "Only keys of the role admin may use this route."
-    make = "make one with `pyllm apikey NAME --role admin`"
-    return f"No key has the role admin: {make}, or start the server with --admin-on-loopback."
 
 
 async def _in_time(answer: Awaitable[T]) -> T:

@@ -9,7 +9,7 @@ import msgspec
 
 from pyllm.client.logprobs import LogprobEntries, are_packed, extended
 from pyllm.errors import PyllmError, RequestError
-from pyllm.frontend.answers.answer_format import AnswerFormat, send_body, send_error, send_json
+from pyllm.frontend.answers.answer_format import EVENTS, LINES, AnswerFormat, send_body, send_error, send_json
 from pyllm.frontend.answers.event_stream import EventStream
 from pyllm.frontend.answers.resumable import ResumableAnswer
 from pyllm.frontend.http.asgi import ASGIApp
@@ -31,6 +31,12 @@ def respond(generation: Generation, answer_format: AnswerFormat, streamed: bool,
     return partial(push, _answer(generation, answer_format, streamed, context))
 
 
+def respond_in_lines(generation: Generation, answer_format: AnswerFormat, streamed: bool) -> ASGIApp:
+    """The same, with a stream of lines: it cannot be resumed, as lines have no ids."""
+    answer = StreamedAnswer(generation, answer_format, LINES) if streamed else WholeAnswer(generation, answer_format)
+    return partial(push, answer)
+
+
 def _answer(generation: Generation, answer_format: AnswerFormat, streamed: bool, context: RequestContext) -> Answer:
     position = context.position
     if streamed and position is not None and generation.num_choices <= MAX_CHOICES:
@@ -44,12 +50,12 @@ def _answer(generation: Generation, answer_format: AnswerFormat, streamed: bool,
 
 
 class StreamedAnswer(EventStream):
-    """Server-sent events, written as text comes. The texts of several choices are one write per event-loop turn."""
+    """Events, written as text comes. The texts of several choices are one write per event-loop turn."""
 
     __slots__ = ("_around", "_gathers")
 
-    def __init__(self, generation: Generation, answer_format: AnswerFormat) -> None:
-        super().__init__(generation, answer_format)
+    def __init__(self, generation: Generation, answer_format: AnswerFormat, media_type: bytes = EVENTS) -> None:
+        super().__init__(generation, answer_format, media_type)
         self._gathers = generation.num_choices > 1
         # The only choice's text, while each delta of it is written at once, from the first event on.
         self._around: tuple[bytes, bytes] | None = None

@@ -12,6 +12,9 @@ from pyllm.frontend.http.pushed_response import Channel
 from pyllm.frontend.requests.generation import TokenCounts
 from pyllm.frontend.text.detokenizer import TextDelta
 
+# The types of streams: server-sent events, and lines that are each an object, which have neither ids nor comments.
+EVENTS, LINES = b"text/event-stream; charset=utf-8", b"application/x-ndjson"
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -37,10 +40,10 @@ class AnswerFormat(Protocol):
         """The whole answer if the request fails before anything was sent."""
 
 
-def start_events(channel: Channel) -> None:
-    """Send the head of a stream of server-sent events, unless it is out already."""
+def start_events(channel: Channel, media_type: bytes = EVENTS) -> None:
+    """Send the head of a stream, unless it is out already."""
     if not channel.started:
-        channel.start(200, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
+        channel.start(200, media_type, (b"cache-control", b"no-cache"))
 
 
 def send_error(channel: Channel, answer_format: AnswerFormat, error: PyllmError) -> None:

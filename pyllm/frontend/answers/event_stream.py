@@ -1,4 +1,4 @@
-"""A stream of server-sent events: its start and end, its comments, and the text that gathers while the reader is slow.
+"""A stream of events: its start and end, its comments, and the text that gathers while the reader is slow.
 
 Does not decide when text is written at once, and knows no event ids.
 """
@@ -9,7 +9,7 @@ from functools import partial
 
 from pyllm.client.logprobs import LogprobEntries, are_packed
 from pyllm.errors import PyllmError
-from pyllm.frontend.answers.answer_format import AnswerFormat, send_error, start_events
+from pyllm.frontend.answers.answer_format import EVENTS, AnswerFormat, send_error, start_events
 from pyllm.frontend.http.failure import describe
 from pyllm.frontend.http.keep_alive import COMMENT, SILENT_SWEEPS
 from pyllm.frontend.http.pushed_response import Channel
@@ -21,7 +21,7 @@ class EventStream(ABC):
     """A stream whose headers go out with the first event, so that an early error has a status.
 
     Waiting text is merged per choice, so that the stream holds at most the answer itself. Text waits for a slow reader,
-    and for the thread that makes events of many log-probabilities.
+    and for the thread that makes events of many log-probabilities. Only a stream of server-sent events has comments.
     """
 
     __slots__ = (
@@ -32,13 +32,15 @@ class EventStream(ABC):
         "_flush_scheduled",
         "_generation",
         "_is_formatting",
+        "_media_type",
         "_over",
         "_pending",
     )
 
-    def __init__(self, generation: Generation, answer_format: AnswerFormat) -> None:
+    def __init__(self, generation: Generation, answer_format: AnswerFormat, media_type: bytes = EVENTS) -> None:
         self._generation = generation
         self._answer_format = answer_format
+        self._media_type = media_type
         self._channel: Channel
         self._pending: dict[int, TextDelta] = {}
         self._events = b""  # which are complete, and come before those of the pending text
@@ -51,7 +53,8 @@ class EventStream(ABC):
         """Submit the prompts."""
         self._channel = channel
         self._generation.start(self)
-        self._generation.keep_alive.add(self)
+        if self._media_type == EVENTS:
+            self._generation.keep_alive.add(self)
 
     def drained(self) -> None:
         """Write the text that gathered meanwhile."""
@@ -115,7 +118,7 @@ class EventStream(ABC):
             self._write(events + self._show_all(pending))
             return
         if events:
-            start_events(self._channel)
+            start_events(self._channel, self._media_type)
             self._channel.write(events)
         self._is_formatting = True
         self._generation.run_aside(partial(self._show_all, pending), self._shown)
@@ -140,7 +143,7 @@ class EventStream(ABC):
             events += self._last()
         elif not events:
             return
-        start_events(channel)
+        start_events(channel, self._media_type)
         if self._over:
             channel.finish(events)
         else:

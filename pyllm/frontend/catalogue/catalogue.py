@@ -137,7 +137,7 @@ class Catalogue:
 
     @property
     def services(self) -> list[ModelService]:
-        """Those of all loaded models."""
+        """The services of all loaded models."""
         return [model.service for model in self.models.values() if model.service is not None]
 
     def cores(self) -> list[CoreReport]:
@@ -228,6 +228,11 @@ class Catalogue:
         model.keep_seconds = model.entry.ttl if seconds is None else seconds
         model.last_used = self._clock()
 
+    def seconds_left(self, model: CatalogueModel) -> float | None:
+        """Seconds for which an idle model stays if no request comes; None: as long as there is room."""
+        keep = model.keep_seconds
+        return None if keep is None else max(0.0, model.last_used + keep - self._clock())
+
     def set_alias(self, alias: str, shares: Mapping[str, float]) -> None:
         """Set an alias, or remove it without shares; requests that come from now on follow it.
 
@@ -243,7 +248,7 @@ class Catalogue:
         self._choose()
 
     def follow(self, news: CatalogueNews) -> None:
-        """Take the supervisor's news: connect to models that load, and end what waits for those that failed."""
+        """Take the supervisor's news: connect to models that load, and fail the requests for those that failed."""
         with contextlib.suppress(ConfigError):  # Its reader has logged it.
             self.credentials.replace(news.credentials)
         for each in news.models:

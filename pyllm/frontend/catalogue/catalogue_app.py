@@ -13,6 +13,7 @@ import msgspec
 from pyllm.errors import PyllmError
 from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel
 from pyllm.frontend.catalogue.early_stream import EarlyStream
+from pyllm.frontend.catalogue.ollama_models import OllamaRequest
 from pyllm.frontend.http.asgi import Message, Receive, Scope, Send
 from pyllm.frontend.http.failure import ClientGoneError, describe
 from pyllm.frontend.http.routes_app import RoutesApp
@@ -49,9 +50,15 @@ class CatalogueApp:
         body = _Replayed(receive)
         await body.read()
         named, context = _named_in(body.content), context_in(scope)
+        context.has_catalogue = True
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model")
         name = named.model if isinstance(named.model, str) else query[0] if query else None
-        if name is None and not body.content:
+        if (ollamas := OllamaRequest.of(scope["path"], body.content)) is not None:
+            model, name = ollamas.find(self._catalogue, context)
+            if (answer := await ollamas.keep(self._catalogue, model, context)) is not None:
+                await answer(scope, body.receive, send)
+                return
+        elif name is None and not body.content:
             model = self._catalogue.find_loaded(context)
         else:
             model = self._catalogue.find(name, context)
@@ -61,7 +68,9 @@ class CatalogueApp:
             async with self._catalogue.use(model) as service:
                 await service.app(scope, body.receive, send)
         else:
-            await self._serve_later(scope, body, send, model, wants_stream=named.stream is True)
+            # A stream of lines, as Ollama's, has no comments.
+            wants_stream = named.stream is True and ollamas is None
+            await self._serve_later(scope, body, send, model, wants_stream=wants_stream)
 
     async def _serve_later(
         self, scope: Scope, body: "_Replayed", send: Send, model: CatalogueModel, *, wants_stream: bool

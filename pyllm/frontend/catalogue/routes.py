@@ -9,7 +9,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pyllm.frontend.admin.routes import admins_only
 from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel
 from pyllm.frontend.http.routing import (
     FromPath,
@@ -23,10 +22,11 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RES
 from pyllm.frontend.openai.model_list import capabilities_of
 from pyllm.frontend.openai.protocol import ModelCapabilities
 from pyllm.frontend.requests.request_context import RequestContext, context_in
+from pyllm.frontend.requests.request_guards import admins_only
 
 
 class ModelStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How far a model is; `reason` says why it failed. `num_bytes` is the memory it takes, if that is known."""
+    """A model's stage; `reason` says why it failed. `num_bytes` is the memory it takes, if that is known."""
 
     value: str
     reason: str = ""

@@ -5,6 +5,7 @@ from msgspec import Struct
 
 from pyllm.frontend.anthropic import error_format as anthropic
 from pyllm.frontend.http.failure import Failure, failure_headers
+from pyllm.frontend.ollama import error_format as ollama
 from pyllm.frontend.openai import error_format as openai
 
 Headers = list[tuple[bytes, bytes]]
@@ -20,4 +21,6 @@ def render_error(path: str, failure: Failure, request_id: str) -> tuple[Headers,
 def _body(path: str, failure: Failure, request_id: str) -> Struct:
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return anthropic.error_response(failure, request_id)
+    if path == ollama.PREFIX or path.startswith(f"{ollama.PREFIX}/"):
+        return ollama.error_response(failure)
     return openai.error_response(failure)

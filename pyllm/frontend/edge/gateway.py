@@ -32,6 +32,7 @@ UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 ADMIN = (
     *("/admin/", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     *("/v1/models/load", "/v1/models/unload", "/v1/models/alias", "/models/load", "/models/unload"),
+    *("/api/pull", "/api/delete"),
 )
 # Charsets that a body may be declared in: that of JSON, and a subset.
 CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii"})

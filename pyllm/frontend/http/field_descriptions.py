@@ -88,6 +88,16 @@ DESCRIPTIONS: Mapping[str, str] = {
     "reasoning_effort": "How much the model reasons, where its template reads it.",
     "think": "Ollama's name of reasoning_effort; false turns reasoning off.",
     "thinking": "disabled turns reasoning off, where the template can; budget_tokens of enabled bounds it.",
+    # Of Ollama's API.
+    "options": "How to answer: temperature, num_predict and Ollama's others.",
+    "keep_alive": "In a catalogue: seconds, or 5m, for which the model stays loaded after this.",
+    "raw": "Continue the prompt as it is, without the chat template.",
+    "truncate": "Whether an input that is too long loses its end.",
+    "name": "The older name of model.",
+    **{
+        f"{body}.stream": "Answer with lines, which are JSON each; the default."
+        for body in ("OllamaChatRequest", "GenerateRequest", "PullRequest")
+    },
     # How a prompt is made.
     "add_special_tokens": "Begin the prompt with the tokenizer's special tokens.",
     "add_generation_prompt": "End the prompt where the assistant's message begins; the default.",

@@ -11,19 +11,15 @@ VERSION_PREFIX = "/v1"
 _VERSIONED = frozenset({"completions", "chat", "embeddings", "models", "responses", "messages"})
 _CLOSE = 0.85
 
-_OLLAMA = "it is of Ollama's own API; its OpenAI-compatible one has the same routes as this server: {}"
 _LLAMA = "it is of llama.cpp's own API; here it is {}"
 _NO_RERANK = "models generate or embed here, and none ranks: compare embeddings of POST /v1/embeddings"
 _TEXT_ONLY = "only text is served"
 # By the path's beginning; the longest that fits counts.
 MEANT: Mapping[str, str] = {
-    "/api": _OLLAMA.format("POST /v1/chat/completions, /v1/completions, /v1/embeddings, GET /v1/models"),
-    "/api/chat": _OLLAMA.format("POST /v1/chat/completions"),
-    "/api/generate": _OLLAMA.format("POST /v1/completions"),
-    **dict.fromkeys(("/api/embed", "/api/embeddings"), _OLLAMA.format("POST /v1/embeddings")),
-    **dict.fromkeys(("/api/tags", "/api/show", "/api/ps"), _OLLAMA.format("GET /v1/models")),
-    "/api/version": "it is Ollama's; here it is GET /version",
-    **dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/copy"), "a server has one model, from its start"),
+    **dict.fromkeys(
+        ("/api/create", "/api/blobs"), "what a Modelfile sets are flags of `pyllm serve`, and models are of the hub"
+    ),
+    **dict.fromkeys(("/api/copy", "/api/push"), "models are those of the Hugging Face hub, which keep their names"),
     "/completion": _LLAMA.format("POST /v1/completions"),
     "/embedding": _LLAMA.format("POST /v1/embeddings"),
     "/props": _LLAMA.format("GET /server_info"),

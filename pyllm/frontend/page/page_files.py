@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from pyllm.frontend.http.failure import UnknownRouteError
-from pyllm.frontend.http.routing import FromPath, Request, Response, Route, get
+from pyllm.frontend.http.routing import TEXT, FromPath, Request, Response, Route, get
 
 PREFIX = "/page/"
 INDEX = "index.html"
@@ -60,6 +60,10 @@ class PageFile(NamedTuple):
     etag: str
 
 
+# For programs that ask whether a server is here, as those of Ollama do.
+RUNNING = b"pyllm is running. GET /openapi.json lists the routes.\n"
+
+
 def is_public(method: str, path: str) -> bool:
     """Whether this request is for the page's files, which need no key."""
     return method in {"GET", "HEAD"} and (path in {"/", "/docs"} or path.startswith(PREFIX))
@@ -83,7 +87,7 @@ def page_routes(has_docs: bool = True, root_path: str = "") -> list[Route]:
     @get("/", include_in_schema=False)
     def page(request: Request) -> Response[bytes]:
         if not wants_html(request.header(b"accept")):
-            raise UnknownRouteError  # For programs this is no address of the API.
+            return Response(RUNNING, media_type=TEXT)
         if root_path and unquote_to_bytes(request.scope["raw_path"]) == root_path.encode():
             # From /llm a browser would look for the page's files below /.
             query = request.scope["query_string"].decode("latin-1")

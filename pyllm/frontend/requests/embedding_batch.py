@@ -3,15 +3,43 @@
 from collections.abc import Callable, Sequence
 
 from pyllm.client.embedding import Embedding
+from pyllm.client.submission import check_dimensions, refuse_input
 from pyllm.errors import PyllmError
+from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.prompt_batch import PromptBatch
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.text.truncation import Truncation
 from pyllm.parameters.scheduling_params import SchedulingParams
 
 # Is handed the embedding of one prompt, by its index; they come in any order.
 OnEmbedding = Callable[[int, Embedding], None]
 OnFailure = Callable[[PyllmError], None]
+
+
+async def embeddings_of(
+    state: ServerState,
+    context: RequestContext,
+    scheduling: SchedulingParams,
+    inputs: Sequence[str | list[int]],
+    truncation: Truncation | None,
+    *,
+    dimensions: int | None = None,
+    add_special_tokens: bool = True,
+) -> "EmbeddingBatch":
+    """The batch of a request's inputs, not started, once the request is admitted.
+
+    Raises:
+        PyllmError: the request is not admitted, an input is too long and not truncated, or the model has no
+            embeddings of so many dimensions.
+    """
+    check_dimensions(dimensions, state.client.model)
+    await admit(state, context, len(inputs))
+    too_long = refuse_input if truncation is None else None
+    whole = await state.prompts.encode(inputs, add_special_tokens, too_long, "input")
+    prompts: Sequence[Sequence[int]] = whole if truncation is None else [truncation.kept(tokens) for tokens in whole]
+    await charge(state, context, sum(map(len, prompts)))
+    return EmbeddingBatch(state, prompts, scheduling, context, dimensions)
 
 
 class EmbeddingBatch(PromptBatch):

@@ -14,6 +14,9 @@ from pyllm.frontend.requests.request_context import context_in
 
 # Bytes from which decoding a body may take tens of milliseconds, and runs on a thread.
 LARGE_BODY = 1 << 17
+# The type that curl names by itself, as in the examples of Ollama's documents. A page of another site may send it
+# without asking, too; the edge refuses that (`edge/browser_origin.py`).
+CURLS_TYPE, CURLS_PREFIX = "application/x-www-form-urlencoded", "/api/"
 
 
 async def decoded(request: Request, kind: Any) -> Any:
@@ -24,7 +27,8 @@ async def decoded(request: Request, kind: Any) -> Any:
         RequestError: it does not decode, or has fields without effect and the server is strict.
     """
     media_type = request.header(b"content-type").partition(";")[0].strip().lower()
-    if media_type not in ("", "application/json"):
+    is_curls = media_type == CURLS_TYPE and request.scope["path"].startswith(CURLS_PREFIX)
+    if media_type not in ("", "application/json") and not is_curls:
         raise MediaTypeError(f"The body is announced as {media_type}; send application/json.")
     try:
         body = await request.body()

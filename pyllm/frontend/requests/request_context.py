@@ -51,7 +51,8 @@ class RequestContext(msgspec.Struct):
     `created` is the answer's time, in seconds since the epoch. `position` is the beginning of a stream with event ids;
     None without ids. `field_names` has the caller's names of fields that errors call otherwise. `model_name` is the
     model's or adapter's name in the answer, `adapter` the key of the adapter that the request names. `chosen_model` is
-    the model that a catalogue has chosen, by an alias or because the request names none.
+    the model that a catalogue has chosen, by an alias or because the request names none; `has_catalogue` says that a
+    catalogue passes the request on.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class RequestContext(msgspec.Struct):
     model_name: str = ""
     adapter: str = ""
     chosen_model: str | None = None
+    has_catalogue: bool = False
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import Condition
 from pyllm.config.credentials import Credentials
@@ -44,7 +45,8 @@ class ServerState:
     """The shared state, made once at start. `chat_template` is None for a model without one.
 
     Answers carry `model_name`; requests may name the model by one of `model_aliases` as well, and adapters by their own
-    names. `sampling` has the defaults of parameters that a request leaves out. `max_loras` is of each core.
+    names. `checkpoint` describes the model's files. `sampling` has the defaults of parameters that a request leaves
+    out. `max_loras` is of each core.
 
     `keys` are those of the `credentials`, by default none. `shared` counts the requests that all API processes admit:
     without it nothing is bounded. `cores` are those of `client`, as the API processes use them.
@@ -60,6 +62,7 @@ class ServerState:
         chat_template: ChatTemplate | None,
         model_name: str,
         *,
+        checkpoint: Checkpoint,
         model_aliases: Sequence[str] = (),
         server: ServerConfig = DEFAULT_SERVER,
         sampling: SamplingDefaults = NO_DEFAULTS,
@@ -75,6 +78,7 @@ class ServerState:
     ) -> None:
         self.client = client
         self.server = server
+        self.checkpoint = checkpoint
         self.sampling = sampling
         self.credentials = credentials or ServerCredentials(server, Credentials())
         self.keys = self.credentials.keys
@@ -127,6 +131,7 @@ class ServerState:
             tokenizer,
             chat_template,
             model_name,
+            checkpoint=config.checkpoint,
             model_aliases=model_aliases,
             server=config.server,
             sampling=config.checkpoint.sampling,

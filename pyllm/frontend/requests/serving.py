@@ -39,12 +39,23 @@ async def begin(state: ServerState, request: Request, body: GenerationBody) -> R
     """
     context = context_of(request)
     await state.models.choose(context, body.model)
-    struct = cast("Struct", body)  # As every body is.
-    context.field_names = use_own_names(struct, state.sampling.repetition_penalty)
-    use_bias_by_id(struct, partial(state.tokenizer.encode_batch, add_special_tokens=False))
-    refuse_unsupported(struct)
+    take_fields(state, context, cast("Struct", body))  # As every body is.
     context.name_request(body.request_id)
     return context
+
+
+def take_fields(state: ServerState, context: RequestContext, fields: Struct, where: str = "") -> None:
+    """Move values of peers' field names to our fields, and turn biases into those of tokens.
+
+    `where` is the path of the fields within the body, such as `options.`.
+
+    Raises:
+        RequestError: the server does not support a field.
+    """
+    names = use_own_names(fields, state.sampling.repetition_penalty)
+    context.name_fields({own: f"{where}{theirs}" for own, theirs in names.items()})
+    use_bias_by_id(fields, partial(state.tokenizer.encode_batch, add_special_tokens=False))
+    refuse_unsupported(fields, where)
 
 
 async def generate(

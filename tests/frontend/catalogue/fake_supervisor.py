@@ -141,7 +141,9 @@ class Served:
             await next(each for each in supervisor.running if each.name == name and each.is_running).started.wait()
             client = await connected(answering(tokenizer, f"I am {name}"))
             template = ChatTemplate(TEMPLATE, "<|start|>", "<|end|>")
-            state = ServerState(client, tokenizer, template, name, server=api.server, shared=shared)
+            state = ServerState(
+                client, tokenizer, template, name, checkpoint=api.checkpoint, server=api.server, shared=shared
+            )
             return ModelService(state, *model_app(state))
 
         def want(choices: CatalogueChoices) -> None:

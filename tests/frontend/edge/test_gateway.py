@@ -42,7 +42,7 @@ async def test_every_route_but_the_probes_needs_a_key(tokenizer: Tokenizer, capl
                 continue
             assert response.status_code == 401
             assert response.headers["www-authenticate"] == "Bearer"
-            assert "API key" in response.json()["error"]["message"]
+            assert "API key" in response.text
         for headers in (BEARER, {"x-api-key": KEY}, {"authorization": f"bearer {KEY}"}):
             assert (await frontend.http.get("/version", headers=headers)).status_code == 200
             assert (await frontend.http.post("/v1/completions", json=BODY, headers=headers)).status_code == 200

@@ -21,9 +21,6 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
         ("GET", "/status", "GET /health"),
         ("GET", "/ready", "GET /health"),
         ("POST", "/v1/tokenize", "not below /v1"),
-        ("POST", "/api/chat", "POST /v1/chat/completions"),
-        ("GET", "/api/tags", "GET /v1/models"),
-        ("GET", "/api/blobs/sha256:1", "Ollama's own API"),
         ("POST", "/completion", "POST /v1/completions"),
         ("GET", "/props", "GET /server_info"),
         ("GET", "/slots/0", "GET /admin/requests"),
@@ -33,7 +30,6 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
         ("POST", "/v1/files", "pyllm batch"),
         ("POST", "/generate", "POST /v1/completions"),
         ("GET", "/page/nothing.js", "GET /openapi.json"),
-        ("GET", "/", "below /v1"),
         ("GET", "/nope", "GET /openapi.json"),
     ],
 )
@@ -45,6 +41,15 @@ async def test_a_404_says_the_path_and_what_was_meant(method: str, path: str, sa
     assert text.startswith(f"There is no route {method} {path}: ")
     assert said in text
     assert not text.endswith("?.")
+
+
+async def test_ollamas_paths_are_answered_in_its_shape(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        response = await frontend.http.post("/api/create", json={})
+        blob = await frontend.http.head("/api/blobs/sha256:1")
+    assert (response.status_code, blob.status_code) == (404, 404)
+    assert response.json()["error"].startswith("There is no route POST /api/create: ")
+    assert "flags of `pyllm serve`" in response.json()["error"]
 
 
 async def test_a_405_says_what_the_route_takes(tokenizer: Tokenizer) -> None:

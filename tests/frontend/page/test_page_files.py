@@ -18,21 +18,23 @@ FILES = {str(path.relative_to(STATIC)): path for path in STATIC.rglob("*") if pa
 HTML = {"accept": "text/html,application/xhtml+xml"}
 
 
-async def test_the_page_is_for_browsers_and_no_route_for_programs(tokenizer: Tokenizer) -> None:
+async def test_the_page_is_for_browsers_and_programs_get_a_line(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         page = await frontend.http.get("/", headers=HTML)
         program = await frontend.http.get("/", headers={"accept": "*/*"})
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert page.headers["vary"] == "accept"
     assert page.content == FILES["index.html"].read_bytes()
-    assert (program.status_code, set(program.json()["error"])) == (404, {"message", "type", "param", "code"})
+    assert (program.status_code, program.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert program.text.startswith("pyllm is running")
 
 
 async def test_a_browser_may_say_so_in_several_headers(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         page = await frontend.http.get("/", headers=[("accept", "application/json;q=0.5"), ("Accept", "TEXT/html")])
         data = await frontend.http.get("/", headers={"accept": "application/json, text/html;q=0.9"})
-    assert (page.status_code, data.status_code) == (200, 404)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert data.text.startswith("pyllm is running")
 
 
 async def test_below_a_path_of_a_proxy_the_page_has_a_slash_at_its_end(tokenizer: Tokenizer) -> None:
@@ -45,7 +47,7 @@ async def test_below_a_path_of_a_proxy_the_page_has_a_slash_at_its_end(tokenizer
             assert (await frontend.http.head(path, headers=HTML)).status_code == 307
         for path in ("/apps/llm/", "/"):  # The proxy may have taken the path away.
             assert (await frontend.http.get(path, headers=HTML)).content == FILES["index.html"].read_bytes()
-        assert (await frontend.http.get("/apps/llm", headers={"accept": "*/*"})).status_code == 404
+        assert (await frontend.http.get("/apps/llm", headers={"accept": "*/*"})).text.startswith("pyllm is running")
 
 
 async def test_every_file_has_its_type_and_the_strict_policy(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,143 @@
+"""Ollama's API of a catalogue: its lists of models, and what a request says about loading and unloading one."""
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel
+from pyllm.frontend.http.failure import UnknownModelError
+from pyllm.frontend.http.routing import Request, Response, Route, get
+from pyllm.frontend.ollama.answer_format import MakePart, chat_part, generate_part, timestamp
+from pyllm.frontend.ollama.error_format import LOOKUP_ERROR_RESPONSES, PREFIX
+from pyllm.frontend.ollama.model_details import NO_DETAILS
+from pyllm.frontend.ollama.model_names import MissingModelError, known_name, listed_name
+from pyllm.frontend.ollama.model_routes import NEVER, model_entries, ollama_version_route, running_models
+from pyllm.frontend.ollama.options import keep_seconds
+from pyllm.frontend.ollama.protocol import ModelEntries, ModelEntry, Part, RunningModels
+from pyllm.frontend.ollama.routes import empty_answer
+from pyllm.frontend.ollama.store_routes import store_routes
+from pyllm.frontend.requests.request_context import RequestContext, context_in
+
+# Routes whose requests say how long the model stays, and what the answer without text is of those that have one.
+_PARTS: dict[str, MakePart | None] = {
+    "/api/chat": chat_part,
+    "/api/generate": generate_part,
+    "/api/embed": None,
+    "/api/embeddings": None,
+}
+_EMPTY = frozenset({b"", b"null", b"[]", b'""'})
+
+
+class _Body(msgspec.Struct):
+    model: Any = None
+    name: Any = None
+    keep_alive: Any = None
+    messages: Raw = Raw()
+    prompt: Raw = Raw()
+    suffix: Raw = Raw()
+
+
+class OllamaRequest(NamedTuple):
+    """The parts of a request that a catalogue reads. Without content it only loads its model, or unloads it."""
+
+    path: str
+    name: str
+    keep_alive: Any
+    has_content: bool
+
+    @classmethod
+    def of(cls, path: str, content: bytes) -> "OllamaRequest | None":
+        """The parts of a body; None for another API's, or without a name, which its route will say."""
+        if not path.startswith(f"{PREFIX}/"):
+            return None
+        try:
+            body = msgspec.json.decode(content, type=_Body)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        name = body.model or body.name
+        has_content = any(bytes(part) not in _EMPTY for part in (body.messages, body.prompt, body.suffix))
+        return cls(path, name, body.keep_alive, has_content) if isinstance(name, str) else None
+
+    def find(self, catalogue: Catalogue, context: RequestContext) -> tuple[CatalogueModel, str]:
+        """The model that it means, and its name there.
+
+        Raises:
+            MissingModelError: there is none, or not for this tenant.
+        """
+        loaded = [service.state.models.adapters for service in catalogue.services]
+        adapters = (adapter.name for each in loaded for adapter in each)
+        name = known_name(self.name, {*catalogue.models, *catalogue.aliases, *adapters})
+        try:
+            return catalogue.find(name, context), name
+        except UnknownModelError:
+            raise MissingModelError(self.name) from None
+
+    async def keep(self, catalogue: Catalogue, model: CatalogueModel, context: RequestContext) -> Response[Part] | None:
+        """Note how long the model stays after this request. The answer, if the model is only to be unloaded.
+
+        Where keys exist, a user who is no admin unloads a model only if it is idle and not pinned.
+
+        Raises:
+            RequestError: the time is none.
+        """
+        if self.path not in _PARTS:
+            return None
+        seconds = keep_seconds(self.keep_alive)
+        catalogue.keep(model, seconds)
+        make_part = _PARTS[self.path]
+        if seconds != 0 or self.has_content or make_part is None:
+            return None
+        if not catalogue.credentials.keys or context.role == "admin":
+            await catalogue.unload(model)
+        catalogue.tick()
+        return empty_answer(self.name, "unload", make_part)
+
+
+def ollama_catalogue_routes(catalogue: Catalogue) -> list[Route]:
+    """The routes that are about all models, for one catalogue."""
+
+    @get("/api/tags", summary="List the models in Ollama's shape", responses=LOOKUP_ERROR_RESPONSES)
+    def list_tags(request: Request) -> ModelEntries:
+        context = context_in(request.scope)
+        models = [model for model in catalogue.models.values() if model.may_be_used_by(context)]
+        aliases = [alias for alias, shares in catalogue.aliases.items() if {model.name for model in models} & {*shares}]
+        return ModelEntries([*(entry for model in models for entry in _entries(model)), *map(_unknown, aliases)])
+
+    @get("/api/ps", summary="List the models that are loaded, in Ollama's shape", responses=LOOKUP_ERROR_RESPONSES)
+    def list_loaded(request: Request) -> RunningModels:
+        context = context_in(request.scope)
+        return RunningModels(
+            [
+                running
+                for model in catalogue.models.values()
+                if model.service is not None and not model.is_leaving and model.may_be_used_by(context)
+                for running in running_models(
+                    model.service.state, model.news.num_bytes, _expiry(model, catalogue.seconds_left(model))
+                )
+            ]
+        )
+
+    def has_model(name: str) -> bool:
+        return name in catalogue.models or name in catalogue.aliases
+
+    def files() -> Iterator[str]:
+        return (file for service in catalogue.services for file in service.state.checkpoint.files)
+
+    return [list_tags, list_loaded, ollama_version_route(), *store_routes(catalogue.credentials.keys, has_model, files)]
+
+
+def _entries(model: CatalogueModel) -> list[ModelEntry]:
+    return [_unknown(model.name)] if model.service is None else model_entries(model.service.state)
+
+
+def _unknown(name: str) -> ModelEntry:
+    """The entry of a name of which nothing is known until its model is loaded."""
+    listed = listed_name(name)
+    return ModelEntry(listed, listed, timestamp(0.0), 0, "", NO_DETAILS)
+
+
+def _expiry(model: CatalogueModel, left: float | None) -> float:
+    return NEVER if left is None or model.entry.pinned else min(NEVER, time.time() + left)
