@@ -1,4 +1,4 @@
-"""Pauses the scheduler of a core, for clients or for a change of the weights: what runs ends, is aborted, or waits.
+"""Pauses the scheduler of a core, for clients or a change of the weights: running requests end, are aborted, or wait.
 
 Requests that come meanwhile wait in the queue. Knows neither weights nor memory.
 """
@@ -107,7 +107,7 @@ class Pausing:
             self._wake()
 
     def advance(self) -> None:
-        """Note the end of what runs; call it before each plan, and when there is none."""
+        """Note the end of running requests; call it before each plan, and when there is none."""
         if not (self.is_paused or self._holding) or self._num_in_flight():
             return
         has_ended = not self._scheduler.num_begun()

@@ -53,7 +53,7 @@ class Sleeping:
         if level not in LEVELS:
             raise RequestError(f"level must be 1 or 2, got {level}", "level")
         await self._pausing.pause(mode)
-        self._scheduler.lose_device()  # What runs is computed again after the sleep.
+        self._scheduler.lose_device()  # Running requests are computed again after the sleep.
         self._asleep |= {KV_CACHE} if level == 1 and not self._on_device else {*TAGS}
         await self._put_to_sleep()
 

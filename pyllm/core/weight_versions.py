@@ -1,6 +1,6 @@
 """The version of the weights that a core computes with: loads another one beside it or in its place, and switches.
 
-Reads no tensors, which the ranks do. The scheduler recomputes what runs, and keeps blocks of versions apart.
+Reads no tensors, which the ranks do. The scheduler recomputes running requests, and keeps blocks of versions apart.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ class Weights:
         return checkpoint.version
 
     async def switch(self, version: str, mode: SwitchMode) -> None:
-        """Compute with a version that was loaded, from the next step on; `mode` says what becomes of running requests.
+        """Compute with a version that was loaded, from the next step on; `mode` says how running requests go on.
 
         Raises:
             RequestError: it is not loaded, or cannot be loaded now; the one before goes on computing.

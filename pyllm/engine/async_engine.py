@@ -409,7 +409,7 @@ class AsyncEngine:
 
         `weights` is a folder or file of the same model, or a repository of the hub; or arrays of numpy or tensors of
         torch (float32, float16, bfloat16) by the names of tensors in the model's files: they are copied to memory that
-        the ranks of this machine share, and other tensors stay. `mode` says what becomes of requests that have begun:
+        the ranks of this machine share, and other tensors stay. `mode` is for requests that have begun:
         "finish", "continue" or "abort"; see `EngineClient.update_weights`.
 
         Raises:

@@ -13,7 +13,7 @@ from pyllm.frontend.requests.server_state import ServerState
 class WeightsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`path` is a folder or file on the cores' machines, or a repository of the hub.
 
-    `mode` says what becomes of requests that have begun: they end with the weights before (`finish`), go on with the
+    `mode` is for requests that have begun: they end with the weights before (`finish`), go on with the
     new ones (`continue`), or end (`abort`).
     """
 

@@ -112,7 +112,7 @@ pub enum Pause {
     /// None.
     #[default]
     None,
-    /// Those of requests that have not begun: they wait in the queue. The others run to their ends.
+    /// Plans of requests that have not begun: they wait in the queue. The others run to their ends.
     New,
     /// All: there is no plan.
     All,
