@@ -21,7 +21,7 @@ from benchmarks.engine import (
 from benchmarks.frontend import encoding, idle_streams, long_prompts, shaping, stop_strings, token_costs, unknown_fields
 from benchmarks.peers import transformers_backend
 from benchmarks.record import Record
-from benchmarks.servers import added_core, bench_client, kv_tiers, recovery, startup, survival_overhead
+from benchmarks.servers import added_core, bench_client, catalogue, kv_tiers, recovery, startup, survival_overhead
 
 # The name of each part, and the function that measures its figures.
 PARTS: dict[str, Callable[[], Iterator[Record]]] = {
@@ -46,6 +46,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "unknown_fields": unknown_fields.run,
     "shaping": shaping.run,
     "startup": startup.run,
+    "catalogue": catalogue.run,
     **recovery.FIGURES,
     **added_core.FIGURES,
     **kv_tiers.FIGURES,
