@@ -146,7 +146,8 @@ class CatalogueNews(_ProcessConfig, frozen=True):
 class CatalogueApiConfig(_ProcessConfig, frozen=True):
     """The configuration of the API process of a catalogue. Memory is in bytes; 0 models: no bound.
 
-    A successor begins with the `wanted` models, see `CatalogueChoices`, and the aliases of its predecessor.
+    A successor begins with the `wanted` models, see `CatalogueChoices`, and the aliases of its predecessor; `last_wish`
+    is the highest number of a wish so far, -1 for the first process.
     """
 
     server: ServerConfig
@@ -155,6 +156,7 @@ class CatalogueApiConfig(_ProcessConfig, frozen=True):
     memory_budget: int
     max_loaded_models: int
     wanted: dict[str, int] = {}
+    last_wish: int = -1
     log: LogConfig = LogConfig()
     credentials: Credentials = Credentials()
     flight_recorder_dir: str = ""

@@ -317,6 +317,8 @@ class Calls:
         """
         if mode not in PAUSE_MODES:
             raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r:.80}", "mode")
+        if mode == "wait":  # It lets requests end.
+            self._sleeping.check_awake()
         clears = clear_cache and mode != "keep"
         return self._settle(self._pausing.pause(cast(PauseMode, mode)), client if clears else None)
 
@@ -328,6 +330,7 @@ class Calls:
     def _resume(self, client: int) -> None:
         """End a pause, if there is one."""
         del client
+        self._sleeping.check_awake()
         self._pausing.resume()
 
     def _is_paused(self, client: int) -> bool:

@@ -141,10 +141,12 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         wake=lambda: core.wake(),  # noqa: PLW0108 - the core is made below
         fail=lambda client, request, reason: core.fail(client, request, Rejected(request, "error", reason)),
     )
+    changing = asyncio.Lock()  # of the ranks' memory
     sleeping = Sleeping(
         scheduler,
         executor,
         pausing,
+        changing=changing,
         refusal=_sleep_refusal(config, scheduler),
         on_device=config.device.device == "cuda",
     )
@@ -154,6 +156,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         setup.weights_source,
         setup.weights,
         pausing=pausing,
+        changing=changing,
         kept=kept,
         inventory=inventory,
         announce=lambda version, continues: _announce_weights(

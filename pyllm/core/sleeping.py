@@ -3,6 +3,7 @@
 A sleeping core is paused. Knows no requests and no files.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 from pyllm._rust import Scheduler
@@ -18,6 +19,8 @@ LEVELS = (1, 2)
 class Sleeping:
     """`refusal` says why this engine cannot sleep, and is empty if it can. `on_device`: whether it computes on a GPU.
 
+    `changing` is held by whatever changes the memory of the ranks.
+
     On a GPU level 1 drops the weights, too: the machine's memory keeps their files, from where they are loaded again.
     """
 
@@ -27,12 +30,14 @@ class Sleeping:
         executor: Executor,
         pausing: Pausing,
         *,
+        changing: asyncio.Lock,
         refusal: str,
         on_device: bool,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._pausing = pausing
+        self._changing = changing
         self._refusal = refusal
         self._on_device = on_device
         self._asleep: set[str] = set()  # of `TAGS`
@@ -53,9 +58,12 @@ class Sleeping:
         if level not in LEVELS:
             raise RequestError(f"level must be 1 or 2, got {level}", "level")
         await self._pausing.pause(mode)
-        self._scheduler.lose_device()  # Running requests are computed again after the sleep.
-        self._asleep |= {KV_CACHE} if level == 1 and not self._on_device else {*TAGS}
-        await self._put_to_sleep()
+        async with self._changing:
+            if not self._pausing.is_paused:
+                raise RequestError("the engine was resumed before it slept")
+            self._scheduler.lose_device()  # Running requests are computed again after the sleep.
+            self._asleep |= {KV_CACHE} if level == 1 and not self._on_device else {*TAGS}
+            await self._put_to_sleep()
 
     async def wake_up(self, tags: Sequence[str] | None) -> None:
         """Take the memory again, all of it or that of some `TAGS`; with all of it, generation goes on.
@@ -65,7 +73,19 @@ class Sleeping:
         """
         if unknown := [tag for tag in tags or () if tag not in TAGS]:
             raise RequestError(f"tags are {' and '.join(TAGS)}, got {unknown[0]!r:.80}", "tags")
-        wanted = [tag for tag in TAGS if tag in self._asleep and (not tags or tag in tags)]
+        async with self._changing:
+            await self._wake_up([tag for tag in TAGS if tag in self._asleep and (not tags or tag in tags)])
+
+    def check_awake(self) -> None:
+        """Refuse a call that would let requests run.
+
+        Raises:
+            RequestError: the engine sleeps.
+        """
+        if self._asleep:
+            raise RequestError("the engine sleeps: use wake_up, which resumes it")
+
+    async def _wake_up(self, wanted: Sequence[str]) -> None:
         try:
             if WEIGHTS in wanted:
                 await self._executor.collective("wake_weights")

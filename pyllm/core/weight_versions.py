@@ -91,6 +91,7 @@ class Weights:
         current: Checkpoint | None,
         *,
         pausing: Pausing,
+        changing: asyncio.Lock,
         kept: KeptState,
         inventory: HostInventory,
         announce: Callable[[str, bool], object],
@@ -104,7 +105,7 @@ class Weights:
         self._inventory = inventory
         self._announce = announce
         self._pending: _Pending | None = None
-        self._changing = asyncio.Lock()
+        self._changing = changing
 
     @property
     def version(self) -> str:
@@ -153,7 +154,7 @@ class Weights:
         """
         async with self._changing:
             if version == self.version:
-                self._pending = None
+                await self._forget()
                 return
             if self._pending is None or self._pending.checkpoint.version != version:
                 raise RequestError("these weights are not loaded: load them again")
@@ -163,16 +164,17 @@ class Weights:
             try:
                 await self._pausing.hold(_PAUSES[mode])
                 await self._switch(self._pending, continues=mode == "continue")
-            finally:
                 self._pending = None
+            except BaseException:
+                await self._forget()
+                raise
+            finally:
                 self._pausing.release()
 
     async def drop(self) -> None:
         """Forget a version that was loaded and not switched to."""
         async with self._changing:
-            if self._pending is not None and self._pending.is_beside:
-                await self._drop_from_ranks()
-            self._pending = None
+            await self._forget()
 
     def workers_lost(self) -> None:
         """Note that new ranks have none of what was loaded beside."""
@@ -181,7 +183,7 @@ class Weights:
 
     async def _prepare(self, checkpoint: Checkpoint) -> None:
         """Load a version beside the current one, if there is room. Raises RequestError."""
-        self._pending = None
+        await self._forget()
         if checkpoint.version == self.version:
             return
         try:
@@ -214,11 +216,11 @@ class Weights:
         """Switch all ranks while nothing runs. Raises RequestError."""
         before = self._current
         assert before is not None, "there is a source"
+        if not pending.is_beside:
+            await self._load_in_place(pending.checkpoint)
         # From here on new ranks and cores have the new version, so that there is one everywhere whatever dies.
         self._use(pending.checkpoint)
         try:
-            if not pending.is_beside:
-                await self._load_into_ranks(pending.checkpoint, is_beside=False, seconds=NO_LIMIT)
             await self._executor.collective("switch_weights")
         except WorkerDeadError as death:
             logger.warning("the next workers start with the new weights: %s", death)
@@ -231,6 +233,22 @@ class Weights:
             await reset
         logger.info("the weights are version %s from now on: %s", self.version[:16], pending.checkpoint.files[0])
         self._announce(self.version, continues)
+
+    async def _load_in_place(self, checkpoint: Checkpoint) -> None:
+        """Load a version in the place of the current one. Raises RequestError; then new ranks have the current one."""
+        try:
+            await self._load_into_ranks(checkpoint, is_beside=False, seconds=NO_LIMIT)
+        except WorkerDeadError as death:
+            raise RequestError(f"the workers died meanwhile: {death}; the weights are those before") from None
+        except EngineDeadError as error:
+            self._executor.kill("killed")  # The ranks may have parts of both versions: new ones have the one before.
+            raise RequestError(f"the weights cannot be used: {error}", "path") from None
+
+    async def _forget(self) -> None:
+        """Forget a version that was loaded and not switched to."""
+        pending, self._pending = self._pending, None
+        if pending is not None and pending.is_beside:
+            await self._drop_from_ranks()
 
     def _use(self, checkpoint: Checkpoint) -> None:
         self._current = checkpoint

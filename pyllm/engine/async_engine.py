@@ -425,7 +425,7 @@ class AsyncEngine:
         try:
             version = await client.update_arrays(arrays.path, arrays.entries, mode)
         except BaseException:
-            arrays.close()
+            self._arrays.keep(arrays)
             raise
         self._arrays.replace(arrays)
         return version

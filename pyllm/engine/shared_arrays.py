@@ -56,6 +56,11 @@ class ReplacedArrays:
 
     def __init__(self) -> None:
         self._of_name: dict[str, SharedArrays] = {}
+        self._uncertain: list[SharedArrays] = []
+
+    def keep(self, new: SharedArrays) -> None:
+        """Note that an update to `new` has failed: a core may have switched to it all the same."""
+        self._uncertain.append(new)
 
     def replace(self, new: SharedArrays) -> None:
         """Note that an engine uses `new`; memory whose arrays have all been replaced is freed."""
@@ -66,9 +71,10 @@ class ReplacedArrays:
 
     def close(self) -> None:
         """Free all memory: the engine has other weights, or has ended."""
-        for each in set(self._of_name.values()):
+        for each in (*set(self._of_name.values()), *self._uncertain):
             each.close()
         self._of_name.clear()
+        self._uncertain.clear()
 
 
 def _as_bytes(name: str, array: Any) -> tuple[str, tuple[int, ...], "np.ndarray[Any, np.dtype[np.uint8]]"]:

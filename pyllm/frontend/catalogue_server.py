@@ -14,10 +14,12 @@ from pyllm.frontend.catalogue.model_service import ModelService
 from pyllm.frontend.catalogue.ollama_models import ollama_catalogue_routes
 from pyllm.frontend.catalogue.routes import catalogue_routes
 from pyllm.frontend.edge.access_log import RouteNames
-from pyllm.frontend.health import condition_routes
+from pyllm.frontend.generation_check import GenerationCheck
+from pyllm.frontend.health import condition_routes, generation_route
 from pyllm.frontend.http.asgi import ASGIApp
 from pyllm.frontend.http.routes_app import RoutesApp
 from pyllm.frontend.http.routing import path_format, post
+from pyllm.frontend.observability.http_counts import NO_ROUTE
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.page.page_files import page_routes
 from pyllm.frontend.requests.json_request import decoded
@@ -52,12 +54,18 @@ def create_catalogue_app(catalogue: Catalogue, parts: ServerParts) -> ASGIApp:
         samples = await asyncio.to_thread(parts.sampler.sample)
         return await expose(catalogue, samples.processes, shows_fields=shows_fields)
 
+    async def trouble() -> str:
+        """The reason why a loaded model generates nothing; the probe loads none."""
+        found = await asyncio.gather(*(service.trouble() for service in catalogue.services))
+        return next(filter(None, found), "")
+
     reload.guard = admins_only(catalogue.credentials.keys)
     server = catalogue.server
     routes = [
         *catalogue_routes(catalogue),
         *ollama_catalogue_routes(catalogue),
         *condition_routes(catalogue.condition, catalogue.cores),
+        generation_route(catalogue.condition, trouble),
         reload,
         version_route(),
         metrics_route(catalogue.credentials.keys, metrics_text),
@@ -68,7 +76,13 @@ def create_catalogue_app(catalogue: Catalogue, parts: ServerParts) -> ASGIApp:
     app = RoutesApp(routes, decoded, lambda request, error: answer_error(request, error, known))
     names = RouteNames(paths)
     catalogue.on_opened = lambda service: names.add(service.paths)
-    return with_edge(CatalogueApp(catalogue, app), catalogue, names)
+
+    def may_exist(path: str) -> bool:
+        """Whether a model may have this path: all have the same ones, which are known from the first loaded one on."""
+        has_models = any(model.num_loads for model in catalogue.models.values())
+        return not has_models or names.name(path) != NO_ROUTE
+
+    return with_edge(CatalogueApp(catalogue, app, may_exist), catalogue, names)
 
 
 async def open_service(config: ApiConfig, shared: LocalState, parts: ServerParts) -> ModelService:
@@ -81,12 +95,24 @@ async def open_service(config: ApiConfig, shared: LocalState, parts: ServerParts
     loading = asyncio.gather(asyncio.to_thread(Tokenizer, files), asyncio.to_thread(ChatTemplate.of, files))
     try:
         cores = await ServerCores.connect(config, shared)
-        tokenizer, template = await loading
-    finally:
+    except BaseException:
         loading.cancel()
+        raise
+    try:
+        tokenizer, template = await loading
+    except BaseException:
+        cores.client.close()
+        raise
     state = ServerState.of(config, cores, shared, tokenizer, template, **parts._asdict())
     app, paths = model_app(state)
     background = [cores.follow(), state.history.follow()]
     if not config.server.disable_log_stats:
         background.append(log_stats(cores.client, shared, state.metrics, f"{state.model_name}: "))
-    return ModelService(state, app, paths, look=shed_reports(state.metrics), background=background)
+    return ModelService(
+        state,
+        app,
+        paths,
+        look=shed_reports(state.metrics),
+        trouble=GenerationCheck(cores.client).trouble,
+        background=background,
+    )

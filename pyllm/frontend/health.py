@@ -1,6 +1,6 @@
 """Health routes for orchestrators and load balancers: does the process answer, and does it take requests?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
@@ -23,6 +23,14 @@ class Health(Struct):
 def health_routes(state: ServerState) -> list[Route]:
     """The routes, for one server. HEAD is answered, too."""
     check = GenerationCheck(state.client)
+    return [
+        *condition_routes(state.condition, lambda: state.client.cores),
+        generation_route(state.condition, check.trouble),
+    ]
+
+
+def generation_route(condition: Callable[[], Condition], trouble: Callable[[], Awaitable[str]]) -> Route:
+    """`/health_generate`. `trouble` gives the reason why the engine generates nothing, or an empty text."""
 
     @get(
         "/health_generate",
@@ -30,12 +38,12 @@ def health_routes(state: ServerState) -> list[Route]:
         responses=dict.fromkeys((200, 503), ResponseSpec(Health)),
     )
     async def generates() -> Response[Health]:
-        condition = state.condition()
-        reason = await check.trouble() if condition.ready else condition.reason
+        now = condition()
+        reason = await trouble() if now.ready else now.reason
         answer = Health("not generating", reason) if reason else Health("generating")
         return Response(answer, status_code=503 if reason else 200)
 
-    return [*condition_routes(state.condition, lambda: state.client.cores), generates]
+    return generates
 
 
 def condition_routes(condition: Callable[[], Condition], list_cores: Callable[[], Sequence[CoreReport]]) -> list[Route]:

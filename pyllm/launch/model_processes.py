@@ -32,7 +32,7 @@ class LoadableModel(msgspec.Struct, frozen=True):
 
 
 class MemoryRoom:
-    """Room for models, given in the order in which they ask: a small model does not overtake a large one.
+    """Room for models, given in the order of their wishes: a small model does not overtake a large one.
 
     `budget` is in bytes; `max_models` 0: no bound.
     """
@@ -41,15 +41,15 @@ class MemoryRoom:
         self.budget = budget
         self.max_models = max_models
         self._held: dict[str, int] = {}
-        self._waiting: dict[str, tuple[int, asyncio.Future[None]]] = {}
+        self._waiting: dict[str, tuple[int, int, asyncio.Future[None]]] = {}
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the models that have room."""
         return sum(self._held.values())
 
-    async def enter(self, name: str, num_bytes: int) -> None:
-        """Wait for room.
+    async def enter(self, name: str, wish: int, num_bytes: int) -> None:
+        """Wait for room, behind those of earlier wishes.
 
         Raises:
             ConfigError: the model takes more than the whole budget.
@@ -60,7 +60,7 @@ class MemoryRoom:
                 "raise that, or give the model a smaller --kv-cache-memory-bytes or fewer bits"
             )
         future = asyncio.get_running_loop().create_future()
-        self._waiting[name] = num_bytes, future
+        self._waiting[name] = wish, num_bytes, future
         self._give()
         try:
             await future
@@ -74,7 +74,7 @@ class MemoryRoom:
         self._give()
 
     def _give(self) -> None:
-        for name, (num_bytes, future) in list(self._waiting.items()):
+        for name, (_, num_bytes, future) in sorted(self._waiting.items(), key=lambda item: item[1][0]):
             if future.done():
                 continue
             is_full = bool(self.max_models) and len(self._held) >= self.max_models
@@ -122,6 +122,11 @@ class ModelProcesses:
     def wanted(self) -> dict[str, int]:
         """The models that are wanted; see `CatalogueChoices`."""
         return self._wanted
+
+    @property
+    def last_wish(self) -> int:
+        """The highest number of a wish so far; -1 before the first."""
+        return max((*self._wanted.values(), *(news.wish for news in self._news.values())))
 
     @property
     def restarts(self) -> tuple[Restarts, ...]:
@@ -235,7 +240,7 @@ class ModelProcesses:
         """Load a model, and wait for its end, which is an error."""
         model = await asyncio.to_thread(self._read, name)
         self._tell(name, stage="waiting", num_bytes=model.num_bytes, api=model.api)
-        await self._room.enter(name, model.num_bytes)
+        await self._room.enter(name, run.wish, model.num_bytes)
         self._tell(name, stage="loading")
         engine = self._supervise(model.cores)
         run.processes = tuple(process for group in engine for process in group)

@@ -174,7 +174,12 @@ class SuccessiveCatalogues:
 
     def configure(self, _: str) -> CatalogueApiConfig:
         """The configuration of the next API process."""
-        return msgspec.structs.replace(self.config, credentials=self.credentials.current, wanted=self.models.wanted)
+        return msgspec.structs.replace(
+            self.config,
+            credentials=self.credentials.current,
+            wanted=self.models.wanted,
+            last_wish=self.models.last_wish,
+        )
 
     def keep(self, kept: Kept) -> None:
         """Load and unload models as the API process says, and keep its aliases."""

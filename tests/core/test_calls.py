@@ -1,5 +1,6 @@
 """What a client gets to a `Call`, through the wire's encoding."""
 
+import asyncio
 import logging
 from array import array
 from typing import Any
@@ -125,7 +126,14 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
         adapters=engine.core._adapters,
         pausing=engine.core._pausing,
         weights=engine.core._weights,
-        sleeping=Sleeping(engine.scheduler, engine.executor, engine.core._pausing, refusal="", on_device=False),
+        sleeping=Sleeping(
+            engine.scheduler,
+            engine.executor,
+            engine.core._pausing,
+            changing=asyncio.Lock(),
+            refusal="",
+            on_device=False,
+        ),
         kept=kept,
         inventory=inventory,
         executor=engine.executor,

@@ -18,7 +18,7 @@ from pyllm.errors import ConfigError, DeadlineError, EngineDeadError, PyllmError
 from pyllm.frontend.catalogue.aliases import Aliases
 from pyllm.frontend.catalogue.eviction import Resident, choose_leavers
 from pyllm.frontend.catalogue.model_service import ModelService
-from pyllm.frontend.http.failure import UnknownModelError
+from pyllm.frontend.http.failure import QueueFullError, UnknownModelError
 from pyllm.frontend.observability.http_counts import HttpCounts
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.server_credentials import ServerCredentials
@@ -27,6 +27,8 @@ from pyllm.frontend.shared.shared_state import SharedState
 from pyllm.wire.heartbeat import SILENCE
 from pyllm.wire.supervision_messages import CatalogueChoices
 
+# Requests that may wait for one model by default.
+LEAST_QUEUE = 256
 # Seconds for which a model that has failed is not tried again.
 RETRY = 5.0
 
@@ -118,16 +120,18 @@ class Catalogue:
         self._config = config
         self._aliases = Aliases(config.aliases)
         pinned = {entry.name: 0 for entry in config.entries if entry.pinned}
-        for name, wish in (dict(config.wanted) or pinned).items():
+        for name, wish in (pinned if config.last_wish < 0 else config.wanted).items():
             self.models[name].wish = wish
-        self._last_wish = max(config.wanted.values(), default=0)
+        self._last_wish = max(config.last_wish, 0)
+        most = config.server.max_num_queued_reqs
+        self._max_waiting = LEAST_QUEUE if most is None else most
         self._tell = want
         self._open_service = open_service
         self._parent_silence = parent_silence
         self._clock = clock
         self._changed: asyncio.Future[None] | None = None
         self._state: SharedState | None = None
-        if pinned and not config.wanted:
+        if pinned and config.last_wish < 0:
             self._choose()
 
     @property
@@ -183,34 +187,44 @@ class Catalogue:
                 return model
         raise RequestError("No model is loaded; name one in the query, such as ?model=NAME.", "model")
 
-    @asynccontextmanager
-    async def use(self, model: CatalogueModel, patience: float | None = None) -> AsyncGenerator[ModelService]:
-        """The service of a model for the time of one request, which waits until it is loaded.
+    async def acquire(self, model: CatalogueModel, patience: float | None = None) -> ModelService:
+        """Wait until a model is loaded, and use it until `release`.
 
         Raises:
             DeadlineError: it was not loaded within `patience` seconds.
             EngineDeadError: it cannot be loaded, or the server is shutting down.
+            QueueFullError: too many requests wait for it already.
         """
         service = await self._ready(model, patience)
         model.num_uses += 1
         model.unused.clear()
+        return service
+
+    def release(self, model: CatalogueModel, keep: float | None = None) -> None:
+        """Use a model no longer; it stays `keep` seconds, or as the catalogue says."""
+        model.num_uses -= 1
+        self.keep(model, keep)
+        if not model.num_uses:
+            model.unused.set()
+            self.tick()
+
+    @asynccontextmanager
+    async def use(self, model: CatalogueModel, patience: float | None = None) -> AsyncGenerator[ModelService]:
+        """The service of a model for the time of one request. Raises as `acquire`."""
+        service = await self.acquire(model, patience)
         try:
             yield service
         finally:
-            model.num_uses -= 1
-            model.last_used = self._clock()
-            if not model.num_uses:
-                model.unused.set()
-                self.tick()
+            self.release(model)
 
     def is_open(self, model: CatalogueModel) -> bool:
         """Whether a request need not wait."""
         return model.service is not None and not model.is_leaving and not self.draining
 
     async def load(self, model: CatalogueModel, patience: float | None = None) -> None:
-        """Load a model, and wait for that. Raises as `use`."""
-        await self._ready(model, patience)
-        model.last_used = self._clock()
+        """Load a model, and wait for that. Raises as `acquire`."""
+        await self.acquire(model, patience)
+        self.release(model)
 
     async def unload(self, model: CatalogueModel) -> None:
         """Unload a model once its requests have ended, and wait for that. A pinned one, too, until its next request."""
@@ -270,13 +284,12 @@ class Catalogue:
             keep = model.keep_seconds
             if keep is not None and self._may_leave(model) and self._is_idle(model) and now - model.last_used >= keep:
                 self._leave(model)
-        for model in self._wanted():
-            if not model.awaits_memory or self.draining:
-                continue
-            if model.num_waiting or model.entry.pinned:
-                self._make_room(model, now)
-                return
-            self._drop(model)  # Its requests have left.
+        waiting = [model for model in self._wanted() if model.awaits_memory and not self.draining]
+        for model in waiting:
+            if not model.num_waiting and not model.entry.pinned:
+                self._drop(model)  # Its requests have left.
+        if (first := next((model for model in waiting if model.wish is not None), None)) is not None:
+            self._make_room(first, now)
 
     def beat(self) -> None:
         """Twice a second: what each loaded model does regularly."""
@@ -303,6 +316,9 @@ class Catalogue:
         start, failures = self._clock(), model.num_failures
         if model.failed_at is not None and model.wish is None and start - model.failed_at < RETRY:
             raise _failed(model)
+        if 0 < self._max_waiting <= model.num_waiting and not self.is_open(model):
+            text = f"{model.num_waiting} requests wait for the model {model.name!r} already (--max-num-queued-reqs)."
+            raise QueueFullError(text, RETRY)
         model.num_waiting += 1
         try:
             while not self.is_open(model):
@@ -368,6 +384,7 @@ class Catalogue:
         else:
             now = self._clock()
             model.service, model.reason, model.failed_at = service, "", None
+            model.keep_seconds = model.entry.ttl
             model.num_loads += 1
             model.ready_at = model.last_used = now
             model.load_seconds = 0.0 if model.wanted_at is None else now - model.wanted_at

@@ -5,6 +5,7 @@ Stands behind the edge. Reads of a body only which model it names, and whether i
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -13,6 +14,7 @@ import msgspec
 from pyllm.errors import PyllmError
 from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel
 from pyllm.frontend.catalogue.early_stream import EarlyStream
+from pyllm.frontend.catalogue.model_service import ModelService
 from pyllm.frontend.catalogue.ollama_models import OllamaRequest
 from pyllm.frontend.http.asgi import Message, Receive, Scope, Send
 from pyllm.frontend.http.failure import ClientGoneError, describe
@@ -30,11 +32,15 @@ _decode = msgspec.json.Decoder(_Named).decode
 
 
 class CatalogueApp:
-    """Answers the catalogue's own `routes`; all others are those of the model that a request names."""
+    """Answers the catalogue's own `routes`; all others are those of the model that a request names.
 
-    def __init__(self, catalogue: Catalogue, routes: RoutesApp) -> None:
+    A path for which `may_exist` is false is no route of any model.
+    """
+
+    def __init__(self, catalogue: Catalogue, routes: RoutesApp, may_exist: Callable[[str], bool]) -> None:
         self._catalogue = catalogue
         self._routes = routes
+        self._may_exist = may_exist
         self._interval = catalogue.server.sse_keep_alive_interval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +50,7 @@ class CatalogueApp:
             UnknownModelError: it names a model that does not exist.
             DeadlineError, EngineDeadError: its model was not loaded in time, or at all.
         """
-        if self._routes.has(scope):
+        if self._routes.has(scope) or not self._may_exist(scope["path"]):
             await self._routes(scope, receive, send)
             return
         body = _Replayed(receive)
@@ -53,9 +59,11 @@ class CatalogueApp:
         context.has_catalogue = True
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model")
         name = named.model if isinstance(named.model, str) else query[0] if query else None
+        keep = None
         if (ollamas := OllamaRequest.of(scope["path"], body.content)) is not None:
             model, name = ollamas.find(self._catalogue, context)
-            if (answer := await ollamas.keep(self._catalogue, model, context)) is not None:
+            keep = ollamas.keep_seconds()
+            if (answer := await ollamas.unload(self._catalogue, model, context)) is not None:
                 await answer(scope, body.receive, send)
                 return
         elif name is None and not body.content:
@@ -64,39 +72,48 @@ class CatalogueApp:
             model = self._catalogue.find(name, context)
         if name != model.name and (name is None or name in self._catalogue.aliases):
             context.chosen_model = model.name
-        if self._catalogue.is_open(model):
-            async with self._catalogue.use(model) as service:
-                await service.app(scope, body.receive, send)
-        else:
-            # A stream of lines, as Ollama's, has no comments.
-            wants_stream = named.stream is True and ollamas is None
-            await self._serve_later(scope, body, send, model, wants_stream=wants_stream)
-
-    async def _serve_later(
-        self, scope: Scope, body: "_Replayed", send: Send, model: CatalogueModel, *, wants_stream: bool
-    ) -> None:
-        """Wait for the model, and keep a stream open meanwhile; a client that leaves waits no longer."""
-        context, stream = context_in(scope), EarlyStream(scope["path"], send)
-        loading = asyncio.ensure_future(self._catalogue.load(model, _time_left(context)))
-        gone = body.watch()
+        # A stream of lines, as Ollama's, has no comments.
+        wants_stream = named.stream is True and ollamas is None
+        stream = EarlyStream(scope["path"], send)
         try:
-            while not loading.done() and not gone.done():
-                interval = self._interval if wants_stream and self._interval else None
-                await asyncio.wait({loading, gone}, timeout=interval, return_when=asyncio.FIRST_COMPLETED)
-                if not loading.done() and not gone.done():
-                    await stream.comment()
-            if not loading.done():
-                raise ClientGoneError("The client left before its model was loaded.")
-            loading.result()
-            async with self._catalogue.use(model, _time_left(context)) as service:
+            service = await self._acquire(model, context, body, stream if wants_stream else None)
+            try:
                 await service.app(scope, body.receive, _passing_on(stream, send))
+            finally:
+                self._catalogue.release(model, keep)
         except PyllmError as error:
             if not stream.is_started:
                 raise
             await stream.fail(describe(error), context.request_id)
         finally:
-            loading.cancel()
             body.close()
+
+    async def _acquire(
+        self, model: CatalogueModel, context: RequestContext, body: "_Replayed", stream: EarlyStream | None
+    ) -> ModelService:
+        """Wait for the model, and keep a stream open meanwhile; a client that leaves waits no longer."""
+        if self._catalogue.is_open(model):
+            return await self._catalogue.acquire(model)
+        acquiring = asyncio.ensure_future(self._catalogue.acquire(model, _time_left(context)))
+        gone = body.watch()
+        try:
+            while not acquiring.done() and not gone.done():
+                interval = self._interval if stream is not None and self._interval else None
+                await asyncio.wait({acquiring, gone}, timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+                if not acquiring.done() and not gone.done() and stream is not None:
+                    await stream.comment()
+            if not acquiring.done():
+                raise ClientGoneError("The client left before its model was loaded.")
+            return acquiring.result()
+        except BaseException:
+            acquiring.cancel()
+            acquiring.add_done_callback(lambda done: self._give_back(done, model))
+            raise
+
+    def _give_back(self, acquiring: "asyncio.Future[ModelService]", model: CatalogueModel) -> None:
+        """Release a model that was acquired for a request which has ended meanwhile."""
+        if not acquiring.cancelled() and acquiring.exception() is None:
+            self._catalogue.release(model)
 
 
 def _passing_on(stream: EarlyStream, send: Send) -> Send:

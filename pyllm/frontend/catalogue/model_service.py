@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from pyllm.frontend.http.asgi import ASGIApp
@@ -12,7 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class ModelService:
-    """The state and the routes of one model. `look` is called twice a second; `background` runs until `close`."""
+    """The state and the routes of one model. `look` is called twice a second; `background` runs until `close`.
+
+    `trouble` gives the reason why the model generates nothing, or an empty text.
+    """
 
     def __init__(
         self,
@@ -21,18 +24,24 @@ class ModelService:
         paths: Sequence[str],
         *,
         look: Callable[[], None] = lambda: None,
+        trouble: Callable[[], Awaitable[str]] | None = None,
         background: Sequence[Coroutine[Any, Any, None]] = (),
     ) -> None:
         self.state = state
         self.app = app
         self.paths = paths
         self._look = look
+        self._trouble = trouble
         self._tasks = [asyncio.ensure_future(work) for work in background]
         for task in self._tasks:
             task.add_done_callback(_report)
 
+    async def trouble(self) -> str:
+        """The reason why it generates nothing; empty if it does."""
+        return "" if self._trouble is None else await self._trouble()
+
     def beat(self) -> None:
-        """Report the counts of its requests, and what is to be told."""
+        """Report the counts of its requests, and log refusals."""
         self._look()
         self.state.shared.beat(self.state.metrics.counted())
 

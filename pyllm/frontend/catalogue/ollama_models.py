@@ -1,4 +1,4 @@
-"""Ollama's API of a catalogue: its lists of models, and what a request says about loading and unloading one."""
+"""Ollama's API of a catalogue: its lists of models, and requests that load and unload one."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from pyllm.frontend.ollama.routes import empty_answer
 from pyllm.frontend.ollama.store_routes import store_routes
 from pyllm.frontend.requests.request_context import RequestContext, context_in
 
-# Routes whose requests say how long the model stays, and what the answer without text is of those that have one.
+# Routes whose requests have a `keep_alive`, each with the answer without text that it may have.
 _PARTS: dict[str, MakePart | None] = {
     "/api/chat": chat_part,
     "/api/generate": generate_part,
@@ -75,24 +75,29 @@ class OllamaRequest(NamedTuple):
         except UnknownModelError:
             raise MissingModelError(self.name) from None
 
-    async def keep(self, catalogue: Catalogue, model: CatalogueModel, context: RequestContext) -> Response[Part] | None:
-        """Note how long the model stays after this request. The answer, if the model is only to be unloaded.
-
-        Where keys exist, a user who is no admin unloads a model only if it is idle and not pinned.
+    def keep_seconds(self) -> float | None:
+        """Seconds for which the model stays after this request; None: as the catalogue says.
 
         Raises:
             RequestError: the time is none.
         """
-        if self.path not in _PARTS:
-            return None
-        seconds = keep_seconds(self.keep_alive)
-        catalogue.keep(model, seconds)
-        make_part = _PARTS[self.path]
-        if seconds != 0 or self.has_content or make_part is None:
+        return keep_seconds(self.keep_alive) if self.path in _PARTS else None
+
+    async def unload(
+        self, catalogue: Catalogue, model: CatalogueModel, context: RequestContext
+    ) -> Response[Part] | None:
+        """Unload the model, if that is all that the request is for; its answer.
+
+        Where keys exist, a user who is no admin unloads a model only if it is idle and not pinned.
+        """
+        make_part = _PARTS.get(self.path)
+        if make_part is None or self.has_content or self.keep_seconds() != 0:
             return None
         if not catalogue.credentials.keys or context.role == "admin":
             await catalogue.unload(model)
-        catalogue.tick()
+        else:
+            catalogue.keep(model, 0)
+            catalogue.tick()
         return empty_answer(self.name, "unload", make_part)
 
 
@@ -124,7 +129,8 @@ def ollama_catalogue_routes(catalogue: Catalogue) -> list[Route]:
         return name in catalogue.models or name in catalogue.aliases
 
     def files() -> Iterator[str]:
-        return (file for service in catalogue.services for file in service.state.checkpoint.files)
+        known = (model.news.api for model in catalogue.models.values())
+        return (file for api in known if api is not None for file in api.checkpoint.files)
 
     return [list_tags, list_loaded, ollama_version_route(), *store_routes(catalogue.credentials.keys, has_model, files)]
 

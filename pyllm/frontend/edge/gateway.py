@@ -31,6 +31,7 @@ PROBES = frozenset({"/ping", "/health", "/health/live", "/health/ready", "/healt
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 ADMIN = (
     *("/admin/", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    *("/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping"),
     *("/v1/models/load", "/v1/models/unload", "/v1/models/alias", "/models/load", "/models/unload"),
     *("/api/pull", "/api/delete"),
 )

@@ -133,6 +133,8 @@ class Served:
             aliases=aliases or {},
             memory_budget=room.budget,
             max_loaded_models=room.max_models,
+            wanted=supervisor.processes.wanted,
+            last_wish=supervisor.processes.last_wish,
         )
         loop = asyncio.get_running_loop()
 
@@ -157,4 +159,5 @@ class Served:
         credentials = ServerCredentials(server, Credentials())
         catalogue = Catalogue(config, credentials, want, open_service, clock=clock)
         supervisor.processes.on_news = tell
+        tell()
         return cls(supervisor, catalogue)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from pyllm.config.api_keys import Allowance
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import DeadlineError, EngineDeadError
 from pyllm.frontend.catalogue.catalogue import RETRY, Catalogue, ModelFailedError
-from pyllm.frontend.http.failure import UnknownModelError
+from pyllm.frontend.http.failure import QueueFullError, UnknownModelError
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.frontend.catalogue.fake_supervisor import FakeSupervisor, Served
@@ -133,7 +134,9 @@ async def test_a_model_leaves_when_it_has_not_been_used_for_its_time(tokenizer: 
     catalogue.tick()
     await until(lambda: served.model("a").stage == "unloaded")
     assert served.model("b").stage == "loaded"
-    catalogue.keep(served.model("b"), 5.0)
+    service = await catalogue.acquire(served.model("b"))
+    catalogue.release(served.model("b"), keep=5.0)
+    assert service is served.model("b").service
     now = 65.0
     catalogue.tick()
     await until(lambda: served.model("b").stage == "unloaded")
@@ -178,6 +181,39 @@ async def test_a_model_whose_cores_are_lost_for_good_fails_and_is_loaded_again(
     now = RETRY
     assert await use(catalogue, "a") == "a"
     catalogue.close()
+
+
+async def test_the_next_api_process_takes_no_number_of_an_earlier_wish(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    now = 0.0
+    supervisor = FakeSupervisor(SIZES, 1000)
+    served = await Served.start(tmp_path, tokenizer, supervisor, clock=lambda: now, a={"pinned": True}, b={"ttl": 5.0})
+    await use(served.catalogue, "a")
+    await use(served.catalogue, "b")
+    now = 5.0
+    served.catalogue.tick()
+    await until(lambda: served.model("b").stage == "unloaded")
+    served.catalogue.close()
+    following = await Served.start(tmp_path, tokenizer, supervisor, clock=lambda: now, a={"pinned": True})
+    assert following.catalogue.models["a"].wish == 0
+    assert await use(following.catalogue, "b") == "b"
+    assert await use(following.catalogue, "a") == "a"
+    assert [each.name for each in supervisor.running if each.is_running] == ["a", "b"]
+    following.catalogue.close()
+
+
+async def test_no_more_requests_wait_for_a_model_than_its_queue_takes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    supervisor = FakeSupervisor(SIZES, 1000)
+    server = ServerConfig(max_num_queued_reqs=2)
+    served = await Served.start(tmp_path, tokenizer, supervisor, server=server)
+    supervisor.goes_on.clear()
+    waiting = [asyncio.ensure_future(use(served.catalogue, "a")) for _ in range(2)]
+    await until(lambda: served.model("a").num_waiting == 2)
+    with pytest.raises(QueueFullError, match="2 requests wait for the model 'a' already"):
+        await use(served.catalogue, "a")
+    supervisor.goes_on.set()
+    assert await asyncio.gather(*waiting) == ["a", "a"]
+    assert await use(served.catalogue, "a") == "a"
+    served.catalogue.close()
 
 
 async def test_requests_wait_no_longer_than_they_may(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -137,6 +137,16 @@ async def test_a_stream_whose_model_fails_ends_with_an_error_in_its_apis_shape(
         assert (whole.status_code, "retry-after" in whole.headers) == (503, True)
 
 
+async def test_probes_and_unknown_paths_load_no_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    async with serving(tmp_path, tokenizer) as (served, http):
+        assert (await http.get("/health_generate?model=a")).json()["status"] == "generating"
+        assert served.model("a").stage == "unloaded"
+        await text_of(http, model="b")
+        unknown = await http.post("/no/such/route", json={"model": "a"})
+        assert unknown.status_code == (await http.get("/nothing")).status_code == 404
+        assert served.model("a").stage == "unloaded"
+
+
 async def test_a_client_that_leaves_waits_no_longer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     supervisor = FakeSupervisor(SIZES, 110)
     async with serving(tmp_path, tokenizer, supervisor) as (served, http):
