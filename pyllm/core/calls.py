@@ -18,15 +18,15 @@ from pyllm.core.adapters import Adapters
 from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
-from pyllm.core.pausing import PAUSE_MODES, PauseMode, Pausing
+from pyllm.core.pausing import PAUSE_MODES, Pausing
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
 from pyllm.core.sleeping import Sleeping
-from pyllm.core.weight_versions import SWITCH_MODES, SwitchMode, Weights
+from pyllm.core.weight_versions import SWITCH_MODES, Weights
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.supervision.log_level import LOG_LEVELS, current_log_level
 from pyllm.wire.ipc import MAX_MESSAGE_BYTES
-from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter, SharedArray
+from pyllm.wire.messages import MAX_REQUEST_REPORTS, Adapter, PauseMode, SharedArray, SwitchMode
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome
 
 LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED_SCHEDULER_SETTINGS)

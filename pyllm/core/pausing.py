@@ -5,14 +5,13 @@ Requests that come meanwhile wait in the queue. Knows neither weights nor memory
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Literal, get_args
+from typing import get_args
 
 from pyllm._rust import Scheduler
 from pyllm.core.kept_state import KeptState
 from pyllm.errors import RequestError
+from pyllm.wire.messages import PauseMode
 
-# "wait": requests that have begun end first. "abort": all requests end at once. "keep": they stay where they are.
-PauseMode = Literal["abort", "wait", "keep"]
 PAUSE_MODES = get_args(PauseMode)
 REASON = "the engine is paused: requests wait until it is resumed"
 _LEVELS = ("none", "new", "all")  # of the scheduler's setting `pause`

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from pyllm._rust import Scheduler
 from pyllm.core.executors.executor import Executor
-from pyllm.core.pausing import PauseMode, Pausing
+from pyllm.core.pausing import Pausing
 from pyllm.errors import EngineDeadError, RequestError, WorkerDeadError
+from pyllm.wire.messages import PauseMode
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 TAGS = (WEIGHTS, KV_CACHE)  # vLLM's

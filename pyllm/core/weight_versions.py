@@ -8,7 +8,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import msgspec
 
@@ -17,16 +17,14 @@ from pyllm.checkpoint.types import Checkpoint, weights_fingerprint
 from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
-from pyllm.core.pausing import PauseMode, Pausing
+from pyllm.core.pausing import Pausing
 from pyllm.errors import ConfigError, EngineDeadError, RequestError, WorkerDeadError
 from pyllm.families.tensors import FileTensor
-from pyllm.wire.messages import Ready, SharedArray
+from pyllm.wire.messages import PauseMode, Ready, SharedArray, SwitchMode
 
 if TYPE_CHECKING:
     from pyllm.checkpoint.hub import Hub
 
-# "finish": requests that have begun end with the weights before. "continue": they go on with the new ones. "abort".
-SwitchMode = Literal["finish", "continue", "abort"]
 SWITCH_MODES = get_args(SwitchMode)
 # Seconds that ranks load weights between two steps.
 TURN_SECONDS = 0.02

@@ -155,7 +155,7 @@ def metrics_route(keys: KeyRing, text: Callable[[bool], Awaitable[bytes]]) -> Ro
 
 
 def answer_error(request: Request, error: Exception, known: Sequence[str]) -> ASGIApp:
-    """The answer to what a route raised, in the shape of the path's API. `known` are the paths that there are."""
+    """The answer to the error of a route, in the shape of the path's API. `known` are the paths that there are."""
     context = context_in(request.scope)
     context.say_field(error)
     failure = describe(error)

@@ -16,6 +16,12 @@ RESERVATION = 5.0  # seconds that one `Reserve` lasts
 MAX_REQUEST_REPORTS = 2000  # in one reply to the call `requests`
 
 
+# Of a pause. "wait": requests that have begun end first; "abort": all end at once; "keep": they stay as they are.
+PauseMode = Literal["abort", "wait", "keep"]
+# Of a change of the weights: requests that have begun end with those before, go on with the new ones, or end at once.
+SwitchMode = Literal["finish", "continue", "abort"]
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
     """Base of all messages."""
 

@@ -1,15 +1,16 @@
-"""`/pause`, `/resume`, `/sleep`, `/wake_up` and what they have done, as in vLLM: for trainers. Knows no weights."""
+"""`/pause`, `/resume`, `/sleep`, `/wake_up` and their states, as in vLLM: for trainers. Knows no weights."""
 
 from typing import Annotated, Literal
 
 import msgspec
 
-from pyllm.errors import EngineDeadError
+from pyllm.frontend.admin.core_answers import in_time
 from pyllm.frontend.http.routing import QueryParameter, Request, Response, ResponseSpec, Route, get, post
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.wire.messages import PauseMode
 
-Mode = Annotated[Literal["abort", "wait", "keep"], QueryParameter(name="mode")]
+Mode = Annotated[PauseMode, QueryParameter(name="mode")]
 WaitForRequests = Annotated[bool, QueryParameter(name="wait_for_inflight_requests")]
 Level = Annotated[int, QueryParameter(name="level", ge=1, le=2)]
 ClearCache = Annotated[bool, QueryParameter(name="clear_cache")]
@@ -49,29 +50,20 @@ def pause_routes(state: ServerState) -> list[Route]:
     async def pause(
         mode: Mode = "abort", wait_for_inflight_requests: WaitForRequests = False, clear_cache: ClearCache = True
     ) -> PauseStatus:
-        try:
-            await client.pause_generation(
-                mode, wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
-            )
-        except TimeoutError:
-            text = "requests still run, and no new ones begin: wait, or pause with another mode"
-            raise EngineDeadError(text) from None
+        pausing = client.pause_generation(
+            mode, wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
+        )
+        await in_time(pausing, "requests still run, and no new ones begin: wait, or pause with another mode")
         return PauseStatus("paused")
 
     @post("/resume", summary="Go on after POST /pause", responses=RESPONSES)
     async def resume() -> PauseStatus:
-        try:
-            await client.resume_generation()
-        except TimeoutError:
-            raise EngineDeadError("the engine core did not answer in time") from None
+        await in_time(client.resume_generation())
         return PauseStatus("resumed")
 
     @get("/is_paused", summary="Whether generation is paused", responses=RESPONSES)
     async def is_paused() -> PauseState:
-        try:
-            return PauseState(await client.is_paused())
-        except TimeoutError:
-            raise EngineDeadError("the engine core did not answer in time") from None
+        return PauseState(await in_time(client.is_paused()))
 
     @post(
         "/sleep",
@@ -79,10 +71,7 @@ def pause_routes(state: ServerState) -> list[Route]:
         responses=EMPTY,
     )
     async def sleep(level: Level = 1, mode: Mode = "abort") -> Response[bytes]:
-        try:
-            await client.sleep(level, mode)
-        except TimeoutError:
-            raise EngineDeadError("requests still run, and no new ones begin: wait, or use another mode") from None
+        await in_time(client.sleep(level, mode), "requests still run, and no new ones begin: wait, or use another mode")
         return Response(b"")
 
     @post(
@@ -93,17 +82,11 @@ def pause_routes(state: ServerState) -> list[Route]:
     async def wake_up(request: Request) -> Response[bytes]:
         # As vLLM's: the name may be there several times.
         tags = [value for name, value in request.query_pairs if name == "tags"]
-        try:
-            await client.wake_up(tags or None)
-        except TimeoutError:
-            raise EngineDeadError("the engine core did not answer in time") from None
+        await in_time(client.wake_up(tags or None))
         return Response(b"")
 
     @get("/is_sleeping", summary="Whether memory was given back", responses=RESPONSES)
     async def is_sleeping() -> SleepState:
-        try:
-            return SleepState(await client.is_sleeping())
-        except TimeoutError:
-            raise EngineDeadError("the engine core did not answer in time") from None
+        return SleepState(await in_time(client.is_sleeping()))
 
     return [pause, resume, is_paused, sleep, wake_up, is_sleeping]

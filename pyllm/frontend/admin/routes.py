@@ -4,15 +4,16 @@ Beside it are the routes that load adapters.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
-from pyllm.errors import ConfigError, EngineDeadError, RequestError
+from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.admin.adapter_routes import adapter_routes
+from pyllm.frontend.admin.core_answers import in_time
 from pyllm.frontend.admin.core_routes import core_routes
 from pyllm.frontend.admin.pause_routes import pause_routes
 from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
@@ -37,8 +38,6 @@ from pyllm.frontend.requests.server_state import ServerState
 from pyllm.supervision.flight_recorder import CrashRecord, list_records
 from pyllm.supervision.process_samples import Samples
 from pyllm.wire.messages import MAX_REQUEST_REPORTS
-
-T = TypeVar("T")
 
 Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=MAX_REQUEST_REPORTS)]
 OF_ALL = "of all cores, or of the one that `core` names"
@@ -104,18 +103,18 @@ def admin_routes(state: ServerState) -> list[Route]:
         responses=_LOOKUP_ERRORS,
     )
     async def list_requests(limit: Limit = 100, core: CoreIndex = None) -> RequestList:
-        return RequestList(await _in_time(client.requests(limit, core=core)))
+        return RequestList(await in_time(client.requests(limit, core=core)))
 
     @get("/admin/requests/{name:str}", summary="The requests of one id", responses=_LOOKUP_ERRORS)
     async def show_request(name: FromPath[str]) -> RequestList:
-        found = await _in_time(client.requests(name=name))
+        found = await in_time(client.requests(name=name))
         if not found:
             raise UnknownRequestError(name)
         return RequestList(found)
 
     @get("/admin/blocks", summary=f"The blocks of the KV cache by owner, {OF_ALL}", responses=_LOOKUP_ERRORS)
     async def show_blocks(core: CoreIndex = None) -> BlockReport:
-        owners, stats = await _in_time(client.block_owners(core=core)), await _in_time(client.stats(core))
+        owners, stats = await in_time(client.block_owners(core=core)), await in_time(client.stats(core))
         return BlockReport(
             num_blocks=stats["num_blocks"],
             block_size=client.model.block_size,
@@ -139,15 +138,15 @@ def admin_routes(state: ServerState) -> list[Route]:
 
     @get("/admin/tenants", summary=f"What each tenant has had, and what waits; {OF_ALL}", responses=_LOOKUP_ERRORS)
     async def list_tenants(core: CoreIndex = None) -> TenantList:
-        return TenantList(await _in_time(client.tenants(core=core)))
+        return TenantList(await in_time(client.tenants(core=core)))
 
     @get("/admin/decisions", summary=f"What the last steps decided, {OF_ONE}", responses=_LOOKUP_ERRORS)
     async def list_decisions(limit: Limit = 100, core: CoreIndex = None) -> DecisionList:
-        return DecisionList(await _in_time(client.decisions(limit, core=core)))
+        return DecisionList(await in_time(client.decisions(limit, core=core)))
 
     @get("/admin/config", summary="The settings that can change while the engine runs", responses=_LOOKUP_ERRORS)
     async def show_config() -> dict[str, Any]:
-        return await _in_time(client.reconfigure())
+        return await in_time(client.reconfigure())
 
     @patch(
         "/admin/config",
@@ -161,7 +160,7 @@ def admin_routes(state: ServerState) -> list[Route]:
             changes = msgspec.json.decode(await request.body(), type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise decoding_error(error) from None
-        return await _in_time(client.reconfigure(**changes))
+        return await in_time(client.reconfigure(**changes))
 
     @post(
         "/admin/reload",
@@ -177,7 +176,7 @@ def admin_routes(state: ServerState) -> list[Route]:
         responses={200: ResponseSpec(None), **_LOOKUP_ERRORS},
     )
     async def reset_prefix_cache() -> Response[bytes]:
-        await _in_time(client.reset_prefix_cache())
+        await in_time(client.reset_prefix_cache())
         return Response(b"")
 
     handlers = [
@@ -214,15 +213,3 @@ def reload_credentials(credentials: ServerCredentials, ask_reload: Callable[[], 
         raise RequestError(f"keys and certificates stay as they are: {error}") from None
     ask_reload()
     return Reloaded(num_keys=len(credentials.keys.entries), has_tls=credentials.tls is not None)
-
-
-async def _in_time(answer: Awaitable[T]) -> T:
-    """The core's answer.
-
-    Raises:
-        EngineDeadError: the core does not answer, in time or at all.
-    """
-    try:
-        return await answer
-    except TimeoutError:
-        raise EngineDeadError("the engine core did not answer in time") from None

@@ -1,13 +1,12 @@
 """`/admin/weights`: the version of the weights, and another one in its place. Knows no files, which the cores read."""
 
-from typing import Literal
-
 import msgspec
 
-from pyllm.errors import EngineDeadError
+from pyllm.frontend.admin.core_answers import in_time
 from pyllm.frontend.admin.pause_routes import RESPONSES
 from pyllm.frontend.http.routing import JSONBody, Route, get, post
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.wire.messages import SwitchMode
 
 
 class WeightsRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -18,7 +17,7 @@ class WeightsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     path: str
-    mode: Literal["finish", "continue", "abort"] = "finish"
+    mode: SwitchMode = "finish"
 
 
 class WeightsReport(msgspec.Struct):
@@ -41,11 +40,7 @@ def weight_routes(state: ServerState) -> list[Route]:
         responses=RESPONSES,
     )
     async def update_weights(data: JSONBody[WeightsRequest]) -> WeightsReport:
-        try:
-            return WeightsReport(await client.update_weights(data.path, data.mode))
-        except TimeoutError:
-            raise EngineDeadError(
-                "the weights were not changed in time: GET /admin/weights shows the version"
-            ) from None
+        late = "the weights were not changed in time: GET /admin/weights shows the version"
+        return WeightsReport(await in_time(client.update_weights(data.path, data.mode), late))
 
     return [show_weights, update_weights]

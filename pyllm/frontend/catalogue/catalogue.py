@@ -292,7 +292,7 @@ class Catalogue:
             self._make_room(first, now)
 
     def beat(self) -> None:
-        """Twice a second: what each loaded model does regularly."""
+        """Do the regular work of each loaded model, twice a second."""
         for service in self.services:
             service.beat()
         self.tick()

@@ -5,6 +5,7 @@ Knows of the APIs only the shape of an error event.
 
 from typing import Any
 
+from pyllm.frontend.answers.answer_format import EVENTS
 from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.http.asgi import Message, Send
 from pyllm.frontend.http.failure import Failure
@@ -13,7 +14,7 @@ from pyllm.frontend.http.keep_alive import COMMENT
 _HEAD: dict[str, Any] = {
     "type": "http.response.start",
     "status": 200,
-    "headers": [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")],
+    "headers": [(b"content-type", EVENTS), (b"cache-control", b"no-cache")],
 }
 
 

@@ -1,4 +1,4 @@
-"""The list of models, loaded or not, and what admins do to them.
+"""The list of models, loaded or not; routes with which admins load, unload and rename them.
 
 Paths and fields are OpenAI's and vLLM's; `status` and the paths without `/v1` are those of llama.cpp's router.
 """
@@ -36,7 +36,7 @@ class ModelStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class CatalogueCard(msgspec.Struct, kw_only=True):
-    """One name of `/v1/models`; an alias's `root` is its model. What only a loaded model tells is null before."""
+    """One name of `/v1/models`; an alias's `root` is its model. Some fields are null before it is loaded."""
 
     id: str
     created: int
