@@ -21,7 +21,7 @@ from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.faults.isolation_reporter import IsolationReporter
 from pyllm.core.faults.lost_requests import LostRequests
 from pyllm.core.faults.recovery import Recovery
-from pyllm.core.inbox import Inbox
+from pyllm.core.inbox import OTHER_WEIGHTS, Inbox
 from pyllm.core.kept_state import KeptState
 from pyllm.core.kv.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
@@ -159,6 +159,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         changing=changing,
         kept=kept,
         inventory=inventory,
+        refuse=lambda client, request: core.fail(client, request, Rejected(request, "weights", OTHER_WEIGHTS)),
         announce=lambda version, continues: _announce_weights(
             WeightsChanged(setup.ready.epoch, version, continues), sleeping, inbox, scheduler, clients
         ),

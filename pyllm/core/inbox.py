@@ -36,6 +36,9 @@ from pyllm.wire.messages import (
     Submit,
 )
 
+# The text for a request of a lost core.
+OTHER_WEIGHTS = "the engine has other weights now than this request has begun with"
+
 
 class Inbox:
     """`ready` answers a hello, and changes with the weights. Workers can load `sampling_plugins`, by their names."""
@@ -125,8 +128,7 @@ class Inbox:
             self._clients.post(client, Rejected(submit.request, "draining", "the engine is shutting down"))
             return
         if submit.weights_version not in {None, self.ready.model.weights_version}:
-            text = "the engine has other weights now than this request has begun with"
-            self._clients.post(client, Rejected(submit.request, "weights", text))
+            self._clients.post(client, Rejected(submit.request, "weights", OTHER_WEIGHTS))
             return
         self._load_reporter.note(client, submit.request)
         policy = self._calls.policy

@@ -76,7 +76,7 @@ class _Pending(NamedTuple):
 
 class Weights:
     """The weights of one core, at first `current`. `announce` is called with each new version, and whether
-    requests go on with it.
+    requests go on with it. `refuse` gives a request of a client back, which has begun with other weights.
 
     Without a `source` the weights stay as they are, and calls are refused.
     """
@@ -93,6 +93,7 @@ class Weights:
         kept: KeptState,
         inventory: HostInventory,
         announce: Callable[[str, bool], object],
+        refuse: Callable[[int, int], object],
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -102,6 +103,7 @@ class Weights:
         self._kept = kept
         self._inventory = inventory
         self._announce = announce
+        self._refuse = refuse
         self._pending: _Pending | None = None
         self._changing = changing
 
@@ -231,6 +233,9 @@ class Weights:
             await reset
         logger.info("the weights are version %s from now on: %s", self.version[:16], pending.checkpoint.files[0])
         self._announce(self.version, continues)
+        if not continues:  # Requests of lost cores may have come during the switch.
+            for client, request in self._scheduler.begun_requests():
+                self._refuse(client, request)
 
     async def _load_in_place(self, checkpoint: Checkpoint) -> None:
         """Load a version in the place of the current one. Raises RequestError; then new ranks have the current one."""
