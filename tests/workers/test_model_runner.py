@@ -114,7 +114,7 @@ def test_statistics_count_bytes(runner: ModelRunner) -> None:
 
 def test_calls_are_those_it_knows(runner: ModelRunner) -> None:
     assert isinstance(runner.call("instruction_set"), str)
-    with pytest.raises(ProtocolError, match="no method 'load', only allocate, begin_weights, drop_weights, finish_transfers"):
+    with pytest.raises(ProtocolError, match="no method 'load', only allocate, begin_weights"):
         runner.call("load")
     with pytest.raises(ProtocolError, match="64 blocks is allocated already"):
         runner.call("allocate", (64,))
