@@ -57,7 +57,7 @@ class _Unreachable(Exception):  # noqa: N818  a reason to look into the cache, w
 
 # A function that gets the needed files of a repository, and returns the path of the model, such as `collect`.
 Collect = Callable[[HubName, Iterable[str], Callable[[str], Path]], Path]
-# A function that is told the bytes of a file that are there, and all of its bytes, on the thread of the download.
+# Gets a file, the number of its bytes that are there, and of all its bytes, on the thread of the download.
 Report = Callable[[str, int, int], None]
 
 

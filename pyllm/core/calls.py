@@ -5,7 +5,7 @@ Checks arguments, which come over the wire; the scheduler does the rest. Knows n
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast, get_type_hints
 
 import msgspec
@@ -315,8 +315,7 @@ class Calls:
 
         Unless requests are kept, `clear_cache` forgets all cached prefixes then.
         """
-        if mode not in PAUSE_MODES:
-            raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r:.80}", "mode")
+        _check_mode(mode, PAUSE_MODES)
         if mode == "wait":  # It lets requests end.
             self._sleeping.check_awake()
         clears = clear_cache and mode != "keep"
@@ -361,8 +360,7 @@ class Calls:
     async def _switch_weights(self, client: int, version: str, mode: str = "finish") -> None:
         """Compute with a version that was loaded; see `Weights.switch`."""
         del client
-        if mode not in SWITCH_MODES:
-            raise RequestError(f"mode must be one of {', '.join(SWITCH_MODES)}, got {mode!r:.80}", "mode")
+        _check_mode(mode, SWITCH_MODES)
         await self._weights.switch(version, cast(SwitchMode, mode))
 
     async def _drop_weights(self, client: int) -> None:
@@ -373,8 +371,7 @@ class Calls:
     async def _sleep(self, client: int, level: int = 1, mode: str = "abort") -> None:
         """Give memory back; see `Sleeping.sleep`."""
         del client
-        if mode not in PAUSE_MODES:
-            raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r:.80}", "mode")
+        _check_mode(mode, PAUSE_MODES)
         await self._sleeping.sleep(level, cast(PauseMode, mode))
 
     async def _wake_up(self, client: int, tags: list[str] | None = None) -> None:
@@ -422,3 +419,8 @@ def _checked(call: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
         except msgspec.ValidationError as error:
             raise TypeError(f"{name}: {error}") from None
     return bound.args
+
+
+def _check_mode(mode: str, modes: Sequence[str]) -> None:
+    if mode not in modes:
+        raise RequestError(f"mode must be one of {', '.join(modes)}, got {mode!r:.80}", "mode")

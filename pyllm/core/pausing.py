@@ -4,7 +4,7 @@ Requests that come meanwhile wait in the queue. Knows neither weights nor memory
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import get_args
 
 from pyllm._rust import Scheduler
@@ -64,13 +64,7 @@ class Pausing:
         """
         # A pause that began with "keep" has frozen requests, which "wait" lets end.
         self._change("new" if mode == "wait" else "all")
-        if mode == "abort":
-            for client, request in self._scheduler.live_requests():
-                self._abort(client, request)
-        settling: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(settling)
-        self._wake()
-        return settling
+        return self._settling(self._waiting, self._scheduler.live_requests() if mode == "abort" else ())
 
     @property
     def is_frozen(self) -> bool:
@@ -84,13 +78,7 @@ class Pausing:
         """
         self._held = "new" if mode == "wait" else "all"
         self._apply()
-        if mode == "abort":
-            for client, request in self._scheduler.begun_requests():
-                self._abort(client, request)
-        holding: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._holding.append(holding)
-        self._wake()
-        await holding
+        await self._settling(self._holding, self._scheduler.begun_requests() if mode == "abort" else ())
 
     def release(self) -> None:
         """End a hold."""
@@ -121,6 +109,17 @@ class Pausing:
             self._change("all")
         if self._level == "all":
             self._settle(None)
+
+    def _settling(
+        self, waiting: "list[asyncio.Future[None]]", aborted: Iterable[tuple[int, int]]
+    ) -> "asyncio.Future[None]":
+        """Abort these requests, and add a future to `waiting`, which has its result when nothing runs any more."""
+        for client, request in aborted:
+            self._abort(client, request)
+        settling: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(settling)
+        self._wake()
+        return settling
 
     def _change(self, level: str) -> None:
         self._set(level)

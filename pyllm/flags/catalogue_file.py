@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from pyllm.checkpoint.model_name import find_short_name
 from pyllm.config.catalogue_settings import (
     SERVER_OPTIONS,
     Catalogue,
@@ -61,7 +62,7 @@ def catalogue_of(models: Sequence[str], shared: Mapping[str, Any]) -> Catalogue:
     """
     named: dict[str, Any] = {}
     for model in models:
-        if "/" not in model and not Path(model).exists():
+        if "/" not in model and not Path(model).exists() and find_short_name(model) is None:
             raise ConfigError(f"there is no model {model}: give GGUF files, folders, or owner/repo of the hub")
         name = model_name(model)
         if name in named:

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import uvloop
 
 from pyllm import log
 from pyllm.config.credentials import Credentials
+from pyllm.config.engine_settings import LogConfig
 from pyllm.config.process_config import ApiConfig
 from pyllm.errors import GivenUpError, PyllmError
 from pyllm.frontend.upkeep import log_stats, shed_reports
@@ -49,12 +50,28 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
     `connection` leads to the parent: this process sends stages, heartbeats and the server's start on it, and ends when
     the parent closes it. `listener` is bound.
     """
-    title = f"pyllm::api-{config.index}"
+    return run_api(
+        f"pyllm::api-{config.index}", config.log, connection, lambda parent: _serve(config, listener, parent)
+    )
+
+
+def run_api(
+    title: str, log_config: LogConfig, connection: Connection, serve: Callable[[ParentLink], Coroutine[Any, Any, int]]
+) -> int:
+    """Make this process an API process, `serve` until it ends, and give the exit code."""
     parent = attach(connection, title)
-    log.configure_child(title, config.log)
+    log.configure_child(title, log_config)
     # uvicorn logs a warning for each malformed request: these would fill any log, and a full pipe stops the server.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    return parent.run(lambda: uvloop.run(_serve(config, listener, parent)))
+    return parent.run(lambda: uvloop.run(serve(parent)))
+
+
+def tune_interpreter() -> None:
+    """Prepare the interpreter for requests: what the start has made is never collected."""
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL)
 
 
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
@@ -88,10 +105,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     )
     parent.enter("opening the server")
     server = HttpServer(create_app(state), state, config.server.shutdown_timeout, parent.started)
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    gc.enable()
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    tune_interpreter()
     pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     tending = _tend(parent, client, shared, state.metrics, pressure)

@@ -5,20 +5,16 @@ Heavy imports are inside the functions, as in `frontend/api_process.py`, whose s
 
 import asyncio
 import gc
-import logging
 import os
 import socket
-import sys
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 import msgspec
-import uvloop
 
-from pyllm import log
 from pyllm.config.process_config import CatalogueApiConfig, CatalogueNews
-from pyllm.frontend.api_process import GC_THRESHOLDS, SWITCH_INTERVAL
-from pyllm.supervision.parent_link import ParentLink, attach
+from pyllm.frontend.api_process import run_api, tune_interpreter
+from pyllm.supervision.parent_link import ParentLink
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.supervision_messages import Kept
@@ -26,15 +22,10 @@ from pyllm.wire.supervision_messages import Kept
 if TYPE_CHECKING:
     from pyllm.frontend.catalogue.catalogue import Catalogue
 
-TITLE = "pyllm::api-0"
-
 
 def main(config: CatalogueApiConfig, connection: Connection, listener: socket.socket) -> int:
     """Serve until SIGTERM or SIGINT, let running requests finish, and give the exit code; as `api_process.main`."""
-    parent = attach(connection, TITLE)
-    log.configure_child(TITLE, config.log)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    return parent.run(lambda: uvloop.run(_serve(config, listener, parent)))
+    return run_api("pyllm::api-0", config.log, connection, lambda parent: _serve(config, listener, parent))
 
 
 async def _serve(config: CatalogueApiConfig, listener: socket.socket, parent: ParentLink) -> int:
@@ -72,10 +63,7 @@ async def _serve(config: CatalogueApiConfig, listener: socket.socket, parent: Pa
         follow()
     parent.enter("opening the server")
     server = HttpServer(app, catalogue, config.server.shutdown_timeout, parent.started)
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    gc.enable()
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    tune_interpreter()
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     tending = asyncio.ensure_future(_tend(parent, catalogue))
     try:

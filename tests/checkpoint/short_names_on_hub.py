@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def trouble_of(short: ShortName, name: HubName, files: Iterable[tuple[str, int]]) -> str:
-    """What is wrong with a row, whose repository has these files, each with its size; empty if nothing is."""
+    """The fault of a row whose repository has these files, each with its size; empty if it has none."""
     sizes = dict(files)
     try:
         chosen = choose_gguf(name, sizes)

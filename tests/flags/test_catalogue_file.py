@@ -1,4 +1,4 @@
-"""The models of a catalogue, read from a file, a folder and the command line; what is wrong is said by name."""
+"""The models of a catalogue, read from a file, a folder and the command line; errors name the model."""
 
 from pathlib import Path
 
@@ -103,8 +103,8 @@ def test_models_of_the_command_line_have_their_files_names(tmp_path: Path) -> No
     (tmp_path / "one").mkdir()
     for path in (tmp_path / "a.gguf", tmp_path / "one" / "a.gguf"):
         path.touch()
-    catalogue = catalogue_of([str(tmp_path / "a.gguf"), "owner/repo:Q4_0"], {"max_num_seqs": 4})
-    assert list(catalogue.options) == ["a", "owner/repo:Q4_0"]
+    catalogue = catalogue_of([str(tmp_path / "a.gguf"), "owner/repo:Q4_0", "qwen3:4b"], {"max_num_seqs": 4})
+    assert list(catalogue.options) == ["a", "owner/repo:Q4_0", "qwen3:4b"]
     assert catalogue.options["a"]["max_num_seqs"] == 4
     with pytest.raises(ConfigError, match="have one name, a"):
         catalogue_of([str(tmp_path / "a.gguf"), str(tmp_path / "one" / "a.gguf")], {})

@@ -1,4 +1,4 @@
-"""The regular work of an API process: refused requests are told in the log, once a burst."""
+"""The regular work of an API process: the log says once a burst that requests are refused."""
 
 import pytest
 

@@ -6,7 +6,7 @@ Knows of the APIs only the shape of an error event.
 from typing import Any
 
 from pyllm.frontend.answers.answer_format import EVENTS
-from pyllm.frontend.edge.error_answer import render_error
+from pyllm.frontend.edge.error_answer import is_anthropics, render_error
 from pyllm.frontend.http.asgi import Message, Send
 from pyllm.frontend.http.failure import Failure
 from pyllm.frontend.http.keep_alive import COMMENT
@@ -54,5 +54,5 @@ class EarlyStream:
 
 def _event(path: str, body: bytes) -> bytes:
     """An error's body as an event. Anthropic's events have names."""
-    name = b"event: error\n" if path.startswith("/v1/messages") else b""
+    name = b"event: error\n" if is_anthropics(path) else b""
     return name + b"data: " + body + b"\n\n"

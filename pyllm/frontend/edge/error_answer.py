@@ -18,8 +18,13 @@ def render_error(path: str, failure: Failure, request_id: str) -> tuple[Headers,
     return failure_headers(failure), _encode(_body(path, failure, request_id))
 
 
+def is_anthropics(path: str) -> bool:
+    """Whether a path is one of Anthropic's API."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
 def _body(path: str, failure: Failure, request_id: str) -> Struct:
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+    if is_anthropics(path):
         return anthropic.error_response(failure, request_id)
     if path == ollama.PREFIX or path.startswith(f"{ollama.PREFIX}/"):
         return ollama.error_response(failure)

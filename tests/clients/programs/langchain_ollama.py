@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 
 class Place(BaseModel):
-    """What a typed answer is."""
+    """The type of an answer."""
 
     city: str
     country: str
