@@ -46,6 +46,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: not any(item.path.is_relative_to(folder) for folder in SLOW))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Collect no garbage meanwhile: finalisers that run in the middle of `ast.parse` make it fail in Python 3.11.
+
+    Then the failure of one test would end the run (https://github.com/python/cpython/issues/106905).
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     Marked.lacking = None if item.get_closest_marker("services") else item.nodeid

@@ -210,6 +210,22 @@ def fp8(block: tuple[int, int], by: str = "fp8") -> Variant:
     return Variant(compressed_tensors(by, weights | {"block_structure": list(block) if block[1] else None}), quantise)
 
 
+def bitnet(inverse_scales: bool = False) -> Variant:
+    """Three values, in quarters of the rows, as `pack_weights` of transformers writes them."""
+
+    def quantise(weight: Matrix) -> Quantised:
+        mean = np.abs(weight).mean()
+        scale = np.array([1 / mean if inverse_scales else mean]).astype(numpy_dtype("bfloat16"))
+        factor = 1 / scale.astype(np.float32) if inverse_scales else scale.astype(np.float32)
+        values = np.clip(np.round(weight / factor), -1, 1).astype(np.int8)
+        quarters = (values + 1).astype(np.uint8).reshape(4, -1, weight.shape[1])
+        packed = sum(quarter << 2 * index for index, quarter in enumerate(quarters))
+        return Quantised({"weight": np.asarray(packed, np.uint8), "weight_scale": scale}, factor * values)
+
+    kind = {} if inverse_scales else {"linear_class": "autobitlinear", "quantization_mode": "offline"}
+    return Variant({"quant_method": "bitnet", "modules_to_not_convert": None} | kind, quantise)
+
+
 def compressed_tensors(storage: str, weights: dict[str, Any]) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {
@@ -252,5 +268,7 @@ VARIANTS: dict[str, tuple[Variant, str]] = {
     "fp8 of rows": (fp8((1, 0)), "float8_e4m3fn"),
     "fp8 of compressed-tensors": (fp8((1, 0), "float-quantized"), "float8_e4m3fn"),
     "fp8 of compressed-tensors' blocks": (fp8((32, 64), "float-quantized"), "float8_e4m3fn"),
+    "bitnet": (bitnet(), "q4_0"),
+    "bitnet of inverse scales": (bitnet(inverse_scales=True), "q4_0"),
     "fp8 of compressed-tensors' tensor": (fp8((0, 0), "naive-quantized"), "float8_e4m3fn"),
 }

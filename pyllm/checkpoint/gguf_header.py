@@ -147,7 +147,7 @@ class _Reader:
         if kind not in TENSOR_TYPES:
             raise ConfigError(f"{path}: tensor {name!r:.80} has the type {kind}, which is not known")
         kind_name, block_elements, block_bytes = TENSOR_TYPES[kind]
-        if kind_name not in FLOAT_TYPES | WITH_KERNELS | REQUANTISED_TYPES:
+        if kind_name not in FLOAT_TYPES | WITH_KERNELS | REQUANTISED_TYPES.keys():
             raise ConfigError(
                 f"tensor {name!r:.80} has type {kind_name}, which is not supported: use a file of another quantisation"
             )

@@ -57,6 +57,6 @@ WITH_KERNELS = frozenset(
     | {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
 )
 """Those that a CPU multiplies as they are (`GGUF_BLOCKS` of `pyllm_kernels`)."""
-REQUANTISED_TYPES = frozenset({"TQ1_0", "TQ2_0", "NVFP4"})
-"""Those that the gguf package reads as floats, which become Q8_0."""
+REQUANTISED_TYPES = {"TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "NVFP4": "Q8_0"}
+"""Those that the gguf package reads as floats, and the types that these become: without a loss, but for NVFP4."""
 BLOCK_SIZES = {kind.name: kind.block_elements for kind in TENSOR_TYPES.values()}

@@ -20,6 +20,7 @@ Shape = tuple[int, ...]
 
 _FLOATS = ("F16", "BF16", "F32")
 _BYTES = {"int": "I8", "float8": "F8_E4M3"}
+_MATRICES = {*_BYTES.values(), "U8"}  # the types of quantised matrices that are named like floats
 _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 _MXFP4_BYTES = 16  # of a block of 32 floats
 # Scales of activations and of the KV cache, which the kernels compute themselves.
@@ -55,7 +56,7 @@ def gather(found: Sequence[FileTensor], config: QuantizationConfig | None, files
                 matrix, quantised = _read_mxfp4(folder, elements)
                 gathered.tensors.append(matrix)
                 gathered.quantised[matrix.name] = quantised
-            elif ending in {"qweight", "weight_packed"} or (ending == "weight" and elements.type in _BYTES.values()):
+            elif ending in {"qweight", "weight_packed"} or (ending == "weight" and elements.type in _MATRICES):
                 matrix, quantised = _fit(_Module(folder, module, elements), config.schemes_of(module))
                 gathered.tensors.append(matrix)
                 gathered.quantised[matrix.name] = quantised
@@ -213,6 +214,15 @@ def _read_awq(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
     return (rows, columns), Quantised("awq", 4, (1, group), scales, zeros)
 
 
+def _read_ternary(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
+    lines, columns = _matrix(module.elements, "U8")
+    scale = module.part("weight_scale", _FLOATS)
+    if math.prod(scale.shape) != 1:
+        raise ConfigError(f"tensor {scale.name!r} has the shape {scale.shape}, and must be one number")
+    shape = (4 * lines, columns)
+    return shape, Quantised("ternary", scheme.bits, shape, scale, inverse_scales=scheme.inverse_scales)
+
+
 def _read_mxfp4(folder: _Folder, blocks: FileTensor) -> tuple[FileTensor, Quantised]:
     """Matrices in one tensor of MXFP4 blocks: [matrices, rows, blocks of a row, bytes]."""
     name = blocks.name.removesuffix("_blocks")
@@ -228,7 +238,13 @@ def _read_mxfp4(folder: _Folder, blocks: FileTensor) -> tuple[FileTensor, Quanti
     return matrix, Quantised("mxfp4", 4, (1, 2 * _MXFP4_BYTES), scales)
 
 
-_READERS = {"bytes": _read_bytes, "packed": _read_packed, "gptq": _read_gptq, "awq": _read_awq}
+_READERS = {
+    "bytes": _read_bytes,
+    "packed": _read_packed,
+    "gptq": _read_gptq,
+    "awq": _read_awq,
+    "ternary": _read_ternary,
+}
 
 
 def _groups(module: _Module, scheme: Scheme, ending: str, columns: int, group: int) -> FileTensor | None:

@@ -13,7 +13,7 @@ import msgspec
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 
-QuantizationMethod = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4"]
+QuantizationMethod = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitnet"]
 
 _ROOTS = ("", "model.", "model.language_model.", "language_model.model.")
 _ROOT = re.compile(r"^(?:model\.language_model\.|language_model\.model\.|model\.)")
@@ -23,12 +23,13 @@ _INSTEAD = "use the unquantised model, or a GGUF of it"
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """The storage format of some modules' weights; the layouts are those of `families.tensors.Quantised`."""
 
-    layout: Literal["bytes", "packed", "gptq", "awq"]
+    layout: Literal["bytes", "packed", "gptq", "awq", "ternary"]
     element: Literal["int", "float8"] = "int"
     bits: int
     block: tuple[int, int]  # rows and columns that share a scale; 0: all of them
     symmetric: bool
     zero_offset: int = 0
+    inverse_scales: bool = False
     has_group_index: bool = False  # columns were quantised in another order, which a tensor gives
 
 
@@ -92,10 +93,13 @@ def _read(config: Config) -> QuantizationConfig | None:
             return QuantizationConfig("fp8", _fp8(config))
         case "mxfp4":
             return QuantizationConfig("mxfp4", ())
+        case "bitnet":
+            return QuantizationConfig("bitnet", (_bitnet(config),))
         case _:
             named = f"method {method!r}" if method else "no quant_method"
             raise ConfigError(
-                f"{config.place} has {named}; supported are compressed-tensors, awq, gptq, fp8 and mxfp4: {_INSTEAD}"
+                f"{config.place} has {named}; supported are compressed-tensors, awq, gptq, fp8, mxfp4 "
+                f"and bitnet: {_INSTEAD}"
             )
 
 
@@ -220,6 +224,17 @@ def _fp8(config: Config) -> tuple[Scheme, ...]:
         raise config.error("fmt", kind, f"e4m3; for others, {_INSTEAD}")
     blocks = [(1, 0), (0, 0)] if "weight_block_size" not in config else [_pair(config, "weight_block_size")]
     return tuple(Scheme(layout="bytes", element="float8", bits=8, block=block, symmetric=True) for block in blocks)
+
+
+def _bitnet(config: Config) -> Scheme:
+    kind, mode = config.text("linear_class", "bitlinear"), config.text("quantization_mode", "offline")
+    if kind not in {"bitlinear", "autobitlinear"}:
+        raise config.error("linear_class", kind, "bitlinear or autobitlinear")
+    if kind == "autobitlinear" and mode != "offline":
+        raise config.error("quantization_mode", mode, f"offline; for others, {_INSTEAD}")
+    config.refuse_unless(use_rms_norm=False)
+    # The first of these layers divides by its scale.
+    return Scheme(layout="ternary", bits=4, block=(0, 0), symmetric=True, inverse_scales=kind == "bitlinear")
 
 
 def _group_size(config: Config, name: str) -> int:

@@ -10,7 +10,7 @@ from pyllm.families.spec import ModelImpl
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
-Quantization = Literal["auto", "none", "int8", "gguf", "compressed-tensors", "awq", "gptq", "fp8", "mxfp4"]
+Quantization = Literal["auto", "none", "int8", "gguf", "compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitnet"]
 
 
 class ModelConfig(ConfigPart, frozen=True):

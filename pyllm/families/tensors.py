@@ -111,17 +111,19 @@ class Quantised(msgspec.Struct, frozen=True, array_like=True):
     `layout` is the layout of the elements in their tensor. "bytes" is [out_features, in_features], one byte an element.
     "packed", "gptq" and "awq" pack integers into int32, the first in the lowest bits: "packed" along rows, "gptq" along
     columns, both in order, and "awq" along columns in the order 0, 2, 4, 6, 1, 3, 5, 7. "gptq" and "awq" have a column
-    an output, and scales [groups, out_features]. "mxfp4" has floats of 4 bits (E2M1), two a byte, the first in the low
-    half, and scales that are exponents (E8M0).
+    an output, and scales [groups, out_features]. "ternary" has one scale, and for -1, 0 and 1 the integers from 0 up
+    in 2 bits: a byte has those of four rows, each a quarter of the rows apart. "mxfp4" has floats of 4 bits (E2M1), two
+    a byte, the first in the low half, and scales that are exponents (E8M0).
     """
 
-    layout: Literal["bytes", "packed", "gptq", "awq", "mxfp4"]
-    bits: int
+    layout: Literal["bytes", "packed", "gptq", "awq", "ternary", "mxfp4"]
+    bits: int  # of the integers that the kernels multiply
     block: tuple[int, int]  # rows and columns that share a scale
     scales: FileTensor
     zeros: FileTensor | None = None  # None: the middle of the integers, or 0 in "bytes"
     zero_offset: int = 0  # is added to each stored zero point
     groups: FileTensor | None = None  # int32 [in_features]; None: consecutive groups
+    inverse_scales: bool = False  # weights are divided by what the file has
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):

@@ -263,13 +263,13 @@ def _sources(entries: Iterable[TensorEntry]) -> list[FileTensor]:
 
 
 def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
-    """Bytes of a loaded GGUF tensor: packed blocks, Q8_0 where the type has no kernel, or floats."""
+    """Bytes of a loaded GGUF tensor: packed blocks, those of another type where its own has no kernel, or floats."""
     if len(source.shape) == 1:
         return source.num_bytes
     if source.type in FLOAT_TYPES:
         return math.prod(source.shape) * element_bytes
     if source.type in REQUANTISED_TYPES:
-        return math.prod(source.shape) * 34 // 32
+        return math.prod(source.shape) * {"Q4_0": 18, "Q8_0": 34}[REQUANTISED_TYPES[source.type]] // 32
     return math.prod(source.shape) * _PACKED_BYTES.get(source.type, 0) // 256 or source.num_bytes
 
 

@@ -7,7 +7,7 @@ import pytest
 from pyllm.checkpoint.quantization_config import QuantizationConfig, Scheme, read_quantization_config
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
-from tests.tiny_quantised import awq, compressed_tensors, fp8, gptq, int8, packed
+from tests.tiny_quantised import awq, bitnet, compressed_tensors, fp8, gptq, int8, packed
 
 
 def read(section: Any, name: str = "quantization_config") -> QuantizationConfig | None:
@@ -89,7 +89,7 @@ def weights(**changes: Any) -> dict[str, Any]:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"method 'bitsandbytes'; .* or a GGUF of it"),
         (
             {"quant_method": "hqq"},
-            "method 'hqq'; supported are compressed-tensors, awq, gptq, fp8 and mxfp4: use the unq",
+            "method 'hqq'; supported are compressed-tensors, awq, gptq, fp8, mxfp4 and bitnet: use the unq",
         ),
         ({}, "has no quant_method"),
         ("awq", "quantization_config is 'awq'; it must be a dictionary"),
@@ -108,6 +108,9 @@ def weights(**changes: Any) -> dict[str, Any]:
         (fp8((0, 0)).config | {"fmt": "e5m2"}, "fmt is 'e5m2'; it must be e4m3"),
         (fp8((0, 0)).config | {"weight_block_size": [128]}, r"weight_block_size is \[128\]"),
         (fp8((0, 0)).config | {"weight_block_size": [0, 128]}, "weight_block_size is 0"),
+        (bitnet().config | {"quantization_mode": "online"}, "quantization_mode is 'online'; it must be offline"),
+        (bitnet().config | {"linear_class": "linear"}, "linear_class is 'linear'"),
+        (bitnet().config | {"use_rms_norm": True}, "use_rms_norm = True"),
         (compressed_tensors("marlin-24", {"num_bits": 4}), "in the format 'marlin-24' are not supported"),
         (compressed_tensors("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}), "'nvfp4-pack-quantized'"),
         (weights(num_bits=3), "int weights of 3 bits, strategy 'group'"),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from pyllm import AsyncEngine, RequestOutput, SamplingParams, SchedulingParams
 from pyllm.errors import EngineDeadError, RequestError
 from tests import in_process
 from tests.e2e.server import Server, until
+from tests.e2e.titles import CORE, WORKER, find
 from tests.safetensors_arrays import load_file
 from tests.tiers import full
 from tests.tiny_model import write_tiny_model
@@ -180,9 +182,8 @@ async def test_arrays_of_a_program_replace_tensors_and_outlive_workers_and_cores
         version = await engine.update_weights(arrays)
         assert tokens(await task) == versions.tokens[versions.first]
         await check(engine, second)
-        for title in ("pyllm::worker-0-0", "pyllm::core-0"):
-            (process,) = children(title)
-            process.send_signal(signal.SIGKILL)
+        for title in (WORKER, CORE):
+            process_with(title).send_signal(signal.SIGKILL)
             await check(engine, second)
         half = {name: array for name, array in arrays.items() if "layers.1" in name}
         assert await engine.update_weights({name: 2 * array for name, array in half.items()}) != version
@@ -226,19 +227,18 @@ async def test_a_core_with_a_host_pool_does_not_sleep(versions: Versions) -> Non
         await check(engine, versions.tokens[versions.second])
 
 
-def children(title: str) -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
-    return [process for process in found if title in " ".join(process.cmdline())]
+def process_with(title: str) -> psutil.Process:
+    (process,) = find(os.getpid(), title)
+    return process
 
 
-@pytest.mark.parametrize("title", ["pyllm::worker-0-0", "pyllm::core-0"])
+@pytest.mark.parametrize("title", [WORKER, CORE])
 async def test_the_new_weights_outlive_workers_and_cores(versions: Versions, title: str) -> None:
     second = versions.tokens[versions.second]
     async with running(versions.first) as engine:
         await engine.update_weights(versions.second)
         task = await begun(engine)
-        (process,) = children(title)
-        process.send_signal(signal.SIGKILL)
+        process_with(title).send_signal(signal.SIGKILL)
         assert tokens(await task) == second
         await check(engine, second)
 
@@ -260,15 +260,14 @@ async def paused_for_update(engine: AsyncEngine, update: "asyncio.Task[str]") ->
             return
 
 
-@pytest.mark.parametrize("title", ["pyllm::worker-0-0", "pyllm::core-0", full("pyllm::core-1")])
+@pytest.mark.parametrize("title", [WORKER, CORE, full("pyllm::core-1")])
 async def test_a_kill_in_the_middle_leaves_one_version(versions: Versions, title: str) -> None:
     first, second = versions.tokens[versions.first], versions.tokens[versions.second]
     async with running(versions.first, data_parallel_size=2) as engine:
         tasks = [await begun(engine) for _ in range(4)]
         update = asyncio.create_task(engine.update_weights(versions.second))
         await paused_for_update(engine, update)
-        (process,) = children(title)
-        process.send_signal(signal.SIGKILL)
+        process_with(title).send_signal(signal.SIGKILL)
         # A process that dies while weights are loaded ends the update; later, the next one has the new weights.
         (outcome,) = await asyncio.gather(update, return_exceptions=True)
         assert isinstance(outcome, str | RequestError | EngineDeadError), outcome
@@ -307,7 +306,7 @@ def test_a_server_changes_its_weights_in_all_api_processes(server: Server, versi
     after = {text(server) for _ in range(4)}
     assert len(after) == 1
     assert before not in after
-    core = server.titled("pyllm::core-0")
+    core = server.titled(CORE)
     core.send_signal(signal.SIGKILL)
     core.wait(60)
     assert {text(server) for _ in range(4)} == after

@@ -103,7 +103,7 @@ def test_a_tied_embedding_is_on_both_ends_of_a_pipeline() -> None:
     ("kind", "bits"),
     [
         *(("Q4_K", 4.625), ("Q2_K", 5.125), ("Q3_K", 4.5625), ("IQ2_XS", 2.4375), ("IQ1_S", 1.6875)),
-        *(("TQ2_0", 8.5), ("F16", 16), ("F32", 16)),
+        *(("TQ2_0", 4.5), ("NVFP4", 8.5), ("F16", 16), ("F32", 16)),
     ],
 )
 def test_matrices_of_a_file_are_counted_as_they_are_kept(kind: str, bits: float) -> None:

@@ -7,8 +7,9 @@ import numpy as np
 from pyllm_kernels import GGUF_BLOCKS, MatrixRows
 from pyllm_kernels.tensors import Tensor
 
+from pyllm.checkpoint.gguf_types import REQUANTISED_TYPES
 from pyllm.errors import ConfigError
-from pyllm.workers.loaders.requantise import as_q8_0
+from pyllm.workers.loaders.requantise import as_q8_0, ternary_as_q4_0
 from pyllm.workers.loaders.tensor_table import RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import changed, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE, fill_finite
@@ -47,7 +48,7 @@ class GgufReader:
         columns: slice = WHOLE,
         keep_quantised: bool = False,
     ) -> MatrixRows:
-        """See `WeightReader.rows`; types without kernels are requantised to Q8_0."""
+        """See `WeightReader.rows`; types without kernels are requantised."""
         return self._rows(name, shape, rows, columns, keep_quantised)
 
     def release(self, names: Iterable[str]) -> None:
@@ -78,7 +79,7 @@ class GgufReader:
     def _converted(
         self, kind: str, stored: np.ndarray[tuple[int, int], np.dtype[np.uint8]], columns: slice, keep_quantised: bool
     ) -> MatrixRows:
-        """Rows of a type that only the gguf package can read, as floats or requantised to Q8_0."""
+        """Rows of a type that only the gguf package can read, as floats or requantised."""
         import gguf  # Few models need it, and its import takes a third of a second.
 
         source = gguf.GGMLQuantizationType[kind]
@@ -89,8 +90,8 @@ class GgufReader:
             return MatrixRows.of(np.concatenate(list(numbers)))
         if kind not in self._logged:
             self._logged.add(kind)
-            logger.info("tensors of type %s have no kernel, and are requantised to Q8_0", kind)
-        return as_q8_0(numbers)
+            logger.info("tensors of type %s have no kernel, and become %s", kind, REQUANTISED_TYPES[kind])
+        return ternary_as_q4_0(numbers) if REQUANTISED_TYPES[kind] == "Q4_0" else as_q8_0(numbers)
 
 
 def _cut_error(name: str, start: int, stop: int, width: int, features: int) -> ConfigError:

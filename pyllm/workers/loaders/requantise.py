@@ -1,10 +1,12 @@
-"""Requantises numbers to Q8_0 with the gguf package, for formats without a kernel. Knows no file."""
+"""Requantises numbers to 8 or 4 bits, for formats without a kernel. Knows no file."""
 
 from collections.abc import Iterable
 
 import numpy as np
-from pyllm_kernels import MatrixRows
-from pyllm_kernels.tensors import Floats
+from pyllm_kernels import GGUF_BLOCKS, MatrixRows
+from pyllm_kernels.tensors import Array, Floats
+
+_GROUP = 32  # features of a block
 
 
 def as_q8_0(chunks: Iterable[Floats]) -> MatrixRows:
@@ -13,3 +15,18 @@ def as_q8_0(chunks: Iterable[Floats]) -> MatrixRows:
 
     quantised = (gguf.quants.quantize(chunk, gguf.GGMLQuantizationType.Q8_0) for chunk in chunks)
     return MatrixRows.of(np.concatenate(list(quantised)), "q8_0")
+
+
+def ternary_as_q4_0(chunks: Iterable[Floats]) -> MatrixRows:
+    """The rows of all chunks in Q4_0, exactly: of 32 features, each is 0, or plus or minus one float16."""
+    return MatrixRows.of(np.concatenate([_ternary_blocks(chunk) for chunk in chunks]), "q4_0")
+
+
+def _ternary_blocks(numbers: Floats) -> Array:
+    groups = numbers.reshape(len(numbers), -1, _GROUP)
+    blocks = np.empty((*groups.shape[:2], GGUF_BLOCKS["q4_0"][1]), np.uint8)
+    with np.errstate(invalid="ignore"):  # A scale that is no number is refused by those who pack the blocks.
+        lows, highs = np.split((np.sign(groups) + 8).astype(np.uint8), 2, axis=-1)
+    blocks[..., :2] = np.abs(groups).max(-1, keepdims=True).astype(np.float16).view(np.uint8)
+    blocks[..., 2:] = lows | highs << 4
+    return blocks.reshape(len(numbers), -1)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from pyllm_kernels.tensors import Array
 from transformers import GptOssForCausalLM, LlamaForCausalLM, Mxfp4Config
+from transformers.integrations.bitnet import pack_weights
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
@@ -19,7 +21,7 @@ from tests.families.tiny_families import write_tiny_family
 from tests.safetensors_arrays import load_file, save_file
 from tests.tiny_model import write_tiny_model
 from tests.tiny_mxfp4 import write_mxfp4
-from tests.tiny_quantised import SIZES, VARIANTS, awq, fp8, gptq, int8, packed, write_quantised
+from tests.tiny_quantised import SIZES, VARIANTS, awq, bitnet, fp8, gptq, int8, packed, write_quantised
 
 QUERY = "layers.0.attention.query.weight"
 DOWN = "layers.1.feed_forward.down.weight"
@@ -80,8 +82,8 @@ def test_blocks_are_the_nearest_of_the_kernels(tmp_path: Path, name: str) -> Non
         rows = reader.rows(parameter, shape, keep_quantised=True)
         assert rows.format == kind
         largest = float(np.abs(expected[parameter]).max())
-        # Q4_1 rounds its minimum to float16, and what is quantised anew its numbers to 8 bits.
-        tolerance = largest / 127 if is_anew else largest * 2.0**-10 if kind == "q4_1" else 0.0
+        # Minimums and inverse scales are rounded to float16, and what is quantised anew its numbers to 8 bits.
+        tolerance = largest / 127 if is_anew else largest * 2.0**-10 if kind == "q4_1" or "inverse" in name else 0.0
         np.testing.assert_allclose(rows.numbers(), expected[parameter], rtol=0, atol=tolerance)
 
 
@@ -92,6 +94,13 @@ def test_transformers_reads_the_same(tmp_path: Path) -> None:
     found = read_whole(checkpoint)
     for entry in checkpoint.tensors:
         np.testing.assert_array_equal(found[entry.name], oracle[entry.source.name].numpy(), entry.name)
+
+
+def test_transformers_packs_three_values_alike() -> None:
+    weight = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
+    found = bitnet().quantise(weight)
+    packed = pack_weights(torch.from_numpy(np.sign(found.numbers)))
+    np.testing.assert_array_equal(packed.numpy(), found.tensors["weight"])
 
 
 @pytest.mark.parametrize("keep_quantised", [False, True])
