@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import itertools
-import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pyllm import AsyncEngine, RequestOutput, SamplingParams, SchedulingParams
@@ -183,7 +181,7 @@ async def test_arrays_of_a_program_replace_tensors_and_outlive_workers_and_cores
         assert tokens(await task) == versions.tokens[versions.first]
         await check(engine, second)
         for title in (WORKER, CORE):
-            process_with(title).send_signal(signal.SIGKILL)
+            kill(engine, title)
             await check(engine, second)
         half = {name: array for name, array in arrays.items() if "layers.1" in name}
         assert await engine.update_weights({name: 2 * array for name, array in half.items()}) != version
@@ -227,9 +225,10 @@ async def test_a_core_with_a_host_pool_does_not_sleep(versions: Versions) -> Non
         await check(engine, versions.tokens[versions.second])
 
 
-def process_with(title: str) -> psutil.Process:
-    (process,) = find(os.getpid(), title)
-    return process
+def kill(engine: AsyncEngine, title: str) -> None:
+    """Kill the one process of the engine with this title; other tests of this process may have such ones, too."""
+    (process,) = {process for pid in engine._processes.pids() for process in find(pid, title)}
+    process.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("title", [WORKER, CORE])
@@ -238,7 +237,7 @@ async def test_the_new_weights_outlive_workers_and_cores(versions: Versions, tit
     async with running(versions.first) as engine:
         await engine.update_weights(versions.second)
         task = await begun(engine)
-        process_with(title).send_signal(signal.SIGKILL)
+        kill(engine, title)
         assert tokens(await task) == second
         await check(engine, second)
 
@@ -267,7 +266,7 @@ async def test_a_kill_in_the_middle_leaves_one_version(versions: Versions, title
         tasks = [await begun(engine) for _ in range(4)]
         update = asyncio.create_task(engine.update_weights(versions.second))
         await paused_for_update(engine, update)
-        process_with(title).send_signal(signal.SIGKILL)
+        kill(engine, title)
         # A process that dies while weights are loaded ends the update; later, the next one has the new weights.
         (outcome,) = await asyncio.gather(update, return_exceptions=True)
         assert isinstance(outcome, str | RequestError | EngineDeadError), outcome
