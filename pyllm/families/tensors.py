@@ -604,8 +604,9 @@ def map_modules(spec: ModelSpec, names: TensorNames, shapes: Mapping[str, Shape]
         (root for root in names.roots for name in tensors if name.startswith(f"{root}{before}")), names.roots[0]
     )
     entries: dict[str, TensorEntry] = {}
+    alone = _alone(names)
     for index in range(len(spec.layers)):
-        for own in (names, _alone(names)):
+        for own in (names, alone) if alone != names else (names,):
             for parameter in _parameters_in_files(spec, index, own, root, tensors):
                 place, name = parameter.place._replace(is_transposed=False), parameter.name
                 is_matrix = len(parameter.shape) == 2 and place.matrix is None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from pyllm.checkpoint.cache import weights_digest
 from pyllm.checkpoint.types import AdapterMatrices, LoraAdapter
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec, Shape
@@ -63,10 +64,8 @@ def matrices(
 def adapter_of(
     path: Path, file: Path, matrices: tuple[AdapterMatrices, ...], configuration: bytes = b""
 ) -> LoraAdapter:
-    """The adapter at `path` with these matrices, whose weights are in one file; reads all of it for the digest."""
+    """The adapter at `path` with these matrices, whose weights are in one file; reads all of it for a new digest."""
     digest = hashlib.blake2b(configuration, digest_size=16)
-    with file.open("rb") as content:
-        while piece := content.read(1 << 22):
-            digest.update(piece)
+    digest.update(weights_digest((str(file),)).encode())
     rank = max(each.rank for each in matrices)
     return LoraAdapter(path=str(path), files=(str(file),), digest=digest.hexdigest(), rank=rank, matrices=matrices)
