@@ -1,6 +1,6 @@
 """The path that a request's route has, and the route that a caller of an unknown path probably meant.
 
-Knows the routes of other servers by their documents: Ollama, llama.cpp, vLLM, SGLang, TGI, OpenAI.
+Knows the routes of other servers by their documents: Ollama, llama.cpp, vLLM, SGLang, TGI, TRL, OpenAI.
 """
 
 import difflib
@@ -14,6 +14,9 @@ _CLOSE = 0.85
 _LLAMA = "it is of llama.cpp's own API; here it is {}"
 _NO_RERANK = "models generate or embed here, and none ranks: compare embeddings of POST /v1/embeddings"
 _TEXT_ONLY = "only text is served"
+_NO_TRANSFER = (
+    "weights come from files, by POST /admin/weights, or in Python as arrays, by `AsyncEngine.update_weights`"
+)
 # By the path's beginning; the longest that fits counts.
 MEANT: Mapping[str, str] = {
     **dict.fromkeys(
@@ -39,6 +42,15 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(("/v1/tokenize", "/v1/detokenize"), "vLLM's /tokenize and /detokenize are not below /v1"),
     **dict.fromkeys(("/healthz", "/livez", "/readyz", "/readiness", "/v1/health"), "here it is GET /health"),
     "/v1/metrics": "here it is GET /metrics",
+    **dict.fromkeys(("/update_weights", "/init_weight_transfer_engine", "/collective_rpc"), _NO_TRANSFER),
+    **dict.fromkeys(("/start_weight_update", "/finish_weight_update", "/get_world_size"), _NO_TRANSFER),
+    **dict.fromkeys(("/init_weights_update_group", "/update_weights_from_distributed"), _NO_TRANSFER),
+    **dict.fromkeys(("/init_communicator", "/update_named_param", "/update_weights_from_tensor"), _NO_TRANSFER),
+    "/update_weights_from_disk": "SGLang's; here it is POST /admin/weights with a path",
+    "/pause_generation": "SGLang's; here it is POST /pause",
+    "/continue_generation": "SGLang's; here it is POST /resume",
+    "/release_memory_occupation": "SGLang's; here it is POST /sleep",
+    "/resume_memory_occupation": "SGLang's; here it is POST /wake_up",
     "/flush_cache": "SGLang's; here it is POST /reset_prefix_cache",
     **dict.fromkeys(("/v1/chat", "/chat"), "it is POST /v1/chat/completions"),
     **dict.fromkeys(("/status", "/ready", "/v1/status", "/v1/ready"), "here it is GET /health, or /server_info"),
