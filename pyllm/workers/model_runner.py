@@ -3,13 +3,11 @@
 Knows no process and no socket (`workers/worker_process.py`), and of scheduling only the plan.
 """
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 from pyllm_kernels import AttentionShape
@@ -17,7 +15,6 @@ from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.checkpoint.cache import weights_digest
-from pyllm.checkpoint.types import Checkpoint, check_unchanged
 from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import coordinates_of, num_ranks
@@ -26,14 +23,12 @@ from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
 from pyllm.families.state_layout import fitting_states
 from pyllm.kv_transfer import ConnectorContext, KVBlocks, make_worker_connector
-from pyllm.machine.memory import host_memory
-from pyllm.supervision.process_memory import is_out_of_memory, return_freed_memory
+from pyllm.supervision.process_memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.profiles import RankProfile
 from pyllm.workers.adapters.rank_adapters import RankAdapters
 from pyllm.workers.attention_backends import check_layers, fits_graphs, load_attention_backend
 from pyllm.workers.causal_model import CausalModel
-from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices.configured import DTYPES, configured_kernels, worker_device
 from pyllm.workers.devices.device import Device
 from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
@@ -46,13 +41,8 @@ from pyllm.workers.layers.forward_context import AttentionHook
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.stage_link import StageLink
 from pyllm.workers.layers.weight_placement import WeightPlacement
-from pyllm.workers.loaders.formats import weight_reader
-from pyllm.workers.loaders.packed_cache import open_packed_cache
-from pyllm.workers.loaders.progress import ProgressReader
-from pyllm.workers.loaders.tensor_table import TensorTable
-from pyllm.workers.loaders.turns import TurnLoader
-from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.rank_profile import Pending, StepProfiler
+from pyllm.workers.rank_weights import RankWeights, free_unused
 from pyllm.workers.sampling.token_sampler import Draw
 from pyllm.workers.sparse_attention.kv_selectors import SelectorInputs, load_kv_selector
 from pyllm.workers.step.attention_batch import AttentionGroup
@@ -109,7 +99,6 @@ class ModelRunner:
         num_stages = engine.parallel.pipeline_parallel_size
         stages = split_into_stages(config.checkpoint.tensors, num_layers, num_stages, tied, self._spec.tied_layers)
         self._stage = stages[coordinates_of(config.rank, engine.parallel).stage]
-        self._checkpoint = self._own_part(config.checkpoint)
         stage = self._stage
         device = worker_device(config) if device is None else device
         kernels = configured_kernels(engine, device)
@@ -137,17 +126,18 @@ class ModelRunner:
         self._memory = KVMemory(config, shape, groups, self._kernels, device, layers=stage.layers, clock=clock)
         max_blocks = -(-self._max_model_len // engine.cache.block_size)
         self._slots = Slots(engine.scheduler.max_num_seqs, max_blocks, device, len(groups))
-        self._adapters: RankAdapters | None = None
+        adapters: RankAdapters | None = None
         if engine.lora.enable_lora:
             limits = engine.scheduler
-            self._adapters = RankAdapters(engine.lora, limits.max_num_batched_tokens, limits.max_num_seqs, device)
+            adapters = RankAdapters(engine.lora, limits.max_num_batched_tokens, limits.max_num_seqs, device)
+        self._weights = RankWeights(
+            engine, config.checkpoint, config.rank, stage=stage, placement=self._placement, adapters=adapters
+        )
         self._sampler = StepSampler(config, self._placement, self._slots)
         self._plans = PlanBuffer(device, num_groups=len(groups))
         self._selector: KVSelector | None = None
         self._forward: ForwardPass | None = None
         self._attention_hooks: list[AttentionHook] = []
-        self._next: _NextWeights | None = None
-        self._has_model = False
         self._host_memory = host_memory
         self._transfers: RankTransfers | None = None
         self._methods: dict[str, Callable[..., Any]] = {
@@ -169,18 +159,23 @@ class ModelRunner:
             "instruction_set": self.instruction_set,
             "start_profile": self.start_profile,
             "stop_profile": self.stop_profile,
-            "weights_room": self.weights_room,
+            "weights_room": self._weights.room,
             "begin_weights": self.begin_weights,
             "load_weights": self.load_weights,
             "switch_weights": self.switch_weights,
-            "drop_weights": self.drop_weights,
+            "drop_weights": self._weights.forget_next,
             "sleep": self.sleep,
             "wake_weights": self.wake_weights,
         }
-        if self._adapters is not None:
+        if adapters is not None:
             self._methods |= {"load_adapter": self._load_adapter, "unload_adapter": self._unload_adapter}
         self._profiler: StepProfiler | None = None
         self._profile_origin = 0
+
+    @property
+    def model(self) -> CausalModel:
+        """The model that computes, see `RankWeights.model`."""
+        return self._weights.model
 
     def computing(self) -> AbstractContextManager[object]:
         """The context of the device's computation."""
@@ -197,14 +192,7 @@ class ModelRunner:
         """
         # Its blocks are verified while the weights load.
         self._memory.open_host(f"{self.instruction_set()} {self._kernels.backend}", self._host_memory)
-        cache = open_packed_cache(self._engine, self._checkpoint, self._rank)
-        table = TensorTable(self._checkpoint)
-        self.model = self._causal_model(replace(self._placement, cache=cache, adapters=self._adapters), table)
-        reader = weight_reader(self._checkpoint, table)
-        self.model.load(ProgressReader(reader, self._checkpoint, advance))
-        self._has_model = True
-        if cache is not None:
-            cache.finish()
+        self._weights.load(advance)
         self._position_tables = PositionTables.of(self._spec, self._max_model_len, self._placement.device)
         limits, placement = self._engine.scheduler, self._placement
         width = sum(self._spec.stage_widths)
@@ -248,8 +236,8 @@ class ModelRunner:
         """
         on_gpu, samples = self._placement.device.type == "cuda", self._stage.is_last
         self._slots.apply(batch)
-        if self._adapters is not None:
-            self._adapters.apply(batch)
+        if (adapters := self._weights.adapters) is not None:
+            adapters.apply(batch)
         if samples and not on_gpu:
             self._sampler.follow(batch)  # Before the forward pass: grammars compile in parallel with it.
         self._memory.move_blocks(batch)
@@ -325,7 +313,7 @@ class ModelRunner:
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
-        if self._has_model:
+        if self._weights.has_model:
             self._prepare_forward()
 
     def _prepare_forward(self) -> None:
@@ -355,9 +343,10 @@ class ModelRunner:
         if config is None:
             raise ProtocolError("a KV connector needs kv_transfer_config")
         # Other versions of the weights have hashes of their own, which keep their blocks apart.
-        if not self._checkpoint.version and weights_digest(self._checkpoint.files) != weights:
+        checkpoint = self._weights.checkpoint
+        if not checkpoint.version and weights_digest(checkpoint.files) != weights:
             raise ConfigError(
-                f"the files of the model ({self._checkpoint.files[0]} ...) are not those that this engine was started "
+                f"the files of the model ({checkpoint.files[0]} ...) are not those that this engine was started "
                 "with, so its KV blocks are another model's: restore the files, or start the engine again"
             )
         context = ConnectorContext(
@@ -437,131 +426,62 @@ class ModelRunner:
         """The instruction set or GPU of this machine; results depend on it, beside weights and dtype."""
         return self._placement.device.name
 
-    def weights_room(self) -> tuple[int, int]:
-        """Bytes that this rank's share of the weights takes, and bytes that are available for another version of it."""
-        needed = 0
-        if self._has_model:
-            needed = sum(packed.nbytes for packed in self.model.matrices()) + self.model.embedding_bytes
-        if self._placement.device.type != "cuda":
-            return needed, min((memory.available for memory in host_memory()), default=0)
-        from pyllm.workers.devices.torch_device import available_bytes
-
-        return needed, available_bytes(self._placement.device)
-
     @_computing
     def begin_weights(self, checkpoint: bytes, beside: bool) -> None:
-        """Begin to load another version of the weights, described by a `Checkpoint` of the same spec.
+        """Begin to load another version of the weights; see `RankWeights.begin`.
 
-        `beside` the one that computes; else that is dropped, and no step may come before `switch_weights`.
-
-        Raises:
-            ConfigError: the files have changed since they were described, or cannot be read.
+        If it is not `beside` the one that computes, no step may come before `switch_weights`.
         """
-        self.drop_weights()
-        described = msgspec.msgpack.decode(checkpoint, type=Checkpoint)
-        try:
-            check_unchanged(described)
-            own = self._own_part(described)
-            table = TensorTable(own)
-        except OSError as error:
-            raise ConfigError(f"the weights cannot be read: {error}") from None
         if not beside:
             self._forward = None
-            self._drop_model()
-        adapters = None if self._adapters is None else self._adapters.for_model()
-        model = self._causal_model(replace(self._placement, cache=None, adapters=adapters), table)
-
-        def load(reader: WeightReader) -> None:
-            with self.computing():
-                model.load(reader)
-
-        self._next = _NextWeights(own, model, adapters, TurnLoader(load, weight_reader(own, table)))
+        self._weights.begin(checkpoint, beside=beside)
 
     @_computing
     def load_weights(self, seconds: float) -> bool:
-        """Go on loading for some seconds; True if all is loaded.
-
-        Raises:
-            ConfigError: a file does not fit, or has shrunk.
-        """
-        return self._loading().loader.advance(seconds)
+        """Go on loading for some seconds; see `RankWeights.advance`."""
+        return self._weights.advance(seconds)
 
     @_computing
     def switch_weights(self) -> None:
         """Compute with the weights that are loaded from now on; blocks of the KV cache keep what they have."""
-        new = self._loading()
-        if not new.loader.is_done:
-            raise ProtocolError("the weights are not loaded yet")
-        new.loader.close()
-        self._next = self._forward = None
-        self.model, self._checkpoint = new.model, new.checkpoint
-        if new.adapters is not None:
-            self._adapters = new.adapters
-            new.adapters.assign_again()
-        self._has_model = True
-        if self._memory.is_allocated:
-            self._prepare_forward()
-        _free_unused()
-
-    def drop_weights(self) -> None:
-        """Forget weights that were loaded, or begun, and not switched to."""
-        if self._next is not None:
-            self._next.loader.close()
-            self._next = None
-            _free_unused()
+        self._weights.switch()
+        self._prepare_again()
 
     @_computing
     def sleep(self, drops_weights: bool) -> None:
         """Free the KV cache, and the weights if asked; no step may come before both are there again."""
-        self.drop_weights()
+        self._weights.forget_next()
         self._forward = self._selector = None
         self._memory.release()
         if drops_weights:
-            self._drop_model()
-        _free_unused()
+            self._weights.drop()
+        free_unused()
         if self._placement.device.type == "cuda":
             from pyllm.workers.devices.torch_device import available_bytes
 
             available_bytes(self._placement.device)  # Empties torch's own pool.
 
+    @_computing
     def wake_weights(self) -> None:
-        """Load the weights again that `sleep` has dropped.
+        """Load the weights again that `sleep` has dropped; see `RankWeights.reload`."""
+        if not self._weights.has_model:
+            self._weights.reload()
+            self._prepare_again()
 
-        Raises:
-            ConfigError: the files have changed, or cannot be read.
-        """
-        if not self._has_model:
-            self.begin_weights(msgspec.msgpack.encode(self._checkpoint), beside=True)
-            self._loading().loader.advance(float("inf"))
-            self.switch_weights()
-
-    def _drop_model(self) -> None:
-        if self._has_model:
-            del self.model
-            self._has_model = False
-            _free_unused()
-
-    def _loading(self) -> "_NextWeights":
-        if self._next is None:
-            raise ProtocolError("there are no other weights: begin_weights comes before")
-        return self._next
-
-    def _own_part(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint with the tensors of this rank's stage; others are neither read nor counted as progress."""
-        if self._engine.parallel.pipeline_parallel_size == 1:
-            return checkpoint
-        own = tuple(
-            entry for entry in checkpoint.tensors if self._stage.has(entry.name, self._spec.tie_word_embeddings)
-        )
-        return msgspec.structs.replace(checkpoint, tensors=own)
+    def _prepare_again(self) -> None:
+        """Make the forward pass of other weights, and free those before."""
+        self._forward = None
+        if self._memory.is_allocated:
+            self._prepare_forward()
+        free_unused()
 
     def _load_adapter(self, number: int, files: Sequence[str], matrices: bytes) -> list[str]:
-        assert self._adapters is not None, "this method is there with adapters alone"
-        return self._adapters.load(number, files, matrices)
+        assert self._weights.adapters is not None, "this method is there with adapters alone"
+        return self._weights.adapters.load(number, files, matrices)
 
     def _unload_adapter(self, number: int) -> None:
-        assert self._adapters is not None, "this method is there with adapters alone"
-        self._adapters.unload(number)
+        assert self._weights.adapters is not None, "this method is there with adapters alone"
+        self._weights.adapters.unload(number)
 
     def start_profile(self, num_steps: int, origin: int, ranks: Sequence[int]) -> None:
         """Record the next `num_steps` steps if this rank is one of `ranks`.
@@ -587,13 +507,6 @@ class ModelRunner:
         """Compute and sample the step that needs the most memory."""
         forward = self._forward_pass(self._memory.temporary_cache(1), states=self._memory.temporary_states())
         run_largest_step(forward, self._placement.device, self._engine.model.max_logprobs)
-
-    def _causal_model(self, placement: WeightPlacement, table: TensorTable) -> CausalModel:
-        if self._spec.transformers is None:
-            return Decoder(self._spec, placement, self._stage)
-        from pyllm.workers.transformers_backend.model import TransformersModel  # Others need not import it.
-
-        return TransformersModel(self._spec, placement, table.unmapped(), self._max_model_len)
 
     def _check_isolation(self) -> None:
         from pyllm.workers.transformers_backend.isolation import CHECKED_TOKENS, check_isolation
@@ -674,23 +587,6 @@ class ModelRunner:
     def _planned_graph_bytes(self) -> int:
         """The memory reserved for graphs of sampling."""
         return self._sampler.planned_graph_bytes() if self._stage.is_last else 0
-
-
-def _free_unused() -> None:
-    """Free what was dropped: a model has reference cycles, and the process has frozen its objects."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    return_freed_memory()
-
-
-class _NextWeights(NamedTuple):
-    """A version of the weights that is being loaded."""
-
-    checkpoint: Checkpoint
-    model: CausalModel
-    adapters: RankAdapters | None
-    loader: TurnLoader
 
 
 class RunningStep:

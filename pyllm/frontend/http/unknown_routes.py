@@ -15,7 +15,7 @@ _LLAMA = "it is of llama.cpp's own API; here it is {}"
 _NO_RERANK = "models generate or embed here, and none ranks: compare embeddings of POST /v1/embeddings"
 _TEXT_ONLY = "only text is served"
 _NO_TRANSFER = (
-    "weights come from files, by POST /admin/weights, or in Python as arrays, by `AsyncEngine.update_weights`"
+    "weights come from files, by POST /admin/weights, or as arrays, by `update_weights` of Python's `AsyncEngine`"
 )
 # By the path's beginning; the longest that fits counts.
 MEANT: Mapping[str, str] = {
