@@ -56,7 +56,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tenants: tuple[Name, ...] = ()
 
 
-class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
+class CatalogueModels(msgspec.Struct, frozen=True, kw_only=True):
     """All models in the file's order, the options of each by its name, and aliases: each with its models' shares."""
 
     entries: tuple[CatalogueEntry, ...]

@@ -13,8 +13,8 @@ import msgspec
 from pyllm.checkpoint.model_name import find_short_name
 from pyllm.config.catalogue_settings import (
     SERVER_OPTIONS,
-    Catalogue,
     CatalogueEntry,
+    CatalogueModels,
     Name,
     Shares,
     check_aliases,
@@ -43,7 +43,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aliases: dict[Name, str | Shares] = {}
 
 
-def read_catalogue(path: Path, shared: Mapping[str, Any]) -> Catalogue:
+def read_catalogue(path: Path, shared: Mapping[str, Any]) -> CatalogueModels:
     """The catalogue of a YAML file or a folder. `shared` are options of every model, which its own replace.
 
     Exits with 2, as a command line does, where a model has a wrong flag.
@@ -54,7 +54,7 @@ def read_catalogue(path: Path, shared: Mapping[str, Any]) -> Catalogue:
     return _of_folder(path, shared) if path.is_dir() else _of_file(path, shared)
 
 
-def catalogue_of(models: Sequence[str], shared: Mapping[str, Any]) -> Catalogue:
+def catalogue_of(models: Sequence[str], shared: Mapping[str, Any]) -> CatalogueModels:
     """The catalogue of models that a command line names.
 
     Raises:
@@ -81,7 +81,7 @@ def model_name(model: str) -> str:
     return model
 
 
-def _of_folder(path: Path, shared: Mapping[str, Any]) -> Catalogue:
+def _of_folder(path: Path, shared: Mapping[str, Any]) -> CatalogueModels:
     found = [
         each
         for each in sorted(path.iterdir())
@@ -90,7 +90,7 @@ def _of_folder(path: Path, shared: Mapping[str, Any]) -> Catalogue:
     return _catalogue(f"--models {path}", {model_name(str(each)): {"model": str(each)} for each in found}, {}, shared)
 
 
-def _of_file(path: Path, shared: Mapping[str, Any]) -> Catalogue:
+def _of_file(path: Path, shared: Mapping[str, Any]) -> CatalogueModels:
     import yaml
 
     try:
@@ -120,7 +120,7 @@ def _flags_of(path: Path, name: str, value: Any) -> dict[str, Any]:
 
 def _catalogue(
     source: str, named: Mapping[str, dict[str, Any]], aliases: dict[str, Shares], shared: Mapping[str, Any]
-) -> Catalogue:
+) -> CatalogueModels:
     if not named:
         raise ConfigError(f"{source} has no models")
     parser = SettingsParser(prog="pyllm serve")
@@ -141,4 +141,4 @@ def _catalogue(
         except (ConfigError, msgspec.ValidationError) as error:
             raise ConfigError(f"{source}: {name}: {error}") from None
     check_aliases(aliases, named)
-    return Catalogue(entries=tuple(entries), options=options, aliases=aliases)
+    return CatalogueModels(entries=tuple(entries), options=options, aliases=aliases)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.config.catalogue_settings import Catalogue, CatalogueConfig, split_options
+from pyllm.config.catalogue_settings import CatalogueConfig, CatalogueModels, split_options
 from pyllm.config.credentials import Credentials
 from pyllm.config.engine_settings import RecoveryConfig
 from pyllm.config.option_reading import config_part, engine_config
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 def serve_catalogue(
-    catalogue: Catalogue, bounds: CatalogueConfig, shared: Mapping[str, Any], server: ServerConfig
+    catalogue: CatalogueModels, bounds: CatalogueConfig, shared: Mapping[str, Any], server: ServerConfig
 ) -> int:
     """Run the models that are asked for and their API process until SIGTERM or SIGINT, then drain.
 
@@ -132,7 +132,7 @@ class ModelFiles:
     Without a size of its own, a KV cache is made for an equal part of `budget`.
     """
 
-    def __init__(self, catalogue: Catalogue, server: ServerConfig, folder: str, budget: int) -> None:
+    def __init__(self, catalogue: CatalogueModels, server: ServerConfig, folder: str, budget: int) -> None:
         self._catalogue = catalogue
         self._server = server
         self._folder = folder

@@ -15,7 +15,7 @@ from pyllm.errors import PyllmError
 from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel
 from pyllm.frontend.catalogue.early_stream import EarlyStream
 from pyllm.frontend.catalogue.model_service import ModelService
-from pyllm.frontend.catalogue.ollama_models import OllamaRequest
+from pyllm.frontend.catalogue.ollama_models import CatalogueRequest
 from pyllm.frontend.http.asgi import Message, Receive, Scope, Send
 from pyllm.frontend.http.failure import ClientGoneError, describe
 from pyllm.frontend.http.routes_app import RoutesApp
@@ -60,7 +60,7 @@ class CatalogueApp:
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model")
         name = named.model if isinstance(named.model, str) else query[0] if query else None
         keep = None
-        if (ollamas := OllamaRequest.of(scope["path"], body.content)) is not None:
+        if (ollamas := CatalogueRequest.of(scope["path"], body.content)) is not None:
             model, name = ollamas.find(self._catalogue, context)
             keep = ollamas.keep_seconds()
             if (answer := await ollamas.unload(self._catalogue, model, context)) is not None:

@@ -40,7 +40,7 @@ class _Body(msgspec.Struct):
     suffix: Raw = Raw()
 
 
-class OllamaRequest(NamedTuple):
+class CatalogueRequest(NamedTuple):
     """The parts of a request that a catalogue reads. Without content it only loads its model, or unloads it."""
 
     path: str
@@ -49,7 +49,7 @@ class OllamaRequest(NamedTuple):
     has_content: bool
 
     @classmethod
-    def of(cls, path: str, content: bytes) -> "OllamaRequest | None":
+    def of(cls, path: str, content: bytes) -> "CatalogueRequest | None":
         """The parts of a body; None for another API's, or without a name, which its route will say."""
         if not path.startswith(f"{PREFIX}/"):
             return None
