@@ -2,9 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
+from pyllm.checkpoint.cache import file_identity
+from pyllm.checkpoint.types import TokenizerFiles
 from pyllm.config.process_config import ApiConfig
+from pyllm.errors import ConfigError
 from pyllm.frontend.admin.routes import Reloaded, reload_credentials
 from pyllm.frontend.app import answer_error, metrics_route, model_app, version_route, with_edge
 from pyllm.frontend.catalogue.catalogue import Catalogue
@@ -32,6 +36,9 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.upkeep import log_stats, shed_reports
 from pyllm.supervision.process_samples import ProcessSampler
+
+# Tokenizers of the last models, loaded or not, that stay for the next time.
+MAX_KEPT_TOKENIZERS = 8
 
 
 class ServerParts(NamedTuple):
@@ -85,14 +92,33 @@ def create_catalogue_app(catalogue: Catalogue, parts: ServerParts) -> ASGIApp:
     return with_edge(CatalogueApp(catalogue, app, may_exist), catalogue, names)
 
 
+def _text_parts(files: TokenizerFiles) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The tokenizer and the chat template in these files, made anew if they have changed.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    try:
+        identity = file_identity(files.path)
+    except OSError as error:
+        raise ConfigError(f"cannot read the tokenizer {files.path}: {error.strerror}") from None
+    return _made_parts(files, identity)
+
+
+# To make a tokenizer takes a quarter of a second, and to free it up to a tenth, in which no other thread runs.
+@lru_cache(MAX_KEPT_TOKENIZERS)
+def _made_parts(files: TokenizerFiles, identity: tuple[int, ...]) -> tuple[Tokenizer, ChatTemplate | None]:
+    del identity  # only a part of the cache's key
+    return Tokenizer(files), ChatTemplate.of(files)
+
+
 async def open_service(config: ApiConfig, shared: LocalState, parts: ServerParts) -> ModelService:
     """Load a model's tokenizer, and connect to its cores, which may still be starting.
 
     Raises:
         EngineDeadError: no core answered within the server's `ready_timeout`.
     """
-    files = config.checkpoint.tokenizer
-    loading = asyncio.gather(asyncio.to_thread(Tokenizer, files), asyncio.to_thread(ChatTemplate.of, files))
+    loading = asyncio.ensure_future(asyncio.to_thread(_text_parts, config.checkpoint.tokenizer))
     try:
         cores = await ServerCores.connect(config, shared)
     except BaseException:
