@@ -1,20 +1,26 @@
-"""Adapters of the embedded model, end to end: in one batch, over HTTP, from Python, and after a core's death."""
+"""Adapters, end to end: in one batch, beside merged models, over HTTP, from Python, and after a core's death."""
 
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pyllm import LLM, LoRARequest, SamplingParams
+from pyllm import LLM, LoRARequest, RequestOutput, SamplingParams
 from pyllm.checkpoint.adapters.peft_folder import WEIGHTS
 from pyllm.errors import RequestError
 from tests import in_process
-from tests.checkpoint.adapters.lora_folder import write_lora
+from tests.checkpoint.adapters.lora_folder import PEFT, write_lora
 from tests.e2e.server import Server, until
+from tests.e2e.titles import WORKER, find
 from tests.in_process import KV_CACHE
+from tests.safetensors_arrays import load_file, save_file
+from tests.tiers import full
+from tests.tiny_model import write_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = "The capital of France is"
@@ -129,3 +135,55 @@ def test_adapters_outlive_a_core(server: Server) -> None:
     core.wait(60)
     assert (text(server, "one"), text(server, "three")) == before
     until(lambda: server.titled("pyllm::core-0").pid != core.pid, "the next core")
+
+
+def merged(folder: Path, model: Path, adapter: Path) -> str:
+    """A copy of the model with the adapter's products in its weights."""
+    shutil.copytree(model, folder)
+    weights, pairs = load_file(folder / "model.safetensors"), load_file(adapter / WEIGHTS)
+    for name, down in pairs.items():
+        if ".lora_A." in name:
+            target = name.removeprefix("base_model.model.").replace(".lora_A", "")
+            weights[target] = (
+                weights[target] + PEFT["lora_alpha"] / len(down) * pairs[name.replace("_A.", "_B.")] @ down
+            )
+    save_file(weights, folder / "model.safetensors")
+    return str(folder)
+
+
+def scored(output: RequestOutput) -> tuple[list[int], list[float]]:
+    """The tokens, and the log-probability of each."""
+    (sample,) = output.outputs
+    assert sample.logprobs is not None
+    tokens = list(sample.token_ids)
+    return tokens, [place[token].logprob for token, place in zip(tokens, sample.logprobs, strict=True)]
+
+
+@pytest.mark.parametrize("ranks", [1, full(2)])
+def test_adapters_in_one_batch_equal_merged_models_and_outlive_a_worker(tmp_path: Path, ranks: int) -> None:
+    model = Path(write_tiny_model(tmp_path / "model", heads=4, kv_heads=2))
+    shapes = {name: weight.shape for name, weight in load_file(model / "model.safetensors").items() if "_proj" in name}
+    modules = {name.removesuffix(".weight"): (shape[0], shape[1]) for name, shape in shapes.items()}
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=0)
+    prompt, adapters, expected = {"prompt_token_ids": list(range(40))}, [None], []
+    for number in range(4):
+        folder = str(model)
+        if number:
+            adapter = write_lora(tmp_path / f"adapter-{number}", modules, rank=1 + number, seed=number, scale=0.2)
+            adapters.append(LoRARequest(f"adapter-{number}", number, str(adapter)))
+            folder = merged(tmp_path / f"merged-{number}", model, adapter)
+        with in_process.engine(folder, dtype="float32") as alone:
+            expected.append(scored(in_process.generate(alone, [prompt], params)[0]))
+    assert len({tuple(tokens) for tokens, _ in expected}) == 4
+
+    options: dict[str, Any] = {"tensor_parallel_size": ranks, "num_threads": 1, "dtype": "float32"}
+    options |= {"enable_lora": True, "max_loras": 3, "kv_cache_memory_bytes": "16MiB", "warm_spares": False}
+    with closing(LLM(str(model), **options)) as llm:
+        for _ in range(2):
+            outputs = llm.generate([prompt] * len(adapters), params, lora_request=adapters, use_tqdm=False)
+            for output, (tokens, logprobs) in zip(outputs, expected, strict=True):
+                found = scored(output)
+                assert found[0] == tokens
+                np.testing.assert_allclose(found[1], logprobs, rtol=0, atol=1e-4)
+            (worker,) = {process for pid in llm._engine._processes.pids() for process in find(pid, WORKER)}
+            worker.send_signal(signal.SIGKILL)

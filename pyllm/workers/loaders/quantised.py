@@ -186,7 +186,8 @@ class QuantisedReader:
             case "ternary":
                 quarters, lines = np.divmod(share.order, rows // 4)
                 stored = content.reshape(rows // 4, columns)[lines, rest]
-                return (stored >> (2 * quarters[:, None]).astype(np.uint8) & 3) + np.uint8(7)
+                values: Codes = (stored >> (2 * quarters[:, None]).astype(np.uint8)) & np.uint8(3)
+                return values + np.uint8(7)
             case _:  # awq
                 words = _integers(content).reshape(columns, -1)[rest]
                 return np.ascontiguousarray(columns_of(words, 4, share.order, is_awq=True).T)
@@ -226,7 +227,7 @@ class QuantisedReader:
         scales = self._table.content(stored).copy().view(numpy_dtype(DTYPES[stored.type])).astype(np.float32)
         if quantised.inverse_scales:
             with np.errstate(divide="ignore"):  # Infinite scales are refused by the caller.
-                scales = 1 / scales
+                scales = np.float32(1) / scales
         if quantised.layout in {"gptq", "awq"}:
             return np.ascontiguousarray(scales.reshape(stored.shape)[:, share.order].T)
         num_groups = -(-entry.source.shape[1] // quantised.block[1])
