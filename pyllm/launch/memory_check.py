@@ -24,6 +24,8 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 # `Layout` in kernels/src/linear/ggml/grid.rs).
 _PACKED_BYTES = {"Q2_K": 164, "Q3_K": 146, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138}
 _PACKED_BYTES |= {"IQ1_S": 54, "IQ1_M": 58, "IQ2_XXS": 70, "IQ2_XS": 78, "IQ3_XXS": 102}
+# Of 32 elements of a GGUF type on a GPU; IQ1 to IQ3 are as Q8_0, and others are floats.
+_GPU_BYTES = {"Q4_0": 20, "Q4_1": 20, "Q8_0": 34, "Q5_0": 34, "IQ4_NL": 34}
 # A process that has imported torch, with its buffers; counted once per rank and once for all other processes.
 _PROCESS_BYTES = 256 << 20
 
@@ -39,16 +41,18 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     names = _float_matrices(spec)
     num_floats = sum(math.prod(entry.shape) for entry in checkpoint.tensors if entry.name in names)
     others = [entry for entry in checkpoint.tensors if entry.name not in names]
+    on_cpu = engine.device.device == "cpu"
     match engine.model.quantization:
         case "gguf":
             sources = (*_sources(others), *(entry.source for entry in shared))
-            return sum(_kept_bytes(source, element_bytes) for source in sources) + num_floats * element_bytes
+            kept_bytes = _kept_bytes if on_cpu else _kept_bytes_on_gpu
+            return sum(kept_bytes(source, element_bytes) for source in sources) + num_floats * element_bytes
         case "int8":
             return num_parameters(spec) + num_shared + num_floats * (element_bytes - 1)
         case "none":
             return (num_parameters(spec) + num_shared) * element_bytes
         case _:
-            quantised = sum(_quantised_bytes(entry, element_bytes) for entry in (*others, *shared))
+            quantised = sum(_quantised_bytes(entry, element_bytes, on_cpu) for entry in (*others, *shared))
             return quantised + num_floats * element_bytes
 
 
@@ -262,8 +266,17 @@ def _sources(entries: Iterable[TensorEntry]) -> list[FileTensor]:
     return list({(entry.source.file, entry.source.offset): entry.source for entry in entries}.values())
 
 
+def _kept_bytes_on_gpu(source: FileTensor, element_bytes: int) -> int:
+    """Bytes of a loaded GGUF tensor on a GPU, in the format that the Triton linears have for it."""
+    if len(source.shape) == 1:
+        return source.num_bytes
+    kind = REQUANTISED_TYPES.get(source.type, source.type)
+    others = 34 if kind.startswith(("IQ1", "IQ2", "IQ3")) else 32 * element_bytes
+    return math.prod(source.shape) * _GPU_BYTES.get(kind, others) // 32
+
+
 def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
-    """Bytes of a loaded GGUF tensor: packed blocks, those of another type where its own has no kernel, or floats."""
+    """Bytes of a loaded GGUF tensor on a CPU: packed blocks, of another type where its own has no kernel, or floats."""
     if len(source.shape) == 1:
         return source.num_bytes
     if source.type in FLOAT_TYPES:
@@ -273,10 +286,12 @@ def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
     return math.prod(source.shape) * _PACKED_BYTES.get(source.type, 0) // 256 or source.num_bytes
 
 
-def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:
+def _quantised_bytes(entry: TensorEntry, element_bytes: int, on_cpu: bool) -> int:
     """Bytes of a loaded matrix of a quantised folder, in the format that `workers/loaders/quantised.py` chooses."""
     count, quantised = math.prod(entry.shape), entry.quantised
-    if quantised is None or entry.source.type == "F8_E4M3":
+    if quantised is not None and entry.source.type == "F8_E4M3" and not on_cpu:
+        return count
+    if quantised is None or entry.source.type == "F8_E4M3" or (quantised.layout == "mxfp4" and not on_cpu):
         return count * element_bytes
     if quantised.layout == "mxfp4":
         return count * 17 // 32
@@ -285,7 +300,7 @@ def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:
         return count * (1 if quantised.bits == 8 and group >= columns else element_bytes)
     if quantised.bits == 8 or quantised.groups is not None or (group % 32 and group < columns):
         return count * 34 // 32
-    return count * (18 if quantised.zeros is None else 20) // 32
+    return count * (18 if quantised.zeros is None and on_cpu else 20) // 32
 
 
 def _features(feed_forward: FeedForwardSpec) -> int:

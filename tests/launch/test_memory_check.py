@@ -99,15 +99,33 @@ def test_a_tied_embedding_is_on_both_ends_of_a_pipeline() -> None:
     assert processes[0] - processes[1] == 256 * MEGABYTE
 
 
+def on_gpu(engine: EngineConfig) -> EngineConfig:
+    return msgspec.structs.replace(engine, device=msgspec.structs.replace(engine.device, device="cuda"))
+
+
 @pytest.mark.parametrize(
-    ("kind", "bits"),
+    ("kind", "device", "bits"),
     [
-        *(("Q4_K", 4.625), ("Q2_K", 5.125), ("Q3_K", 4.5625), ("IQ2_XS", 2.4375), ("IQ1_S", 1.6875)),
-        *(("TQ2_0", 4.5), ("NVFP4", 8.5), ("F16", 16), ("F32", 16)),
+        *(("Q4_K", "cpu", 4.625), ("Q2_K", "cpu", 5.125), ("Q3_K", "cpu", 4.5625), ("IQ2_XS", "cpu", 2.4375)),
+        *(
+            ("IQ1_S", "cpu", 1.6875),
+            ("TQ2_0", "cpu", 4.5),
+            ("NVFP4", "cpu", 8.5),
+            ("F16", "cpu", 16),
+            ("F32", "cpu", 16),
+        ),
+        *(
+            ("Q4_K", "cuda", 16),
+            ("IQ2_XS", "cuda", 8.5),
+            ("Q4_1", "cuda", 5),
+            ("TQ2_0", "cuda", 5),
+            ("F32", "cuda", 16),
+        ),
     ],
 )
-def test_matrices_of_a_file_are_counted_as_they_are_kept(kind: str, bits: float) -> None:
+def test_matrices_of_a_file_are_counted_as_they_are_kept(kind: str, device: str, bits: float) -> None:
     engine, checkpoint = resolved(quantization="gguf", dtype="auto")
+    engine = engine if device == "cpu" else on_gpu(engine)
     shape = (1024, 2048)
     source = FileTensor("m", kind, shape, 0, 0, math.prod(shape) * 9 // 16)  # as Q4_K has it
     entry = msgspec.structs.replace(checkpoint.tensors[0], source=source)
@@ -223,6 +241,17 @@ def test_quantised_folders_are_counted_as_they_are_kept(tmp_path: Path, name: st
     # The kernels' 32 outputs side by side and int8's scales are not counted, and norms are not held there.
     counted = weights_bytes(engine, checkpoint)
     assert counted == pytest.approx(held["linear_bytes"] + held["embedding_bytes"], rel=0.08)
+
+
+@pytest.mark.parametrize(("name", "share"), [("fp8 of rows", 1 / 2), ("awq", 1), ("packed", 20 / 18), ("int8", 1)])
+def test_a_gpu_keeps_other_formats(tmp_path: Path, name: str, share: float) -> None:
+    source = write_tiny_model(tmp_path / "tiny", **SIZES)
+    engine, checkpoint = resolved(
+        model=write_quantised(source, tmp_path / "quantised", VARIANTS[name][0]), dtype="auto"
+    )
+    quantised = tuple(entry for entry in checkpoint.tensors if entry.quantised is not None)
+    matrices = msgspec.structs.replace(checkpoint, tensors=quantised)
+    assert weights_bytes(on_gpu(engine), matrices) == pytest.approx(share * weights_bytes(engine, matrices))
 
 
 def test_experts_in_mxfp4_are_counted_in_4_bits_each(tmp_path: Path) -> None:
