@@ -115,6 +115,7 @@ class ApiConfig(_ProcessConfig, frozen=True):
     credentials: Credentials = Credentials()
     flight_recorder_dir: str = ""  # folder of crash records
     max_loras: int = 0  # adapters in a step of a core; 0: it serves none
+    download_dir: str = ""  # folder of downloads; empty: huggingface_hub's
 
 
 # A model is loaded in this order; `waiting` is for memory that others have to give back.
@@ -160,3 +161,4 @@ class CatalogueApiConfig(_ProcessConfig, frozen=True):
     log: LogConfig = LogConfig()
     credentials: Credentials = Credentials()
     flight_recorder_dir: str = ""
+    download_dir: str = ""

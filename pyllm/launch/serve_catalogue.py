@@ -100,6 +100,7 @@ def serve_catalogue(
                 log=engine.log,
                 credentials=credentials,
                 flight_recorder_dir=crash_folder,
+                download_dir=engine.model.download_dir,
             )
             address, line = announcement_of(
                 listener, server, catalogue.entries[0].name, has_keys=bool(credentials.keys), can_chat=True

@@ -47,6 +47,18 @@ async def test_it_answers_requests(embedded: EmbeddedApp) -> None:
     assert answer.json()["choices"][0]["text"] == "hello"
 
 
+async def test_models_of_clients_are_in_the_folder_of_downloads(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    address, downloads = f"ipc://{tmp_path}/core", tmp_path / "downloads"
+    (downloads / "models--me--begun").mkdir(parents=True)
+    async with ZmqCore(answering(tokenizer, "hello"), address):
+        embedded = await EmbeddedApp.start(api_config(tmp_path, address, download_dir=str(downloads)))
+        transport = httpx.ASGITransport(embedded.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answer = await http.request("DELETE", "/api/delete", json={"model": "me/begun"})
+        embedded.close()
+    assert (answer.status_code, list(downloads.iterdir())) == (200, [])
+
+
 async def test_it_lives_as_long_as_its_client(embedded: EmbeddedApp) -> None:
     tending = asyncio.create_task(embedded.tend())
     assert embedded.alive

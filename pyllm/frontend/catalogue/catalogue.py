@@ -112,6 +112,7 @@ class Catalogue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.server = config.server
+        self.download_dir = config.download_dir
         self.credentials = credentials
         self.draining = False
         self.http = HttpCounts()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
+from pyllm.checkpoint.hub import Hub
 from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel
 from pyllm.frontend.http.failure import UnknownModelError
 from pyllm.frontend.http.routing import Request, Response, Route, get
@@ -132,7 +133,9 @@ def ollama_catalogue_routes(catalogue: Catalogue) -> list[Route]:
         known = (model.news.api for model in catalogue.models.values())
         return (file for api in known if api is not None for file in api.checkpoint.files)
 
-    return [list_tags, list_loaded, ollama_version_route(), *store_routes(catalogue.credentials.keys, has_model, files)]
+    hub = Hub(cache_dir=catalogue.download_dir or None)
+    stores = store_routes(catalogue.credentials.keys, has_model, files, hub)
+    return [list_tags, list_loaded, ollama_version_route(), *stores]
 
 
 def _entries(model: CatalogueModel) -> list[ModelEntry]:

@@ -2,6 +2,7 @@
 
 import time
 
+from pyllm.checkpoint.hub import Hub
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond_in_lines
 from pyllm.frontend.chat.conversation import Prepared
@@ -44,7 +45,12 @@ def ollama_routes(state: ServerState) -> list[Route]:
         embed_route(state),
         embeddings_route(state),
         *model_routes(state),
-        *store_routes(state.keys, state.models.names.__contains__, lambda: state.checkpoint.files),
+        *store_routes(
+            state.keys,
+            state.models.names.__contains__,
+            lambda: state.checkpoint.files,
+            Hub(cache_dir=state.download_dir or None),
+        ),
     ]
 
 

@@ -27,7 +27,6 @@ from pyllm.frontend.requests.request_guards import admins_where_keys
 
 # Downloads at the same time.
 MAX_PULLS = 4
-_HUB = Hub()
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class _Stopped(Exception):  # noqa: N818  what ends the download of a client tha
 
 
 def store_routes(
-    keys: KeyRing, has_model: Callable[[str], bool], files: Callable[[], Iterable[str]], hub: Hub = _HUB
+    keys: KeyRing, has_model: Callable[[str], bool], files: Callable[[], Iterable[str]], hub: Hub
 ) -> list[Route]:
     """The routes over this hub and its cache, for a server with these `keys`.
 

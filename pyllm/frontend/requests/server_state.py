@@ -46,7 +46,7 @@ class ServerState:
 
     Answers carry `model_name`; requests may name the model by one of `model_aliases` as well, and adapters by their own
     names. `checkpoint` describes the model's files. `sampling` has the defaults of parameters that a request leaves
-    out. `max_loras` is of each core.
+    out. `max_loras` is of each core. Models that clients pull go to `download_dir`; empty: huggingface_hub's folder.
 
     `keys` are those of the `credentials`, by default none. `shared` counts the requests that all API processes admit:
     without it nothing is bounded. `cores` are those of `client`, as the API processes use them.
@@ -67,6 +67,7 @@ class ServerState:
         server: ServerConfig = DEFAULT_SERVER,
         sampling: SamplingDefaults = NO_DEFAULTS,
         max_loras: int = 0,
+        download_dir: str = "",
         credentials: ServerCredentials | None = None,
         shared: Shared | None = None,
         cores: ServerCores | None = None,
@@ -80,6 +81,7 @@ class ServerState:
         self.server = server
         self.checkpoint = checkpoint
         self.sampling = sampling
+        self.download_dir = download_dir
         self.credentials = credentials or ServerCredentials(server, Credentials())
         self.keys = self.credentials.keys
         self.ask_reload = ask_reload
@@ -136,6 +138,7 @@ class ServerState:
             server=config.server,
             sampling=config.checkpoint.sampling,
             max_loras=config.max_loras,
+            download_dir=config.download_dir,
             credentials=credentials or ServerCredentials(config.server, config.credentials),
             shared=shared,
             cores=cores,
