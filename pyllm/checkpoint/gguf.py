@@ -23,7 +23,8 @@ from pyllm.checkpoint.vocabularies.gguf_tokenizer import end_tokens, special_ids
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.registry import find_gguf_family
-from pyllm.families.tensors import FileTensor, map_tensors
+from pyllm.families.tensor_map import map_tensors
+from pyllm.families.tensors import FileTensor
 
 Fields = Mapping[str, Any]
 

@@ -36,10 +36,8 @@ from pyllm.families.config import Config, UnsupportedFeatureError
 from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
 from pyllm.families.spec import ModelImpl, ModelSpec
-from pyllm.families.tensors import (
+from pyllm.families.tensor_map import (
     MissingTensorError,
-    TensorEntry,
-    TensorNames,
     dummy_entries,
     has_own_head,
     map_probed,
@@ -47,6 +45,8 @@ from pyllm.families.tensors import (
     tied_matrices,
     without_head,
 )
+from pyllm.families.tensor_names import TensorNames
+from pyllm.families.tensors import TensorEntry
 from pyllm.families.transformers_probe import Probed, ProbeRequest
 
 logger = logging.getLogger(__name__)

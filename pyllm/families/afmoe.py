@@ -18,7 +18,7 @@ from pyllm.families.family import (
     with_deepseek_experts,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
 
 def read(config: Config) -> ModelSpec:

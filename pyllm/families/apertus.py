@@ -11,7 +11,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
 
 
 def read(config: Config) -> ModelSpec:

@@ -14,7 +14,7 @@ from pyllm.families.family import (
     read_norm,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, QUERY_KEY_VALUE, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, QUERY_KEY_VALUE, TensorNames
 
 
 def read(config: Config) -> ModelSpec:

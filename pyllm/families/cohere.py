@@ -22,7 +22,7 @@ from pyllm.families.family import (
     with_deepseek_experts,
 )
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, RoutingSpec, SharedExpertSpec
-from pyllm.families.tensors import GGUF_NAMES, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, TensorNames
 
 
 def read_cohere(config: Config) -> ModelSpec:

@@ -16,7 +16,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, LLAMA_PARTS, TensorNames
 
 
 def read_dense(config: Config) -> ModelSpec:

@@ -18,7 +18,7 @@ from pyllm.families.family import (
     without_further_layers,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import LLAMA_PARTS, POST_NORM_PARTS, TensorNames
+from pyllm.families.tensor_names import LLAMA_PARTS, POST_NORM_PARTS, TensorNames
 
 
 def read(config: Config) -> ModelSpec:

@@ -24,7 +24,7 @@ from pyllm.families.state_space import (
     with_gguf_head_size,
     with_gguf_state_space,
 )
-from pyllm.families.tensors import GGUF_NAMES
+from pyllm.families.tensor_names import GGUF_NAMES
 
 _STATE_SPACE_PARTS = ("gate", "value", "input", "readout", "step")
 """Those that `ssm_multipliers` multiply, in its order."""

@@ -21,7 +21,7 @@ from pyllm.families.spec import (
     RoutingSpec,
     SharedExpertSpec,
 )
-from pyllm.families.tensors import GGUF_NAMES, HUGGINGFACE_NAMES, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, HUGGINGFACE_NAMES, TensorNames
 
 MAX_LAYERS = 1024
 LINEAR_KINDS = ("linear_attention", "full_attention")

@@ -18,7 +18,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.qwen import SHARED_EXPERT_PARTS
 from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
 
 
 def read(config: Config) -> ModelSpec:

@@ -23,7 +23,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
-from pyllm.families.tensors import LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
+from pyllm.families.tensor_names import LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
 
 _DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
 # Defaults of Gemma3TextConfig in transformers: files of models with images leave out fields that have these values.

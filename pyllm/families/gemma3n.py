@@ -26,13 +26,7 @@ from pyllm.families.family import (
 from pyllm.families.gemma import PARTS
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec, PerLayerInputSpec, RopeSpec, StreamsSpec
-from pyllm.families.tensors import (
-    GGUF_NAMES,
-    GGUF_PARTS,
-    GGUF_PER_LAYER_PARTS,
-    PER_LAYER_PARTS,
-    TEXT_MODEL_NAMES,
-)
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, GGUF_PER_LAYER_PARTS, PER_LAYER_PARTS, TEXT_MODEL_NAMES
 
 # Defaults of Gemma3nTextConfig in transformers: files of models with images leave out fields that have these values.
 _DEFAULTS = {

@@ -16,7 +16,7 @@ from pyllm.families.family import (
     read_norm,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GATE_UP, GGUF_NAMES, LLAMA_PARTS, QUERY_KEY_VALUE, TensorNames
+from pyllm.families.tensor_names import GATE_UP, GGUF_NAMES, LLAMA_PARTS, QUERY_KEY_VALUE, TensorNames
 
 
 def read_glm(config: Config) -> ModelSpec:

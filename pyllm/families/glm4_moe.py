@@ -20,7 +20,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.latents import LATENT_NAMES
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS
 
 
 def read(config: Config) -> ModelSpec:

@@ -20,7 +20,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import ClampedGate, FeedForwardSpec, LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
 
 def read(config: Config) -> ModelSpec:

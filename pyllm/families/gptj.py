@@ -16,7 +16,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.gpt2 import with_standard_names
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import TensorNames
+from pyllm.families.tensor_names import TensorNames
 
 
 def read(config: Config) -> ModelSpec:

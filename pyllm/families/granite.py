@@ -34,7 +34,7 @@ from pyllm.families.state_space import (
     with_gguf_state_space,
     with_state_space,
 )
-from pyllm.families.tensors import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
 
 
 def read_granite(config: Config) -> ModelSpec:

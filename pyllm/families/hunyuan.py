@@ -18,7 +18,7 @@ from pyllm.families.family import (
 from pyllm.families.qwen import read_qwen3
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
 
 
 def read_dense(config: Config) -> ModelSpec:

@@ -22,7 +22,7 @@ from pyllm.families.selective_scan import (
     with_selective_scan,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, LLAMA_PARTS, TensorNames
 
 
 def read_jamba(config: Config) -> ModelSpec:

@@ -24,7 +24,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
 _KINDS = ("full_attention", "sliding_attention")
 _ROPES = {

@@ -22,7 +22,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import FeedForwardSpec, LayerSpec, ModelSpec, ShortConvolutionSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
 _KINDS = ("conv", "full_attention")
 _LFM3_ROPES = {

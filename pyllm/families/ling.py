@@ -22,7 +22,7 @@ from pyllm.families.family import (
 from pyllm.families.latents import LATENT_NAMES, read_latent_attention
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, LightningSpec, ModelSpec, NormSpec, RopeSpec
-from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, QUERY_KEY_VALUE, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, LLAMA_PARTS, QUERY_KEY_VALUE, TensorNames
 
 _DEFAULTS = {
     "partial_rotary_factor": 0.5,

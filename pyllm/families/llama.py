@@ -23,7 +23,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, QUERY_KEY_VALUE, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, QUERY_KEY_VALUE, TensorNames
 
 
 def read(config: Config) -> ModelSpec:

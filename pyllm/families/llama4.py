@@ -21,7 +21,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, QueryScaling, SharedExpertSpec
-from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensor_names import GGUF_NAMES, LLAMA_PARTS, TEXT_MODEL_NAMES
 
 
 def read(config: Config) -> ModelSpec:

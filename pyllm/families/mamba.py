@@ -16,7 +16,7 @@ from pyllm.families.state_space import (
     with_gguf_state_space,
     with_state_space,
 )
-from pyllm.families.tensors import GGUF_NAMES, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, TensorNames
 
 _CONTEXT = 1 << 20
 """Nothing limits the context of these models. llama.cpp's files have this number."""

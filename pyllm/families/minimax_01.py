@@ -24,7 +24,7 @@ from pyllm.families.family import (
 from pyllm.families.minimax_m2 import FAMILY as MINIMAX_M2
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, LightningSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS
 
 _PUBLISHED = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
 _OTHER_NAMES = {

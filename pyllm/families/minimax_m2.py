@@ -15,7 +15,7 @@ from pyllm.families.family import (
 from pyllm.families.mistral import MIXTRAL
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import TensorNames
+from pyllm.families.tensor_names import TensorNames
 
 
 def read(config: Config) -> ModelSpec:

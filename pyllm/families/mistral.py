@@ -24,7 +24,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, QueryScaling
-from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
 
 # Defaults of the configuration classes in transformers, by model_type; null in sliding_window means no window.
 _DEFAULTS: dict[str, dict[str, Any]] = {

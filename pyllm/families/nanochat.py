@@ -6,7 +6,7 @@ from pyllm.families.config import Config
 from pyllm.families.family import Family, num_layers, read_attention, read_feed_forward, read_model, read_norm
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
 
 
 def read(config: Config) -> ModelSpec:

@@ -28,7 +28,7 @@ from pyllm.families.state_space import (
     with_gguf_state_space,
     with_state_space,
 )
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, TensorNames
 
 _PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OWN_NAMES = {

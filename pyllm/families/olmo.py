@@ -23,7 +23,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec, NormSpec
-from pyllm.families.tensors import GGUF_NAMES, POST_NORM_PARTS, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, POST_NORM_PARTS, TensorNames
 
 
 def read_olmo(config: Config) -> ModelSpec:

@@ -14,7 +14,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import GatedDeltaSpec, LayerSpec, ModelSpec
-from pyllm.families.tensors import POST_NORM_PARTS, TensorNames
+from pyllm.families.tensor_names import POST_NORM_PARTS, TensorNames
 
 _NORM_EPSILON = 1e-5  # of the norm within the delta rule, whatever the other norms have
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace as replace_struct
 from pyllm.families.config import Config
 from pyllm.families.family import Family, num_layers, read_attention, read_feed_forward, read_model
 from pyllm.families.spec import LayerSpec, ModelSpec, NormSpec
-from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
 
 
 def read_opt(config: Config) -> ModelSpec:

@@ -14,7 +14,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GATE_UP, GGUF_NAMES, QUERY_KEY_VALUE, TensorNames
+from pyllm.families.tensor_names import GATE_UP, GGUF_NAMES, QUERY_KEY_VALUE, TensorNames
 
 
 def read(config: Config) -> ModelSpec:

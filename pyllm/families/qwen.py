@@ -24,7 +24,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
 
 
 def read_qwen2(config: Config) -> ModelSpec:

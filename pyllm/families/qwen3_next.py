@@ -25,7 +25,7 @@ from pyllm.families.family import (
 from pyllm.families.qwen import SHARED_EXPERT_PARTS
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import GatedDeltaSpec, LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensors import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
 
 
 def read_qwen3_next(config: Config) -> ModelSpec:

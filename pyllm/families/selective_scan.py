@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pyllm.families.config import Config
 from pyllm.families.spec import NormSpec, SelectiveScanSpec
-from pyllm.families.tensors import TensorNames
+from pyllm.families.tensor_names import TensorNames
 
 
 def read_selective_scan(config: Config, norm: NormSpec | None = None) -> SelectiveScanSpec:

@@ -16,7 +16,7 @@ from pyllm.families.family import (
     read_norm,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES
+from pyllm.families.tensor_names import GGUF_NAMES
 
 
 def read(config: Config) -> ModelSpec:

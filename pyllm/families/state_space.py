@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pyllm.families.config import Config
 from pyllm.families.spec import StateSpaceSpec
-from pyllm.families.tensors import TensorNames
+from pyllm.families.tensor_names import TensorNames
 
 MAMBA_LAYERS = ("linear_attention", "mamba")
 ATTENTION_LAYERS = ("full_attention", "attention")

@@ -1,6 +1,6 @@
 """A decoder-only transformer, built from its spec: the model for every family in `pyllm/families`.
 
-Knows no family and no file; `WeightReader` fills the parameters, under the names of `pyllm/families/tensors.py`.
+Knows no family and no file; `WeightReader` fills the parameters, under the names of `pyllm/families/parameters.py`.
 """
 
 from collections.abc import Iterator

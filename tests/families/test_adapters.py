@@ -20,7 +20,7 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.registry import find_family
 from pyllm.families.spec import ModelSpec
-from pyllm.families.tensors import map_modules
+from pyllm.families.tensor_map import map_modules
 from tests.families.renamed_families import RENAMED
 from tests.families.test_oracle import Sequences, expected_logits
 from tests.families.tiny_families import FAMILIES, PROMPT, oracle, write_tiny_family

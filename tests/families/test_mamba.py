@@ -7,9 +7,9 @@ import pytest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
+from pyllm.families.parameters import num_parameters
 from pyllm.families.registry import find_family
 from pyllm.families.spec import ModelSpec, NormSpec, SelectiveScanSpec
-from pyllm.families.tensors import num_parameters
 from tests.families.record_gguf import FOLDER
 
 MAMBA_130M = {"hidden_size": 768, "intermediate_size": 1536, "num_hidden_layers": 24, "vocab_size": 50280}

@@ -35,8 +35,8 @@ class Sequences:
         step, frame = self.planner.step(*rows)
         batch = self._runner._plans.load(step.counts, frame)
         self._runner._slots.apply(batch)
-        if self._runner._adapters is not None:
-            self._runner._adapters.apply(batch)
+        if (adapters := self._runner._weights.adapters) is not None:
+            adapters.apply(batch)
         hidden = self._runner.forward(batch).copy()
         parts, start = {}, 0
         for row in rows:

@@ -12,20 +12,11 @@ from pyllm.errors import ConfigError
 from pyllm.families import falcon, gemma, glm4, gpt_oss, llama, nemotron, phi3
 from pyllm.families.config import Config
 from pyllm.families.family import Family
+from pyllm.families.parameters import num_parameters
 from pyllm.families.spec import ModelSpec
-from pyllm.families.tensors import (
-    LLAMA_PARTS,
-    Add,
-    Deinterleave,
-    FileTensor,
-    GroupRows,
-    Rows,
-    TensorEntry,
-    TensorNames,
-    Transpose,
-    map_tensors,
-    num_parameters,
-)
+from pyllm.families.tensor_map import map_tensors
+from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
+from pyllm.families.tensors import Add, Deinterleave, FileTensor, GroupRows, Rows, TensorEntry, Transpose
 from pyllm.workers.loaders.transforms import changed, is_transposed, source_rows
 
 SIZES = {

@@ -11,7 +11,7 @@ from pyllm.checkpoint.types import LoraAdapter
 from pyllm.errors import ConfigError
 from pyllm.families.registry import find_family
 from pyllm.families.spec import ModelSpec
-from pyllm.families.tensors import TensorNames
+from pyllm.families.tensor_names import TensorNames
 
 _MATRIX = re.compile(r"(.+)\.weight\.lora_(a|b)")
 

@@ -10,7 +10,9 @@ from pyllm.checkpoint.cache import weights_digest
 from pyllm.checkpoint.types import AdapterMatrices, LoraAdapter
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec, Shape
-from pyllm.families.tensors import FileTensor, TensorNames, map_modules
+from pyllm.families.tensor_map import map_modules
+from pyllm.families.tensor_names import TensorNames
+from pyllm.families.tensors import FileTensor
 
 _FLOATS = ("F32", "F16", "BF16")
 

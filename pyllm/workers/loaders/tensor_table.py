@@ -12,7 +12,8 @@ from pyllm_kernels.tensors import Array, numpy_dtype
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
-from pyllm.families.tensors import UNMAPPED, FileTensor, TensorEntry
+from pyllm.families.tensor_map import UNMAPPED
+from pyllm.families.tensors import FileTensor, TensorEntry
 from pyllm.workers.loaders.transforms import source_rows
 from pyllm.workers.loaders.weights import check_finite
 

@@ -36,7 +36,7 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
             resolve_settings(engine_config({"model": model, "device": "cpu", "kernel_backend": "triton"}))
         return
     runner = loaded_runner(model, num_blocks=128, kernel_backend="triton", max_model_len=CONTEXT)
-    groups = len(kv_groups(runner._checkpoint.spec, CONTEXT, hybrid=True))
+    groups = len(kv_groups(runner._spec, CONTEXT, hybrid=True))
     planner = Planner(128, num_groups=groups, max_num_seqs=8)
     (first, first_answer), (second, second_answer) = prompts_and_answers(family)[2:4]
     planner.start(0)
