@@ -79,6 +79,7 @@ def test_python_in_documents_compiles(document: Path) -> None:
         compile(block, document.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
+@pytest.mark.full
 def test_programs_in_documents_have_the_types_that_they_need(tmp_path: Path) -> None:
     programs = [ROOT / "examples" / path.name for path in sorted((ROOT / "examples").glob("*.py"))]
     for document in (ROOT / "README.md", *ROOT.glob("docs/*.md")):

@@ -10,6 +10,7 @@ import pytest
 from tests.wheel_files import PACKAGES, expected_files, files_in_wheel
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_wheel_holds_every_file_of_its_package(package: str, tmp_path: Path) -> None:
     """`make wheels` asks the same of the wheels that it builds with zig."""

@@ -25,6 +25,7 @@ from tests.core.stored_engine import (
 )
 from tests.kv_transfer.dict_store import DictStore, forget_all
 from tests.kv_transfer.faulty_store import FaultyStore
+from tests.tiers import full
 
 
 @pytest.fixture(autouse=True)
@@ -352,7 +353,7 @@ class Endless(StoreTransfer):
         return set(), set()
 
 
-@pytest.mark.parametrize("kind", ["save", "load"])
+@pytest.mark.parametrize("kind", ["save", full("load")])
 async def test_ranks_in_which_a_transfer_never_ends_are_started_anew(kind: str) -> None:
     store, prompt = DictStore("endless"), list(range(30))
     if kind == "load":

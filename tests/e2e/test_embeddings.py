@@ -72,6 +72,7 @@ async def test_vectors_equal_the_oracle_and_depend_on_the_prompt_alone() -> None
         assert np.abs(np.array(vector) - expected).max() < 1e-4
 
 
+@pytest.mark.full
 async def test_vectors_of_the_default_precision_depend_on_the_prompt_alone() -> None:
     async with AsyncEngine(kv_cache_memory_bytes=KV_CACHE) as engine:  # which plans a step ahead
         vectors = await alone(engine)

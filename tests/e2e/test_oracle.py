@@ -82,7 +82,7 @@ def test_there_are_20_prompts_of_5_to_600_tokens() -> None:
 # Every pair of settings occurs in one of these.
 @pytest.mark.parametrize(
     ("together", "caching", "chunk"),
-    [(True, True, 64), (True, False, 2048), (False, False, 64), full(False, True, 2048)],
+    [(True, True, 64), full(True, False, 2048), full(False, False, 64), full(False, True, 2048)],
 )
 def test_tokens_equal_the_oracle(check_greedy: Check, together: bool, caching: bool, chunk: int) -> None:
     """A part of the prompts of 5 to 500 tokens, two with a common prefix; `make oracle` takes all."""

@@ -96,7 +96,7 @@ def test_a_budget_needs_to_know_how_reasoning_ends(engine: LLMEngine) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["in small chunks", "swapped out and in", full("preempted and computed again")],
+    ["swapped out and in", full("in small chunks"), full("preempted and computed again")],
 )
 def test_changes_depend_on_nothing_but_the_request(setting: str, alone: list[CompletionOutput]) -> None:
     with in_process.engine(**PRESSED, **SCHEDULED[setting]) as scheduled:

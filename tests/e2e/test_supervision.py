@@ -58,6 +58,7 @@ def test_processes_that_die_or_stand_still_together_are_replaced(tiny: tuple[str
         assert server.orphans() == []
 
 
+@pytest.mark.full
 def test_dead_processes_are_a_pause_where_a_sandbox_refuses_pidfds() -> None:
     command = (sys.executable, "-m", "tests.without_pidfd", sys.executable, "-m", "pyllm", "serve")
     with Server(command=command) as server:

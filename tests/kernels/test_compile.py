@@ -90,6 +90,7 @@ def units_of(report: dict[str, Any]) -> set[str]:
     return {unit for unit in ("warpgroup_mma", "mma", "tensor_memory_mma") if report[unit]}
 
 
+@pytest.mark.full
 def test_every_kernel_compiles(tmp_path: Path) -> None:
     reports = compile_for(90, "bfloat16", CASES, tmp_path)
     assert {report["kernel"] for report in reports} == KERNELS
@@ -104,6 +105,7 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
             assert units_of(report) == {"mma"}
 
 
+@pytest.mark.full
 def test_latents_of_deepseek_compile_for_hopper(tmp_path: Path) -> None:
     """In tiles of 32 rows, as 64 would spill."""
     reports = compile_for(90, "bfloat16", ("latents_512",), tmp_path)

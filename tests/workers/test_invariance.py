@@ -12,6 +12,7 @@ from pyllm_kernels.tensors import Array
 
 from pyllm.workers.model_runner import ModelRunner
 from tests.plans import Planner, Row
+from tests.tiers import full
 from tests.workers.engine import loaded_runner, run
 
 NUM_TOKENS = 90
@@ -26,7 +27,7 @@ PRECISIONS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=PRECISIONS)
+@pytest.fixture(scope="module", params=["float32", "gguf", full("bfloat16"), full("int8"), "int8 of bfloat16"])
 def runner(request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
     yield loaded_runner("", num_blocks=NUM_BLOCKS, **PRECISIONS[request.param])
     pyllm_kernels.set_num_threads(1)

@@ -50,6 +50,7 @@ def bench(seconds: float) -> Bench:
     return Bench(select("triton", CPU), CPU, torch.float16, FakeTimer(seconds), Yardstick(1e12, 100e12))
 
 
+@pytest.mark.full
 def test_every_kernel_passes_its_check(tmp_path: Path) -> None:
     settings = map(Setting("cpu", tmp_path, small=True).of, (torch.float32, torch.float16))
     results = [result for each in settings for result in checks.judge(each, checks.checks(each, float8=True))]
