@@ -10,7 +10,7 @@ import msgspec
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.rank_coordinates import num_ranks
-from pyllm.families.parameters import num_parameters
+from pyllm.families.parameter_shapes import num_parameters
 from pyllm.launch.memory_check import (
     activation_bytes,
     default_kv_cache_bytes,

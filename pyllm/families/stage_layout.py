@@ -34,7 +34,7 @@ class PipelineStage:
         )
 
     def has(self, name: str, tied: bool) -> bool:
-        """Whether this stage needs a parameter, by its name in `families/parameters.py`; `tied`: the head has none."""
+        """Whether this stage needs a parameter, by its name in `parameter_shapes.py`; `tied`: the head has none."""
         first, _, rest = name.partition(".")
         if first == "layers":
             return int(rest.partition(".")[0]) in self.layers

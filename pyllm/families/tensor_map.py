@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from pyllm.errors import ConfigError
-from pyllm.families.parameters import parameters_around_layers, parameters_of_layer
+from pyllm.families.parameter_shapes import parameters_around_layers, parameters_of_layer
 from pyllm.families.spec import (
     AttentionSpec,
     GatedDeltaSpec,

@@ -11,7 +11,7 @@ from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups, kv_tokens_per_plane, plane_heads
-from pyllm.families.parameters import num_parameters, parameters_of_layer
+from pyllm.families.parameter_shapes import num_parameters, parameters_of_layer
 from pyllm.families.spec import FeedForwardSpec, ModelSpec
 from pyllm.families.stage_layout import PipelineStage, split_into_stages
 from pyllm.families.state_layout import state_bytes

@@ -1,6 +1,6 @@
 """A decoder-only transformer, built from its spec: the model for every family in `pyllm/families`.
 
-Knows no family and no file; `WeightReader` fills the parameters, under the names of `pyllm/families/parameters.py`.
+Knows no family and no file; `WeightReader` fills the parameters, under the names of `families/parameter_shapes.py`.
 """
 
 from collections.abc import Iterator

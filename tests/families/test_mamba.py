@@ -7,7 +7,7 @@ import pytest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
-from pyllm.families.parameters import num_parameters
+from pyllm.families.parameter_shapes import num_parameters
 from pyllm.families.registry import find_family
 from pyllm.families.spec import ModelSpec, NormSpec, SelectiveScanSpec
 from tests.families.record_gguf import FOLDER

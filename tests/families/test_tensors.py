@@ -12,7 +12,7 @@ from pyllm.errors import ConfigError
 from pyllm.families import falcon, gemma, glm4, gpt_oss, llama, nemotron, phi3
 from pyllm.families.config import Config
 from pyllm.families.family import Family
-from pyllm.families.parameters import num_parameters
+from pyllm.families.parameter_shapes import num_parameters
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensor_map import map_tensors
 from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames

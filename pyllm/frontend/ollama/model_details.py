@@ -10,7 +10,7 @@ from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.hub_files import quantization_of
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
-from pyllm.families.parameters import num_parameters
+from pyllm.families.parameter_shapes import num_parameters
 from pyllm.families.registry import find_family
 from pyllm.frontend.ollama.answer_format import timestamp
 from pyllm.frontend.ollama.protocol import ModelDetails, Shown

@@ -28,7 +28,7 @@ from pyllm.checkpoint.cache import cache_folder, file_identity
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import ConfigError
-from pyllm.families.parameters import num_parameters
+from pyllm.families.parameter_shapes import num_parameters
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ class MatrixPart(NamedTuple):
 
 
 class WeightReader(Protocol):
-    """Fills parameters from a checkpoint, under the names of `pyllm/families/parameters.py`."""
+    """Fills parameters from a checkpoint, under the names of `pyllm/families/parameter_shapes.py`."""
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """Fill `out`, in its own dtype, with a part of a matrix of `shape`, or with some elements of a vector.
