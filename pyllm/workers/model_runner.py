@@ -432,9 +432,10 @@ class ModelRunner:
 
         If it is not `beside` the one that computes, no step may come before `switch_weights`.
         """
+        self._weights.begin(checkpoint)
         if not beside:
             self._forward = None
-        self._weights.begin(checkpoint, beside=beside)
+            self._weights.drop()
 
     @_computing
     def load_weights(self, seconds: float) -> bool:

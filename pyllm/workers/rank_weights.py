@@ -103,10 +103,8 @@ class RankWeights:
 
         return self.num_bytes(), available_bytes(self._placement.device)
 
-    def begin(self, checkpoint: bytes, *, beside: bool) -> None:
-        """Begin to load another version, described by a `Checkpoint` of the same spec.
-
-        `beside` the one that computes; else that is dropped.
+    def begin(self, checkpoint: bytes) -> None:
+        """Begin to load another version, described by a `Checkpoint` of the same spec; `advance` reads it.
 
         Raises:
             ConfigError: the files have changed since they were described, or cannot be read.
@@ -119,8 +117,6 @@ class RankWeights:
             table = TensorTable(own)
         except OSError as error:
             raise ConfigError(f"the weights cannot be read: {error}") from None
-        if not beside:
-            self.drop()
         adapters = None if self.adapters is None else self.adapters.for_model()
         model = self._causal_model(replace(self._placement, cache=None, adapters=adapters), table)
 
@@ -165,7 +161,7 @@ class RankWeights:
 
     def reload(self) -> None:
         """Load what `drop` has freed again. Raises ConfigError: the files have changed, or cannot be read."""
-        self.begin(msgspec.msgpack.encode(self.checkpoint), beside=True)
+        self.begin(msgspec.msgpack.encode(self.checkpoint))
         self.advance(float("inf"))
         self.switch()
 

@@ -69,10 +69,11 @@ def test_freed_weights_are_read_again(runner: ModelRunner) -> None:
     assert runner.call("weights_room")[0] > 0
 
 
-def test_files_that_are_not_those_described_are_refused(runner: ModelRunner, tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [True, False])
+def test_files_that_are_not_those_described_are_refused(runner: ModelRunner, tmp_path: Path, beside: bool) -> None:
     folder = Path(write_tiny_model(tmp_path, seed=8))
     described, before = encoded(folder), tokens(runner)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
-        runner.call("begin_weights", (described, True))
+        runner.call("begin_weights", (described, beside))
     assert tokens(runner) == before
