@@ -60,3 +60,4 @@ WITH_KERNELS = frozenset(
 REQUANTISED_TYPES = {"TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "NVFP4": "Q8_0"}
 """Those that the gguf package reads as floats, and the types that these become: without a loss, but for NVFP4."""
 BLOCK_SIZES = {kind.name: kind.block_elements for kind in TENSOR_TYPES.values()}
+BLOCK_BYTES = {kind.name: kind.block_bytes for kind in TENSOR_TYPES.values()}

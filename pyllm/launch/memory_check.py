@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES
+from pyllm.checkpoint.gguf_types import BLOCK_BYTES, BLOCK_SIZES, FLOAT_TYPES, REQUANTISED_TYPES
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.config.rank_coordinates import num_ranks
@@ -282,8 +282,8 @@ def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
         return source.num_bytes
     if source.type in FLOAT_TYPES:
         return math.prod(source.shape) * element_bytes
-    if source.type in REQUANTISED_TYPES:
-        return math.prod(source.shape) * {"Q4_0": 18, "Q8_0": 34}[REQUANTISED_TYPES[source.type]] // 32
+    if (kind := REQUANTISED_TYPES.get(source.type)) is not None:
+        return math.prod(source.shape) * BLOCK_BYTES[kind] // BLOCK_SIZES[kind]
     return math.prod(source.shape) * _PACKED_BYTES.get(source.type, 0) // 256 or source.num_bytes
 
 

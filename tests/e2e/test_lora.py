@@ -16,7 +16,7 @@ from pyllm.errors import RequestError
 from tests import in_process
 from tests.checkpoint.adapters.lora_folder import PEFT, write_lora
 from tests.e2e.server import Server, until
-from tests.e2e.titles import WORKER, find
+from tests.e2e.titles import WORKER, find_one
 from tests.in_process import KV_CACHE
 from tests.safetensors_arrays import load_file, save_file
 from tests.tiers import full
@@ -185,5 +185,4 @@ def test_adapters_in_one_batch_equal_merged_models_and_outlive_a_worker(tmp_path
                 found = scored(output)
                 assert found[0] == tokens
                 np.testing.assert_allclose(found[1], logprobs, rtol=0, atol=1e-4)
-            (worker,) = {process for pid in llm._engine._processes.pids() for process in find(pid, WORKER)}
-            worker.send_signal(signal.SIGKILL)
+            find_one(llm._engine._processes.pids(), WORKER).send_signal(signal.SIGKILL)

@@ -15,7 +15,7 @@ from pyllm import AsyncEngine, RequestOutput, SamplingParams, SchedulingParams
 from pyllm.errors import EngineDeadError, RequestError
 from tests import in_process
 from tests.e2e.server import Server, until
-from tests.e2e.titles import CORE, WORKER, find
+from tests.e2e.titles import CORE, WORKER, find_one
 from tests.safetensors_arrays import load_file
 from tests.tiers import full
 from tests.tiny_model import write_tiny_model
@@ -227,8 +227,7 @@ async def test_a_core_with_a_host_pool_does_not_sleep(versions: Versions) -> Non
 
 def kill(engine: AsyncEngine, title: str) -> None:
     """Kill the one process of the engine with this title; other tests of this process may have such ones, too."""
-    (process,) = {process for pid in engine._processes.pids() for process in find(pid, title)}
-    process.send_signal(signal.SIGKILL)
+    find_one(engine._processes.pids(), title).send_signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("title", [WORKER, CORE])

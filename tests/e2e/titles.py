@@ -1,6 +1,7 @@
 """The titles of a server's processes, and the processes that carry one, below the one that supervises them."""
 
 import contextlib
+from collections.abc import Iterable
 
 import psutil
 
@@ -17,6 +18,12 @@ def find(root: int, title: str, generations: int | None = None) -> list[psutil.P
         level = [child for process in level for child in _children(process)] if generations != 0 else []
         generations = None if generations is None else generations - 1
     return found
+
+
+def find_one(roots: Iterable[int], title: str) -> psutil.Process:
+    """The one process with a title among `roots` and below them."""
+    (process,) = {process for root in roots for process in find(root, title)}
+    return process
 
 
 def _carries(process: psutil.Process, title: str) -> bool:

@@ -6,8 +6,6 @@ import numpy as np
 from pyllm_kernels import GGUF_BLOCKS, MatrixRows
 from pyllm_kernels.tensors import Array, Floats
 
-_GROUP = 32  # features of a block
-
 
 def as_q8_0(chunks: Iterable[Floats]) -> MatrixRows:
     """The rows of all chunks in Q8_0; chunks are float32 [rows, features], 32 features share a float16 scale."""
@@ -23,8 +21,9 @@ def ternary_as_q4_0(chunks: Iterable[Floats]) -> MatrixRows:
 
 
 def _ternary_blocks(numbers: Floats) -> Array:
-    groups = numbers.reshape(len(numbers), -1, _GROUP)
-    blocks = np.empty((*groups.shape[:2], GGUF_BLOCKS["q4_0"][1]), np.uint8)
+    features, size = GGUF_BLOCKS["q4_0"]
+    groups = numbers.reshape(len(numbers), -1, features)
+    blocks = np.empty((*groups.shape[:2], size), np.uint8)
     with np.errstate(invalid="ignore"):  # A scale that is no number is refused by those who pack the blocks.
         lows, highs = np.split((np.sign(groups) + 8).astype(np.uint8), 2, axis=-1)
     blocks[..., :2] = np.abs(groups).max(-1, keepdims=True).astype(np.float16).view(np.uint8)
