@@ -19,6 +19,9 @@ BIN := $(VENV)/bin
 UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 INSTALL_TORCH = $(if $(TORCH_INDEX),$(INSTALL) --compile-bytecode --no-deps --index-url $(TORCH_INDEX) torch)
+# Where the environment forbids bytecode, each process would compile every module at its start: a server takes 5 CPU-seconds
+# more for that, and the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
 .PHONY: setup serve check test full test-services lint types rust-test python-test properties proofs oracle fuzz chaos cluster clients short-names ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
