@@ -5,7 +5,7 @@ Knows neither requests nor placement.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from pyllm.wire.profiles import ProfileOutcome
 CALL_TIMEOUT = 10.0
 # Seconds in which requests that run must end before a pause.
 PAUSE_TIMEOUT = 3600.0
+_LOOK = 0.05  # seconds between two looks at a core without a connection
 PROFILE_GRACE = 60.0  # seconds beyond a profile's own, for ranks to begin and to add up times
 
 T = TypeVar("T")
@@ -188,18 +189,19 @@ class CoreCalls:
         With `mode` "abort" all requests end at once, also those in the queue, with the finish reason `abort`; with
         "wait" those that have begun end first, and the others wait; with "keep" all stay where they are, and go on
         after `resume_generation`. `clear_cache` forgets all cached prefixes, except with "keep".
-        `wait_for_inflight_requests` is vLLM's older name of "wait". A restarted core stays paused.
+        `wait_for_inflight_requests` is vLLM's older name of "wait". A restarted core stays paused, and one that
+        restarts meanwhile is paused when it is ready, if that takes no longer than two minutes.
 
         Raises:
             RequestError: there is no such mode, or the engine was resumed meanwhile.
             TimeoutError: requests still run after `timeout` seconds; the pause stays.
         """
         mode = "wait" if wait_for_inflight_requests else mode
-        await self._ask_all(None, "pause", mode, clear_cache, seconds=timeout)
+        await self._tell_all("pause", mode, clear_cache, seconds=timeout)
 
     async def resume_generation(self) -> None:
         """End the pause of every core; without one nothing changes."""
-        await self._ask_all(None, "resume")
+        await self._tell_all("resume")
 
     async def is_paused(self) -> bool:
         """Whether all cores are paused."""
@@ -212,9 +214,9 @@ class CoreCalls:
         All keys and values are forgotten. Requests wait until `wake_up`.
 
         Raises:
-            RequestError: the engine cannot sleep, as it has a host pool or a KV store.
+            RequestError: the engine cannot sleep, as it has a KV store.
         """
-        await self._ask_all(None, "sleep", level, mode, seconds=PAUSE_TIMEOUT)
+        await self._tell_all("sleep", level, mode, seconds=PAUSE_TIMEOUT)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Take memory again, all of it or that of `tags` ("weights", "kv_cache"); with all of it, generation goes on.
@@ -222,7 +224,7 @@ class CoreCalls:
         Raises:
             RequestError: there is no such tag, or the weights' files have changed; the engine sleeps on.
         """
-        await self._ask_all(None, "wake_up", None if tags is None else list(tags), seconds=PAUSE_TIMEOUT)
+        await self._tell_all("wake_up", None if tags is None else list(tags), seconds=PAUSE_TIMEOUT)
 
     async def is_sleeping(self) -> bool:
         """Whether any core sleeps."""
@@ -356,12 +358,28 @@ class CoreCalls:
         """Ask every ready core. Cores lost meanwhile are left out; raises EngineDeadError if all are lost."""
         self._check_alive()
         cores = [core for core in self._cores.all() if core.is_open] or [self._cores.any_ready]
-        if len(cores) == 1:
-            values = [await self._call(cores[0], method, args, seconds)]
-        else:
-            values = await asyncio.gather(
-                *(self._call(core, method, args, seconds) for core in cores), return_exceptions=True
-            )
+        return await self._gather(kind, method, cores, [self._call(core, method, args, seconds) for core in cores])
+
+    async def _tell_all(self, method: str, *args: Any, seconds: float = CALL_TIMEOUT) -> None:
+        """Call a method of every core, and of the successor of one that is lost, which would know nothing of it."""
+        self._check_alive()
+        cores = [core for core in self._cores.all() if core.is_open or core.awaits_successor]
+        cores = cores or [self._cores.any_ready]
+        await self._gather(None, method, cores, [self._tell(core, method, args, seconds) for core in cores])
+
+    async def _tell(self, core: Core, method: str, args: tuple[Any, ...], seconds: float) -> Any:
+        while True:
+            try:
+                return await self._call(core, method, args, seconds)
+            except EngineDeadError:
+                if not core.awaits_successor:
+                    raise
+            await asyncio.sleep(_LOOK)
+
+    async def _gather(
+        self, kind: type[T] | None, method: str, cores: Sequence[Core], calls: Sequence[Coroutine[Any, Any, Any]]
+    ) -> dict[int, T]:
+        values = await asyncio.gather(*calls, return_exceptions=len(calls) > 1)
         answers: dict[int, T] = {}
         for core, value in zip(cores, values, strict=True):
             if not isinstance(value, BaseException):

@@ -147,7 +147,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
         executor,
         pausing,
         changing=changing,
-        refusal=_sleep_refusal(config, scheduler),
+        refusal=_sleep_refusal(config),
         on_device=config.device.device == "cuda",
     )
     weights = Weights(
@@ -265,12 +265,10 @@ def _announce_weights(
     clients.post_all(change)
 
 
-def _sleep_refusal(config: EngineConfig, scheduler: Scheduler) -> str:
+def _sleep_refusal(config: EngineConfig) -> str:
     """The reason why the engine cannot sleep; empty if it can."""
     if config.kv_transfer.kv_transfer_config is not None:
         return "an engine with a KV store or connector cannot sleep: it uses the memory that would be given back"
-    if scheduler.stats()["num_host_blocks"]:
-        return "an engine with a host pool (kv_offloading_size) cannot sleep"
     return ""
 
 

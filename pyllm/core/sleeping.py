@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pyllm._rust import Scheduler
 from pyllm.core.executors.executor import Executor
+from pyllm.core.kv.cache_sizes import CacheSizes
 from pyllm.core.pausing import Pausing
 from pyllm.errors import EngineDeadError, RequestError, WorkerDeadError
 from pyllm.wire.messages import PauseMode
@@ -92,9 +93,7 @@ class Sleeping:
                 await self._executor.collective("wake_weights")
                 self._asleep.discard(WEIGHTS)
             if KV_CACHE in wanted:
-                stats = self._scheduler.stats()
-                states = (stats["num_states"], 0) if stats["num_states"] else ()
-                await self._executor.collective("allocate", stats["num_blocks"], 0, *states)
+                await self._executor.collective("allocate", *CacheSizes.of(self._scheduler))
                 self._asleep.discard(KV_CACHE)
         except WorkerDeadError as error:
             raise RequestError(f"the workers died meanwhile: {error}; try again") from None

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.engine_settings import CACHE_SETTINGS_OF_SCHEDULER, EngineConfig, ParallelConfig, is_rust
@@ -23,6 +23,7 @@ from pyllm.core.composition import CoreSetup
 from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import whole_blocks
 from pyllm.core.fingerprints import fingerprints
+from pyllm.core.kv.cache_sizes import CacheSizes
 from pyllm.core.policy_plugins import load_policy
 from pyllm.core.weight_versions import WeightsSource, kept_checkpoint, versioned
 from pyllm.errors import ConfigError, EngineDeadError, WorkerDeadError
@@ -166,16 +167,7 @@ async def _adapters(config: CoreConfig, executor: Executor) -> tuple[AdapterSour
     return source, await read_adapters(executor, source, modules, config.kept.adapters)
 
 
-class _CacheSizes(NamedTuple):
-    """The blocks of the KV cache and of the host pool, and the states of both, on every rank."""
-
-    num_blocks: int
-    num_host_blocks: int
-    num_states: int = 0
-    num_host_states: int = 0
-
-
-async def _allocate(config: CoreConfig, executor: Executor) -> _CacheSizes:
+async def _allocate(config: CoreConfig, executor: Executor) -> CacheSizes:
     """Make the KV cache, the states and the host pool on every rank. Raises ConfigError."""
     cache = config.engine.cache
     states: tuple[int, ...] = ()
@@ -196,11 +188,12 @@ async def _allocate(config: CoreConfig, executor: Executor) -> _CacheSizes:
     num_host_blocks = min(await executor.collective("num_host_blocks"))
     if states:
         states = (*states, min(await executor.collective("num_host_states")))
-    await executor.collective("allocate", num_blocks, num_host_blocks, *states)
+    sizes = CacheSizes(num_blocks, num_host_blocks, *states)
+    await executor.collective("allocate", *sizes)
     for rank, held in enumerate(await executor.collective("statistics")):
         megabytes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in held.items())
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
-    return _CacheSizes(num_blocks, num_host_blocks, *states)
+    return sizes
 
 
 def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: Any) -> Scheduler:

@@ -6,12 +6,10 @@ Composes supervised processes, client and tokenizer.
 import asyncio
 import contextlib
 import itertools
-import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from copy import copy
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -28,8 +26,8 @@ from pyllm.config.server_settings import ServerConfig
 from pyllm.engine.engine_args import EngineArgs
 from pyllm.engine.engine_processes import LIMITS, EngineProcesses
 from pyllm.engine.lora_requests import LoraRequests
+from pyllm.engine.program_weights import ProgramWeights
 from pyllm.engine.prompts import RENDERING, Message, ParsedPrompt, Prompt, Rendering, read_messages, read_prompt
-from pyllm.engine.shared_arrays import ReplacedArrays, SharedArrays
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
@@ -102,7 +100,7 @@ class AsyncEngine:
         self._request_ids = itertools.count()
         self._processors: dict[str, RequestProcessor] = {}
         self._loras = LoraRequests(self._connected)
-        self._arrays = ReplacedArrays()
+        self._weights = ProgramWeights()
         self._recent = RecentRequests()
         self._metrics: Metrics | None = None
         nvml = load_nvml() if self._config.device.device != "cpu" else None
@@ -416,19 +414,7 @@ class AsyncEngine:
             RequestError: they cannot be used, and the reason; the weights are those before.
         """
         await self._start_once()
-        client, mode = self._connected(), text("mode", mode)
-        if not isinstance(weights, Mapping):
-            version = await client.update_weights(_absolute(os.fspath(weights)), mode)
-            self._arrays.close()
-            return version
-        arrays = await asyncio.to_thread(SharedArrays, weights)
-        try:
-            version = await client.update_arrays(arrays.path, arrays.entries, mode)
-        except BaseException:
-            self._arrays.keep(arrays)
-            raise
-        self._arrays.replace(arrays)
-        return version
+        return await self._weights.update(self._connected(), weights, text("mode", mode))
 
     async def collective_rpc(
         self,
@@ -473,7 +459,7 @@ class AsyncEngine:
             return
         self._disconnect()
         await self._processes.close()
-        self._arrays.close()
+        self._weights.close()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Close the engine without waiting, as in vLLM; `timeout` has no effect."""
@@ -584,11 +570,6 @@ class AsyncEngine:
         if self._client is None:
             raise EngineDeadError("the engine is not running: use `async with`, or await start()")
         return self._client
-
-
-def _absolute(place: str) -> str:
-    """The absolute path of a model here, as processes may be in other folders; a name of the hub stays as it is."""
-    return str(Path(place).absolute()) if Path(place).exists() else place
 
 
 def _call(give_up: Callable[[PyllmError], None] | None, error: PyllmError) -> None:

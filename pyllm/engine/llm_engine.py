@@ -6,10 +6,10 @@ It has the usual core, client and detokenizer, with an in-memory endpoint; the m
 import asyncio
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from copy import copy
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from pyllm.core.executors.inline import InlineExecutor
 from pyllm.core.startup import start
 from pyllm.engine.engine_args import EngineArgs
 from pyllm.engine.lora_requests import LoraRequests
+from pyllm.engine.program_weights import ProgramWeights
 from pyllm.engine.prompts import Prompt, read_prompt
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
@@ -36,7 +37,7 @@ from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch import entrypoints
 from pyllm.launch.resolve import resolve_config
 from pyllm.owning_process import OwningProcess
-from pyllm.parameters.arguments import instance, text, texts
+from pyllm.parameters.arguments import instance, integer, text, texts
 from pyllm.parameters.lora_request import LoRARequest
 from pyllm.parameters.sampling_params import SamplingParams
 from pyllm.parameters.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
@@ -45,6 +46,9 @@ from pyllm.wire.ipc import MemoryEndpoint, MessageHandler
 from pyllm.wire.messages import ClientMessage, CoreMessage
 
 _IDENTITY = b"in process"
+_IDLE_STEP = 0.002  # seconds between two steps that have nothing to do
+
+Result = TypeVar("Result")
 
 
 class LLMEngine:
@@ -82,11 +86,13 @@ class LLMEngine:
         self._tokenizer_files = checkpoint.tokenizer
         self._markers = ReasoningMarkers.shown_by(ChatTemplate.of(checkpoint.tokenizer), self.tokenizer)
         self._default_params = SamplingParams(**checkpoint.sampling.given())
-        self._executor = InlineExecutor(lambda: entrypoints.load_rank(core_config))
+        self._executor = entrypoints.inline_executor(core_config)
+        self._weights = ProgramWeights()
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
         self._changed: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._at_close = contextlib.ExitStack()
+        self._at_close.callback(self._weights.close)
         self._owner = OwningProcess("LLMEngine")
         self._dropped = self._owner.when_dropped(self, _close_aside, self._loop, self._at_close, self._executor)
         try:
@@ -196,18 +202,53 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their blocks."""
-        self._check_open()
-        self._loop.run_until_complete(self._client.reset_prefix_cache())
+        self._run(self._client.reset_prefix_cache())
+
+    def pause_generation(
+        self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """Stop generating until `resume_generation`; see `EngineClient.pause_generation`. "wait" steps until then."""
+        self._run(
+            self._client.pause_generation(
+                text("mode", mode), wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
+            )
+        )
+
+    def resume_generation(self) -> None:
+        """End a pause; without one nothing changes."""
+        self._run(self._client.resume_generation())
+
+    def is_paused(self) -> bool:
+        """Whether the engine is paused."""
+        return self._run(self._client.is_paused())
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`, as in vLLM; see `EngineClient.sleep`."""
+        self._run(self._client.sleep(integer("level", level), text("mode", mode)))
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take memory again; see `EngineClient.wake_up`."""
+        self._run(self._client.wake_up(tags))
+
+    def is_sleeping(self) -> bool:
+        """Whether the engine sleeps."""
+        return self._run(self._client.is_sleeping())
+
+    def update_weights(self, weights: str | PathLike[str] | Mapping[str, Any], mode: str = "finish") -> str:
+        """Compute with other weights; see `AsyncEngine.update_weights`. It steps until they are there."""
+        return self._run(self._weights.update(self._client, weights, text("mode", mode)))
+
+    def collective_rpc(self, method: str) -> list[Any]:
+        """Call a method of the rank by its name; see `EngineClient.collective_rpc`."""
+        return self._run(self._client.collective_rpc(text("method", method)))
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter; see `AsyncEngine.add_lora`."""
-        self._check_open()
-        return self._loop.run_until_complete(self._loras.add(lora_request))
+        return self._run(self._loras.add(lora_request))
 
     def remove_lora(self, lora_id: int) -> bool:
         """Unload the adapter with this `lora_int_id`. False: there is none."""
-        self._check_open()
-        return self._loop.run_until_complete(self._loras.remove(lora_id))
+        return self._run(self._loras.remove(lora_id))
 
     def list_loras(self) -> set[int]:
         """The numbers of the adapters that were loaded by a `LoRARequest`."""
@@ -219,6 +260,25 @@ class LLMEngine:
         if self._owner.is_this:
             self._dropped.detach()
             _close(self._loop, self._at_close, self._executor)
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for a call of the client; steps are computed meanwhile, and the next `step` returns their outputs."""
+        try:
+            self._check_open()
+        except EngineDeadError:
+            work.close()
+            raise
+        return self._loop.run_until_complete(self._stepping(work))
+
+    async def _stepping(self, work: Coroutine[Any, Any, Result]) -> Result:
+        task = asyncio.create_task(work)
+        try:
+            while not task.done():
+                has_stepped = await self._core.step()
+                await asyncio.wait({task}, timeout=0 if has_stepped else _IDLE_STEP)
+        finally:
+            task.cancel()
+        return await task
 
     def _check_open(self) -> None:
         self._owner.check()

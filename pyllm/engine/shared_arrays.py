@@ -51,32 +51,6 @@ class SharedArrays:
         os.close(self._file)
 
 
-class ReplacedArrays:
-    """The arrays that an engine computes with: each update replaces those of its names."""
-
-    def __init__(self) -> None:
-        self._of_name: dict[str, SharedArrays] = {}
-        self._uncertain: list[SharedArrays] = []
-
-    def keep(self, new: SharedArrays) -> None:
-        """Note that an update to `new` has failed: a core may have switched to it all the same."""
-        self._uncertain.append(new)
-
-    def replace(self, new: SharedArrays) -> None:
-        """Note that an engine uses `new`; memory whose arrays have all been replaced is freed."""
-        before = set(self._of_name.values())
-        self._of_name |= dict.fromkeys((entry.name for entry in new.entries), new)
-        for each in before - set(self._of_name.values()):
-            each.close()
-
-    def close(self) -> None:
-        """Free all memory: the engine has other weights, or has ended."""
-        for each in (*set(self._of_name.values()), *self._uncertain):
-            each.close()
-        self._of_name.clear()
-        self._uncertain.clear()
-
-
 def _as_bytes(name: str, array: Any) -> tuple[str, tuple[int, ...], "np.ndarray[Any, np.dtype[np.uint8]]"]:
     """The type, the shape and the bytes of an array or tensor."""
     if not isinstance(name, str):

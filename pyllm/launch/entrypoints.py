@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NoReturn
@@ -32,6 +33,7 @@ from pyllm.supervision.parent_link import SPARE_TITLE, attach, await_configurati
 from pyllm.wire.supervision_messages import Kept
 
 if TYPE_CHECKING:
+    from pyllm.core.executors.inline import InlineExecutor
     from pyllm.core.executors.worker_source import WorkerSource
     from pyllm.supervision.child_process import ChildProcess
     from pyllm.workers.model_runner import ModelRunner
@@ -70,19 +72,19 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
     raise ConfigError(f"unknown role {role!r}")
 
 
-def load_rank(config: CoreConfig, checkpoint: Checkpoint | None = None) -> "ModelRunner":
-    """Load the only rank into this process, for the uni executor; `checkpoint` are other weights than the first."""
-    from pyllm.workers.worker_process import load
+def inline_executor(config: CoreConfig) -> "InlineExecutor":
+    """The uni executor, which loads the only rank into this process."""
+    from pyllm.core.executors.inline import InlineExecutor
 
-    worker = WorkerConfig(
-        engine=config.engine,
-        checkpoint=checkpoint or config.checkpoint,
-        rank=0,
-        address="",
-        rendezvous="",
-        core_index=config.index,
-    )
-    return load(worker, lambda stage: logger.info("%s", stage))
+    def load_rank(checkpoint: Checkpoint) -> "ModelRunner":
+        from pyllm.workers.worker_process import load
+
+        worker = WorkerConfig(
+            engine=config.engine, checkpoint=checkpoint, rank=0, address="", rendezvous="", core_index=config.index
+        )
+        return load(worker, lambda stage: logger.info("%s", stage))
+
+    return InlineExecutor(partial(load_rank, config.checkpoint), load_rank)
 
 
 def _core_main(connection: Connection, *files: int, has_worker: bool) -> int:
@@ -103,7 +105,6 @@ def _core_main(connection: Connection, *files: int, has_worker: bool) -> int:
 
     from pyllm.core import core_process
     from pyllm.core.executors.executor import Executor
-    from pyllm.core.executors.inline import InlineExecutor
     from pyllm.core.executors.multiprocess import ProcessExecutor
 
     title = f"pyllm::core-{config.index}"
@@ -114,7 +115,7 @@ def _core_main(connection: Connection, *files: int, has_worker: bool) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
     if source is None:
-        executor = InlineExecutor(lambda: load_rank(config), lambda checkpoint: load_rank(config, checkpoint))
+        executor = inline_executor(config)
     else:
         executor = ProcessExecutor(
             config, context, source, parent.advance, lambda restarts: parent.keep(Kept(workers=restarts))

@@ -299,6 +299,25 @@ async def test_figures_are_those_of_all_cores_or_of_one() -> None:
         await client.decisions(core=3)
 
 
+async def test_a_pause_reaches_the_successor_of_a_core_that_was_lost_before_or_meanwhile() -> None:
+    lost, dying, successor, other = (ScriptedCore(lambda prompt, sample: [], epoch=EPOCH + index) for index in range(4))
+    for core in (successor, other):
+        core.replies["pause"] = None
+    dying.answers_hello = False
+    client = await connected(Cores(lost, dying, successor), other)
+    lost.on_disconnect()
+    pausing = asyncio.create_task(client.pause_generation("keep"))
+    while not other.sent(Call):
+        await asyncio.sleep(0)
+    client.beat()
+    dying.on_disconnect()
+    client.beat()
+    await pausing
+    for core in (successor, other):
+        assert [call.method for call in core.sent(Call)] == ["pause"]
+    client.close()
+
+
 async def test_what_decides_where_requests_go_is_recorded(tmp_path: Path) -> None:
     cores, path = fakes(2), tmp_path / "placement"
     client = EngineClient(

@@ -39,7 +39,7 @@ class UnequalRanks(CountingExecutor):
 async def test_every_rank_gets_what_the_smallest_has_room_for(tmp_path: Path) -> None:
     ranks = UnequalRanks()
     setup = await start(core_config(str(tmp_path), ranks=2), ranks)
-    assert ("allocate", 48, 8) in ranks.calls
+    assert ("allocate", 48, 8, 0, 0) in ranks.calls
     assert (setup.scheduler.stats()["num_blocks"], setup.ready.model.num_blocks) == (48, 48)
 
 
@@ -49,7 +49,7 @@ async def test_the_number_of_blocks_may_be_given(tmp_path: Path) -> None:
     cache = msgspec.structs.replace(config.engine.cache, num_gpu_blocks_override=33)
     engine = msgspec.structs.replace(config.engine, cache=cache)
     scheduler = (await start(msgspec.structs.replace(config, engine=engine), ranks)).scheduler
-    assert ("allocate", 33, 8) in ranks.calls
+    assert ("allocate", 33, 8, 0, 0) in ranks.calls
     assert scheduler.stats()["num_blocks"] == 33
 
 

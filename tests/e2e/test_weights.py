@@ -194,7 +194,10 @@ async def test_arrays_of_a_program_replace_tensors_and_outlive_workers_and_cores
         await check(engine, versions.tokens[versions.first])
 
 
-@pytest.mark.parametrize("options", [UNI, full({"tensor_parallel_size": 2, "num_threads": 1})])
+@pytest.mark.parametrize(
+    "options",
+    [UNI, UNI | {"kv_offloading_size": "8MiB"}, full({"tensor_parallel_size": 2, "num_threads": 1})],
+)
 async def test_an_engine_sleeps_and_goes_on(versions: Versions, options: dict[str, Any]) -> None:
     first, second = versions.tokens[versions.first], versions.tokens[versions.second]
     async with running(versions.first, **options) as engine:
@@ -217,12 +220,51 @@ async def test_an_engine_sleeps_and_goes_on(versions: Versions, options: dict[st
         await check(engine, second)
 
 
-async def test_a_core_with_a_host_pool_does_not_sleep(versions: Versions) -> None:
-    async with running(versions.first, kv_offloading_size="8MiB") as engine:
-        with pytest.raises(RequestError, match=r"host pool .* cannot sleep"):
-            await engine.sleep()
+async def test_a_host_pool_sleeps_and_outlives_a_worker(versions: Versions) -> None:
+    # Two requests at once do not fit, so that one is swapped out.
+    options: dict[str, Any] = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 40, "max_model_len": 512}
+    second = versions.tokens[versions.second]
+    async with running(versions.first, kv_offloading_size="8MiB", **options) as engine:
+        tasks = [await begun(engine) for _ in range(2)]
+        await engine.sleep(1, "keep")
+        await engine.wake_up()
+        kill(engine, WORKER)
+        for task in tasks:
+            assert tokens(await task) == versions.tokens[versions.first]
+        assert (await engine.stats())["num_swapped"] > 0
         await engine.update_weights(versions.second)
-        await check(engine, versions.tokens[versions.second])
+        await check(engine, second)
+
+
+def test_an_engine_in_this_process_takes_other_weights_pauses_and_sleeps(versions: Versions) -> None:
+    first, second = versions.tokens[versions.first], versions.tokens[versions.second]
+    with in_process.engine(versions.first, dtype="float32") as engine:
+
+        def run() -> list[int]:
+            return in_process.tokens(in_process.generate(engine, [PROMPT], SHORT))[0]
+
+        engine.add_request("running", {"prompt_token_ids": PROMPT}, SHORT)
+        engine.step()
+        version = engine.update_weights(versions.second)  # It steps until the request has ended.
+        (ended,) = engine.step()
+        assert (ended.finished, tokens(ended)) == (True, first[:8])
+        assert run() == second[:8]
+        assert engine.update_weights(load_file(Path(versions.first) / "model.safetensors")) != version
+        assert run() == first[:8]
+
+        engine.pause_generation(mode="keep")
+        assert engine.is_paused()
+        engine.add_request("waiting", {"prompt_token_ids": PROMPT}, SHORT)
+        assert engine.step() == []
+        engine.resume_generation()
+        while engine.has_unfinished_requests():
+            engine.step()
+
+        engine.sleep(2)
+        assert engine.is_sleeping()
+        engine.wake_up()
+        assert run() == first[:8]
+        assert len(engine.collective_rpc("statistics")) == 1
 
 
 def kill(engine: AsyncEngine, title: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllm.engine.shared_arrays import ReplacedArrays, SharedArrays
+from pyllm.engine.shared_arrays import SharedArrays
 from pyllm.errors import RequestError
 
 
@@ -21,21 +21,6 @@ def test_arrays_are_copied_to_a_file_that_other_processes_open() -> None:
     path = shared.path
     shared.close()
     assert not Path(path).exists()
-
-
-def test_memory_is_freed_when_all_its_arrays_are_replaced() -> None:
-    array = np.zeros(3, np.float32)
-    both, one, other = (SharedArrays(dict.fromkeys(names, array)) for names in ("ab", "a", "b"))
-    used = ReplacedArrays()
-    used.replace(both)
-    used.replace(one)
-    assert Path(both.path).exists()
-    path = both.path
-    used.replace(other)
-    assert not Path(path).exists()
-    paths = [one.path, other.path]
-    used.close()
-    assert not any(Path(path).exists() for path in paths)
 
 
 @pytest.mark.parametrize(

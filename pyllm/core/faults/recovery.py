@@ -11,6 +11,7 @@ from pyllm.core.executors.executor import Executor
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.faults.crash import Crash
 from pyllm.core.faults.quarantine import Quarantine, Verdict
+from pyllm.core.kv.cache_sizes import CacheSizes
 from pyllm.errors import EngineDeadError, GivenUpError, WorkerDeadError
 from pyllm.supervision.restart_budget import WINDOW, RestartBudget
 
@@ -124,11 +125,11 @@ class Recovery:
 
     async def _allocate(self) -> None:
         """Allocate as many blocks and states as the scheduler has, which never changes."""
-        stats = self._scheduler.stats()
-        num_blocks, num_host_blocks = stats["num_blocks"], stats["num_host_blocks"]
-        states = (stats["num_states"], stats["num_host_states"]) if stats["num_states"] else ()
-        found = await self._executor.collective("num_blocks", *states[:1])
+        sizes = CacheSizes.of(self._scheduler)
+        found = await self._executor.collective("num_blocks", sizes.num_states)
         fitting = [number for number in found if number is not None]
-        if fitting and min(fitting) < num_blocks:
-            logger.warning("a new worker has room for %d KV blocks and must allocate %d", min(fitting), num_blocks)
-        await self._executor.collective("allocate", num_blocks, num_host_blocks, *states)
+        if fitting and min(fitting) < sizes.num_blocks:
+            logger.warning(
+                "a new worker has room for %d KV blocks and must allocate %d", min(fitting), sizes.num_blocks
+            )
+        await self._executor.collective("allocate", *sizes)

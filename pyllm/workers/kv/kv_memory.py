@@ -150,12 +150,14 @@ class KVMemory:
         return self._cache is not None
 
     def release(self) -> None:
-        """Free the KV cache and the states; `allocate` makes them again."""
-        if self._host_pool is not None or self._host_states is not None:
-            raise ProtocolError("the KV cache cannot be freed beside a host pool")
+        """Free the KV cache, the states and the host pool; `allocate` makes them again.
+
+        Memory of the host that outlives this process stays.
+        """
+        self._device.synchronize()  # Blocks may be on their way to the host.
         if self._prefaulter is not None:
             self._prefaulter.join()
-        self._cache = self._states = self._prefaulter = None
+        self._cache = self._states = self._prefaulter = self._host_pool = self._host_states = None
 
     def move_blocks(self, batch: Batch) -> None:
         """Swap and copy the KV blocks and states that the plan names."""

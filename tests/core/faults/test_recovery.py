@@ -26,7 +26,7 @@ async def test_streams_go_on_with_the_same_tokens(depth: int, dies_at: int) -> N
     await engine.run_dry()
     assert engine.outputs() == {1: ([3, 4, 5, 6, 7], FinishCode.LENGTH), 2: ([60, 61, 62], FinishCode.LENGTH)}
     assert engine.executor.num_restarts == engine.core.stats()["num_recoveries"] == 1
-    assert engine.executor.allocated == (64, 0)
+    assert engine.executor.allocated == (64, 0, 0, 0)
     assert engine.messages(Rejected) == []
 
 
@@ -112,7 +112,7 @@ async def test_new_workers_with_less_room_allocate_what_there_was(caplog: pytest
     engine.submit(1, [1, 2])
     executor.num_blocks = 60
     await engine.run_dry()
-    assert executor.allocated == (64, 0)
+    assert executor.allocated == (64, 0, 0, 0)
     assert "room for 60 KV blocks and must allocate 64" in caplog.text
 
 
