@@ -35,7 +35,8 @@ from pyllm.flags.vllm_settings import settle
 # Later files of a GGUF in several parts, and projectors of images: no models of their own.
 _NO_MODEL = re.compile(r"(?:-(?!00001)\d{5}-of-\d{5}|^mmproj.*)\.gguf$")
 _FIRST_PART = re.compile(r"-00001-of-\d{5}$")
-_TERMS = frozenset(CatalogueEntry.__struct_fields__) - {"name"}
+_OPTIONS = frozenset({"model", "max_model_len"})  # of an entry
+_TERMS = frozenset(CatalogueEntry.__struct_fields__) - {"name"} - _OPTIONS
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,9 +135,10 @@ def _catalogue(
         try:
             settle(read)
             terms = {key: flags[key] for key in flags.keys() & _TERMS}
-            entries.append(msgspec.convert({"name": name, **terms}, CatalogueEntry))
             given = given_settings(read) | given_settings(read, ServerConfig)
             options[name] = {**shared, **given, "served_model_name": (name,)}
+            terms |= {key: options[name][key] for key in options[name].keys() & _OPTIONS}
+            entries.append(msgspec.convert({"name": name, **terms}, CatalogueEntry))
             split_options(options[name])
         except (ConfigError, msgspec.ValidationError) as error:
             raise ConfigError(f"{source}: {name}: {error}") from None

@@ -63,7 +63,7 @@ class CatalogueApp:
         if (ollamas := CatalogueRequest.of(scope["path"], body.content)) is not None:
             model, name = ollamas.find(self._catalogue, context)
             keep = ollamas.keep_seconds()
-            if (answer := await ollamas.unload(self._catalogue, model, context)) is not None:
+            if (answer := await ollamas.answer(self._catalogue, model, context)) is not None:
                 await answer(scope, body.receive, send)
                 return
         elif name is None and not body.content:

@@ -1,5 +1,6 @@
 """Ollama's API of a catalogue: its lists of models, and requests that load and unload one."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -8,16 +9,18 @@ import msgspec
 from msgspec import Raw
 
 from pyllm.checkpoint.hub import Hub
-from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel
+from pyllm.errors import ConfigError
+from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel, ModelFailedError
 from pyllm.frontend.http.failure import UnknownModelError
 from pyllm.frontend.http.routing import Request, Response, Route, get
 from pyllm.frontend.ollama.answer_format import MakePart, chat_part, generate_part, timestamp
 from pyllm.frontend.ollama.error_format import LOOKUP_ERROR_RESPONSES, PREFIX
 from pyllm.frontend.ollama.model_details import NO_DETAILS
+from pyllm.frontend.ollama.model_files import show_files
 from pyllm.frontend.ollama.model_names import MissingModelError, known_name, listed_name
 from pyllm.frontend.ollama.model_routes import NEVER, model_entries, ollama_version_route, running_models
 from pyllm.frontend.ollama.options import keep_seconds
-from pyllm.frontend.ollama.protocol import ModelEntries, ModelEntry, Part, RunningModels
+from pyllm.frontend.ollama.protocol import ModelEntries, ModelEntry, Part, RunningModels, Shown
 from pyllm.frontend.ollama.routes import empty_answer
 from pyllm.frontend.ollama.store_routes import store_routes
 from pyllm.frontend.requests.request_context import RequestContext, context_in
@@ -84,7 +87,26 @@ class CatalogueRequest(NamedTuple):
         """
         return keep_seconds(self.keep_alive) if self.path in _PARTS else None
 
-    async def unload(
+    async def answer(
+        self, catalogue: Catalogue, model: CatalogueModel, context: RequestContext
+    ) -> Response[Part] | Response[Shown] | None:
+        """The answer to a request for which the model is not loaded: one that unloads or describes it; else None.
+
+        Raises:
+            ModelFailedError: its files cannot be read.
+        """
+        if self.path != "/api/show":
+            return await self._unload(catalogue, model, context)
+        if catalogue.is_open(model):
+            return None
+        entry = model.entry
+        try:
+            shown = await asyncio.to_thread(show_files, entry.model, catalogue.download_dir, entry.max_model_len)
+        except ConfigError as error:
+            raise ModelFailedError(f"The model {model.name!r} cannot be shown: {error}") from None
+        return Response(shown)
+
+    async def _unload(
         self, catalogue: Catalogue, model: CatalogueModel, context: RequestContext
     ) -> Response[Part] | None:
         """Unload the model, if that is all that the request is for; its answer.
