@@ -31,16 +31,23 @@ KV_CACHE = ("--kv-cache-memory-bytes", "256MiB")
 
 def run() -> Iterator[Record]:
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{name}.gguf" for name in MODELS]
-        for file in files:
-            shutil.copyfile(embedded_model(), file)
+        files = copies(Path(folder))
         with Server(*map(str, files[:3]), *KV_CACHE, "--max-loaded-models", "2") as server:
-            yield from asyncio.run(_first_tokens(server.address, files))
+            yield from asyncio.run(first_tokens(server.address, files))
         with Server(*map(str, files), *KV_CACHE, "--max-loaded-models", "2") as server:
-            yield asyncio.run(_random_switches(server.address))
+            yield asyncio.run(random_switches(server.address, SWITCHES))
 
 
-async def _first_tokens(address: str, files: list[Path]) -> list[Record]:
+def copies(folder: Path) -> list[Path]:
+    """The embedded model under five names."""
+    files = [folder / f"{name}.gguf" for name in MODELS]
+    for file in files:
+        shutil.copyfile(embedded_model(), file)
+    return files
+
+
+async def first_tokens(address: str, files: list[Path]) -> list[Record]:
+    """Seconds to the first token of three models, for two of which a server has room."""
     async with httpx2.AsyncClient(base_url=address, timeout=600.0) as http:
         for name in "abc":
             await _first_token(http, name)
@@ -90,10 +97,11 @@ async def _gap(http: httpx2.AsyncClient, work: Any) -> float:
     return round(1000 * max(gaps), 1)
 
 
-async def _random_switches(address: str) -> Record:
+async def random_switches(address: str, number: int) -> Record:
+    """Seconds to the first token of so many requests, each for any of five models."""
     drawn, errors = random.Random(0), 0
     seconds: list[float] = []
-    names = iter([drawn.choice(MODELS) for _ in range(SWITCHES)])
+    names = iter([drawn.choice(MODELS) for _ in range(number)])
     async with httpx2.AsyncClient(base_url=address, timeout=600.0) as http:
 
         async def ask() -> None:
@@ -110,7 +118,7 @@ async def _random_switches(address: str) -> Record:
         "value": _median(seconds),
         "unit": "s",
         "worst": round(max(seconds), 2),
-        "requests": SWITCHES,
+        "requests": number,
         "errors": errors,
     }
 
