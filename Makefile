@@ -68,13 +68,13 @@ check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(PYTEST) -m "not full and not oracle and not services" tests/client tests/config tests/flags tests/frontend tests/wire
+	$(PYTEST) -m "$(DEFAULT)" tests/client tests/config tests/flags tests/frontend tests/wire
 
-# mypy has one thread, and beside it cargo has the other processors.
+# mypy has one thread, and beside it cargo has the other processors. Where `make full` is next, it has the properties.
 test: setup
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint types rust-test
-	@$(MAKE) --no-print-directory python-test
-	$(if $(filter full,$(MAKECMDGOALS)),,@echo "Not run: the rest of the matrices. They are \`make full\`.")
+	$(PYTEST) -m "$(DEFAULT)$(if $(filter full,$(MAKECMDGOALS)), and not hypothesis)"
+	$(if $(filter full,$(MAKECMDGOALS)),,@echo "Not run: the rest of the matrices, and most cases of properties. They are \`make full\`.")
 	$(if $(filter test-services,$(MAKECMDGOALS)),,@echo "Not run: the tests that need Redis, Prometheus, Chromium and systemd. They are \`make test-services\`.")
 
 lint: setup
@@ -93,15 +93,16 @@ rust-test: setup
 	+cargo test --quiet --locked --workspace --doc
 
 # A process of xdist that crashes ends the run and names the test: after a restart, xdist would wait for ever for the rest.
+DEFAULT := not full and not oracle and not services
 PYTEST = $(BIN)/pytest --numprocesses logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 python-test: setup
-	$(PYTEST) -m "not full and not oracle and not services"
+	$(PYTEST) -m "$(DEFAULT)"
 
-# The corners that `make test` leaves out, as each has one like it there: kill matrices, replicas, shared stores, more ranks.
-full: setup properties
-	$(PYTEST) -m "full and not oracle and not services"
+# The corners that `make test` leaves out, as each has one like it there: kill matrices, replicas, shared stores, more ranks;
+# and all cases of Python's properties.
+full: setup
+	$(PYTEST) -m "(full or hypothesis) and not oracle and not services" --hypothesis-profile all
 
-# All cases of Python's properties, of which `make test` has a quarter.
 properties: setup
 	$(PYTEST) -m "hypothesis and not oracle and not services" --hypothesis-profile all
 

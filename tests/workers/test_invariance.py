@@ -13,11 +13,14 @@ from pyllm_kernels.tensors import Array
 from pyllm.workers.model_runner import ModelRunner
 from tests.plans import Planner, Row
 from tests.tiers import full
+from tests.tiny_model import write_tiny_model
 from tests.workers.engine import loaded_runner, run
 
 NUM_TOKENS = 90
 NUM_BLOCKS = 128
 SEQUENCES = [random.Random(number).sample(range(1000), NUM_TOKENS) for number in range(6)]
+# Large enough that linears have several tiles, and a rest, in each direction.
+SHAPE = {"hidden_size": 208, "intermediate_size": 336, "head_dim": 32, "vocab_size": 1000, "layers": 3}
 PRECISIONS: dict[str, dict[str, str]] = {
     "float32": {},
     "int8": {"quantization": "int8", "kv_cache_dtype": "bfloat16"},
@@ -27,9 +30,12 @@ PRECISIONS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["float32", "gguf", full("bfloat16"), full("int8"), "int8 of bfloat16"])
-def runner(request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
-    yield loaded_runner("", num_blocks=NUM_BLOCKS, **PRECISIONS[request.param])
+@pytest.fixture(scope="module", params=["float32", full("gguf"), "bfloat16", "int8", "int8 of bfloat16"])
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
+    """The embedded model as it is, in blocks of 4 bits, and a tiny one in other precisions."""
+    is_embedded = request.param == "gguf"
+    model = "" if is_embedded else write_tiny_model(tmp_path_factory.mktemp("model"), **SHAPE)
+    yield loaded_runner(model, num_blocks=NUM_BLOCKS, **PRECISIONS[request.param])
     pyllm_kernels.set_num_threads(1)
 
 

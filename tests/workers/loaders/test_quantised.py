@@ -9,7 +9,6 @@ import pytest
 import torch
 from pyllm_kernels.tensors import Array
 from transformers import GptOssForCausalLM, LlamaForCausalLM, Mxfp4Config
-from transformers.integrations.bitnet import pack_weights
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
@@ -97,6 +96,8 @@ def test_transformers_reads_the_same(tmp_path: Path) -> None:
 
 
 def test_transformers_packs_three_values_alike() -> None:
+    from transformers.integrations.bitnet import pack_weights  # It loads torch's compiler, which takes seconds.
+
     weight = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
     found = bitnet().quantise(weight)
     packed = pack_weights(torch.from_numpy(np.sign(found.numbers)))
