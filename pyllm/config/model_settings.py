@@ -10,6 +10,7 @@ from pyllm.families.spec import ModelImpl
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 Quantization = Literal["auto", "none", "int8", "gguf", "compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitnet"]
 
 
@@ -117,3 +118,10 @@ class ModelConfig(ConfigPart, frozen=True):
         int,
         Meta(description="most log-probabilities of a token that a request may ask for; -1: all", ge=-1, le=1 << 30),
     ] = 20
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Meta(
+            description="log-probabilities of generated tokens are the model's (raw_logprobs), or those of the draw, "
+            "after penalties, temperature and filters (processed_logprobs)"
+        ),
+    ] = "raw_logprobs"

@@ -69,7 +69,7 @@ def _off(name: str, text: str, *aliases: str) -> VllmFlag:
 
 
 _TEXT_ONLY = "only text is served"
-_NO_SLEEP = "the engine does not sleep: end the server, a start from packed weights is quick"
+_SLEEP = "every engine can sleep (docs/weights.md), and has no settings of it"
 _NO_COHERE = "there is no API of Cohere's: use /v1/chat/completions"
 _ONE_MACHINE = "pyllm starts ranks on this machine: for several machines use --distributed-executor-backend ray"
 _DIVIDED = (
@@ -150,12 +150,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             "install the processor as an entry point of the group pyllm.logits_processors; requests name it in "
             "extra_args",
         ),
-        _always(
-            "logprobs-mode",
-            "log-probabilities are the model's own, before temperature and penalties",
-            "raw_logprobs",
-            instead="only raw_logprobs are there, the model's own log-probabilities",
-        ),
+        _ours("logprobs-mode"),
     ),
     "cache": (
         _ours("block-size", "a power of two"),
@@ -228,7 +223,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _refused("prefill-context-parallel-size", _DIVIDED, "1", aliases=("-pcp",)),
         _refused("decode-context-parallel-size", _DIVIDED, "1", aliases=("-dcp",)),
         _ours("enable-expert-parallel", "", "-ep"),
-        _ours("distributed-executor-backend", "mp, uni and ray"),
+        _ours("distributed-executor-backend", "mp, uni and ray; external_launcher is uni", external_launcher="uni"),
         _refused("nnodes", f"{_ONE_MACHINE}; llama.cpp's -n is max_tokens of a request", "1", aliases=("-n",)),
         _refused("node-rank", _ONE_MACHINE, "0", aliases=("-r",)),
         _always("master-addr", _NO_NODES),
@@ -308,7 +303,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _refused("aux-output-config", "which experts tokens were routed to is not given"),
         _refused("limit-mm-per-prompt", f"{_TEXT_ONLY}: leave it out, or make every limit 0"),
         _refused("mm-processor-kwargs", _TEXT_ONLY),
-        _off("enable-sleep-mode", _NO_SLEEP),
+        _on("enable-sleep-mode", "`POST /sleep` and `LLM.sleep` are always there"),
         _refused("profiler-config", "it needs no flag: POST /admin/profile records the next steps"),
     ),
     "tools and reasoning": (
@@ -454,7 +449,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("ray-workers-use-nsight", "enable-nccl-comm-suspend"),
     ),
     "models with n-gram embeddings are not served": ("engram-config",),
-    _NO_SLEEP: ("sleep-mode-backend", "sleep-mode-offload-cudagraph", "sleep-preserve-parameter-names"),
+    _SLEEP: ("sleep-mode-backend", "sleep-mode-offload-cudagraph", "sleep-preserve-parameter-names"),
     _NO_COHERE: ("cohere-format", "cohere-is-reasoning-model"),
     _BALANCES: (
         *("data-parallel-supervisor-port", "dp-supervisor-probe-interval-s", "dp-supervisor-probe-timeout-s"),

@@ -368,9 +368,18 @@ class AsyncEngine:
         """Change live settings of the scheduler; see `EngineClient.reconfigure`."""
         return await self._connected().reconfigure(**changes)
 
-    async def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache; running sequences keep their blocks."""
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Empty the prefix cache; running sequences keep their blocks. Returns True, as vLLM does where it worked.
+
+        The arguments are vLLM's. `reset_connector` has no effect: KV stores name blocks by the version of the weights.
+
+        Raises:
+            RequestError: running requests are to lose their blocks, too.
+        """
+        del reset_connector
+        refuse_other_values(CALLS, {"reset_running_requests": reset_running_requests})
         await self._connected().reset_prefix_cache()
+        return True
 
     async def pause_generation(
         self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True

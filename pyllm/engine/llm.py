@@ -226,9 +226,9 @@ class LLM:
         """Change live settings of the scheduler; see `EngineClient.reconfigure`."""
         return self._run(self._engine.reconfigure(**changes))
 
-    def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache; running sequences keep their blocks."""
-        self._run(self._engine.reset_prefix_cache())
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Empty the prefix cache; see `AsyncEngine.reset_prefix_cache`."""
+        return self._run(self._engine.reset_prefix_cache(reset_running_requests, reset_connector))
 
     def pause_generation(
         self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True

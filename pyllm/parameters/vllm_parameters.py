@@ -65,6 +65,7 @@ CALLS: Mapping[str, Fixed] = {
     "mm_processor_kwargs": Fixed((None, {}), "prompts are texts"),
     "pooling_params": Fixed((None,), "give dimensions"),  # where it is not a `PoolingParams`
     "trace_headers": Fixed((None, {}), "traces are of `pyllm serve`"),
+    "reset_running_requests": Fixed((False,), "running requests keep their blocks: pause_generation ends them"),
     "prompt_text": Fixed((None,), "give a dict with prompt and prompt_token_ids"),
 }
 # Fields of `LoRARequest`.

@@ -45,7 +45,11 @@ class StepSampler:
         self._sampling_slots = SamplingSlots(
             self._max_num_seqs, config.checkpoint.spec.vocab_size, self._wait_for_grammars if self.draws else None
         )
-        self._token_sampler = TokenSampler(self._sampling_slots, placement.device)
+        self._token_sampler = TokenSampler(
+            self._sampling_slots,
+            placement.device,
+            processed_logprobs=config.engine.model.logprobs_mode == "processed_logprobs",
+        )
         self._pooler = Pooler(placement.device)
         self._graphs: SamplingGraphs | None = None
 

@@ -44,13 +44,13 @@ def test_what_they_become(options: dict[str, Any], expected: dict[str, Any]) -> 
         ({"fully_sharded_loras": True}, "each rank has its part of an adapter"),
         ({"lora_dtype": "float16"}, "adapters have the model's dtype: use auto"),
         ({"speculative_config": {"model": "small"}}, "use ngram"),
-        ({"enable_sleep_mode": True}, "does not sleep"),
+        ({"skip_tokenizer_init": True}, "without a tokenizer"),
         ({"max_model_len": "many"}, "max-model-len"),
         ({"port": 8000}, "pyllm serve"),
         ({"enable_prompt_embeds": True}, "has no meaning here"),
         (
-            {"enable_sleep_mode": True, "tokenizer_mode": "mistral", "port": 8000},
-            "port: .*; --enable-sleep-mode: .*; --tokenizer-mode",
+            {"skip_tokenizer_init": True, "tokenizer_mode": "mistral", "port": 8000},
+            "port: .*; --skip-tokenizer-init: .*; --tokenizer-mode",
         ),
     ],
 )

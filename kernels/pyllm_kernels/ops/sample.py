@@ -62,8 +62,19 @@ def _token(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: 
         return -1
     if temperature == 0 or np.isinf(logits[best]):
         return best
+    sums = filtered_weights(logits, temperature, top_k, top_p, min_p).cumsum(dtype=np.float64)
+    found = int(np.searchsorted(sums, np.float64(uniform) * sums[-1], side="right"))
+    # A uniform that rounds to one exceeds all sums: use the last token with any weight, where the sum is the total.
+    return min(found, int(np.searchsorted(sums, sums[-1])))
+
+
+def filtered_weights(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> Floats:
+    """The probability of each token, times the same number, after the filters; float32 [vocabulary], as `logits`.
+
+    The logits have no NaN and a finite maximum, the temperature is above 0; other parameters as in `sample`.
+    """
     # Subtracting the maximum first keeps every temperature, however small, from overflowing.
-    weights = np.exp((logits - logits[best]) / np.float32(temperature))
+    weights = np.exp((logits - logits.max()) / np.float32(temperature))
     weights[weights < np.float32(min_p)] = 0
     order = np.argsort(-weights, kind="stable")  # equal ones by ascending id
     kept = order[:top_k] if top_k > 0 else order
@@ -71,9 +82,6 @@ def _token(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: 
         sums = weights[kept].cumsum(dtype=np.float64)
         kept = kept[np.concatenate(([0.0], sums[:-1])) < np.float64(top_p) * sums[-1]]
         kept = order[: max(1, len(kept))]
-    chosen = np.zeros_like(weights)
+    chosen: Floats = np.zeros_like(weights)
     chosen[kept] = weights[kept]
-    sums = chosen.cumsum(dtype=np.float64)
-    found = int(np.searchsorted(sums, np.float64(uniform) * sums[-1], side="right"))
-    # A uniform that rounds to one exceeds all sums: use the last token with any weight, where the sum is the total.
-    return min(found, int(np.searchsorted(sums, sums[-1])))
+    return chosen

@@ -24,7 +24,6 @@ from pyllm.frontend.http.routing import (
     FromPath,
     QueryParameter,
     Request,
-    Response,
     ResponseSpec,
     Route,
     get,
@@ -84,6 +83,12 @@ class DecisionList(msgspec.Struct):
     """`GET /admin/decisions`: the decisions of the last steps, oldest first."""
 
     data: list[Decision]
+
+
+class ResetDone(msgspec.Struct):
+    """`POST /reset_prefix_cache`, as in vLLM."""
+
+    success: bool = True
 
 
 class Reloaded(msgspec.Struct):
@@ -173,11 +178,11 @@ def admin_routes(state: ServerState) -> list[Route]:
     @post(
         "/reset_prefix_cache",
         summary="Forget all cached prefixes; running requests keep their blocks",
-        responses={200: ResponseSpec(None), **_LOOKUP_ERRORS},
+        responses=_LOOKUP_ERRORS,
     )
-    async def reset_prefix_cache() -> Response[bytes]:
+    async def reset_prefix_cache() -> ResetDone:
         await in_time(client.reset_prefix_cache())
-        return Response(b"")
+        return ResetDone()
 
     handlers = [
         list_requests,

@@ -20,6 +20,7 @@ from pyllm.workers.devices.device import Device, HostCopy
 from pyllm.workers.devices.host import Arrived
 from pyllm.workers.sampling.logprobs import LogprobRows, PromptLogprobs, columns
 from pyllm.workers.sampling.pooling import PooledRows
+from pyllm.workers.sampling.processed_logits import process_logits
 from pyllm.workers.sampling.sampler import SamplingRows, sample
 from pyllm.workers.sampling.sampling_slots import Constraint, SamplingSlots
 from pyllm.workers.step.batch import Batch
@@ -37,8 +38,8 @@ Indices = npt.NDArray[np.signedinteger]
 
 # States of a row from `LogitsStates.catch_up`.
 _READY, _STALE = 1, 2
-# The batch of samples for log-probabilities if requests name tokens to score: each sample copies its logits.
-_NAMED_AT_ONCE = 64
+# The batch of samples for log-probabilities where each sample copies its logits.
+_COPIED_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class Changes:
     drafts: list[list[int]] = field(default_factory=list)  # [K], the unverified tokens before this position
     masks: "list[Mask]" = field(default_factory=list)
     mask_rows: list[int] = field(default_factory=list)  # [K], -1: none
+    copies: Tensor | None = None  # float32 [K, vocab_size], until the next step
 
     def add(self, slots: list[int], logits_rows: list[int]) -> None:
         """Add copies without drafts and masks."""
@@ -87,10 +89,21 @@ class Draw:
 
 
 class TokenSampler:
-    """The sampler of the rank that samples. Finish draws in the order in which you make them."""
+    """The sampler of the rank that samples. Finish draws in the order in which you make them.
 
-    def __init__(self, slots: SamplingSlots, device: Device, clock: Callable[[], float] = time.monotonic) -> None:
+    Log-probabilities of drawn tokens are those of the model, or with `processed_logprobs` those of the draw.
+    """
+
+    def __init__(
+        self,
+        slots: SamplingSlots,
+        device: Device,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        processed_logprobs: bool = False,
+    ) -> None:
         self._slots = slots
+        self._processed_logprobs = processed_logprobs
         self.device = device
         self._clock = clock
         self._last: Draw | None = None
@@ -119,7 +132,7 @@ class TokenSampler:
             if len(plain := np.flatnonzero(origins == -1)):
                 tokens[self._tensor(plain)] = self._sample(batch, slots, logits, rows, plain)
             if len(changed := np.flatnonzero(origins >= 0)):
-                copies = self._changed_logits(batch, changes, logits)
+                copies = changes.copies = self._changed_logits(batch, changes, logits)
                 tokens[self._tensor(changed)] = self._sample(batch, slots, copies, origins, changed)
         draw = self._last = Draw(step, batch, self.device.host_copy(tokens), changes)
         tokens = tokens.clip(min=0)
@@ -168,14 +181,33 @@ class TokenSampler:
             own = np.flatnonzero(given < 0)
             chosen = self._tensor(given.copy())
             chosen[self._tensor(own)] = tokens[self._tensor(positions[own])]
-            at_once = _NAMED_AT_ONCE
+            at_once = _COPIED_AT_ONCE
         else:
             num_top = num_top[positions]
+        if self._processed_logprobs:
+            at_once = _COPIED_AT_ONCE
         draw.wanted = positions
         for start in range(0, len(positions), at_once):
             some = slice(start, start + at_once)
-            of = rows[positions[some]].astype(np.int32)
-            draw.logprobs.append(self._logprobs(logits, of, chosen[some], num_top[some]))
+            scored, of = logits, rows[positions[some]].astype(np.int32)
+            if self._processed_logprobs:
+                scored = self._processed(draw, slots, logits, of, positions[some])
+                of = np.arange(len(of), dtype=np.int32)
+            draw.logprobs.append(self._logprobs(scored, of, chosen[some], num_top[some]))
+
+    def _processed(self, draw: Draw, slots: Ints, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
+        """The logits from which the tokens of `positions` [M] are drawn, float32 [M, vocab_size].
+
+        `rows` [M] are those of the unedited logits.
+        """
+        found = self.device.empty((len(rows), logits.shape[1]), "float32")
+        found[...] = logits[self._tensor(rows)]
+        if draw.changes is not None and draw.changes.copies is not None:
+            origins = draw.changes.origins[positions]
+            changed = np.flatnonzero(origins >= 0)
+            found[self._tensor(changed)] = draw.changes.copies[self._tensor(origins[changed])]
+        process_logits(found, self._slots.rows(slots[positions]), self.device)
+        return found
 
     def _sample(self, batch: Batch, slots: Ints, logits: Tensor, rows: Indices, positions: Indices) -> Tensor:
         """Sample a token for some of the positions, each from its row of logits."""

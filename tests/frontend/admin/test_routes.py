@@ -228,5 +228,5 @@ async def test_the_prefix_cache_is_reset_by_admins(tokenizer: Tokenizer) -> None
         assert "reset_prefix_cache" not in [call.method for call in frontend.core.sent(Call)]
         done = await frontend.http.post("/reset_prefix_cache", headers=bearer(ADMIN))
         calls = [call.method for call in frontend.core.sent(Call)]
-    assert (refused.status_code, done.status_code, done.content) == (403, 200, b"")
+    assert (refused.status_code, done.status_code, done.json()) == (403, 200, {"success": True})
     assert "reset_prefix_cache" in calls

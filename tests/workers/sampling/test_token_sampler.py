@@ -52,9 +52,11 @@ class Steps:
     copies: list[int] = field(default_factory=list)
     number: int = 0
 
+    processed_logprobs: bool = False
+
     def __post_init__(self) -> None:
         self.slots = SamplingSlots(8, self.vocabulary, self.grammars or no_grammars)
-        self.sampler = TokenSampler(self.slots, CPU)
+        self.sampler = TokenSampler(self.slots, CPU, processed_logprobs=self.processed_logprobs)
 
     def start(self, slot: int, sampling: Sampling, prompt: list[int] = PROMPT, output: tuple[int, ...] = ()) -> None:
         self.inits.append((slot, sampling, [*prompt, *output], len(prompt)))
@@ -265,6 +267,30 @@ def test_logprobs_are_those_of_the_model_with_ties_and_ranks() -> None:
     np.testing.assert_allclose(np.frombuffer(told.values, np.float32), expected, rtol=1e-6)
     assert np.frombuffer(told.ranks, np.int32).tolist() == [3, 1, 2, 2]
     assert np.frombuffer(told.prompt_starts, np.int32).tolist() == [0, 0, 0, 0]
+
+
+def test_processed_logprobs_are_those_of_the_draw() -> None:
+    steps = Steps(processed_logprobs=True)
+    logits = {5: 2.0, 6: 1.0, 7: 0.5}
+    wanted: list[tuple[Sampling, dict[int, float]]] = [
+        (Sampling(temperature=1.0, logprobs=2), logits),
+        (Sampling(temperature=0.5, logprobs=2), {5: 4.0, 6: 2.0, 7: 1.0}),
+        (Sampling(temperature=1.0, logprobs=2, logit_bias={6: 3.0}), logits | {6: 4.0}),
+        (Sampling(temperature=0.5, logprobs=2, top_k=2), {5: 4.0, 6: 2.0}),
+        (Sampling(temperature=1.0, logprobs=2, min_p=0.3), {5: 2.0, 6: 1.0}),
+        (greedy(logprobs=2), logits),
+    ]
+    for slot, (sampling, _) in enumerate(wanted):
+        steps.start(slot, sampling)
+    sampled = steps.draw(*(Row(slot, [1], 4, [logits], uniform=0.01) for slot in range(len(wanted))))
+    assert sampled.logprobs is not None
+    ids = np.frombuffer(sampled.logprobs.ids, np.int32).reshape(-1, 3)
+    values = np.frombuffer(sampled.logprobs.values, np.float32).reshape(-1, 3)
+    for row, (sampling, expected) in enumerate(wanted):
+        numbers = np.full(VOCABULARY, -np.inf if sampling.top_k or sampling.min_p else 0.0)
+        numbers[list(expected)] = list(expected.values())
+        total = np.log(np.exp(numbers).sum())
+        np.testing.assert_allclose(values[row], numbers[ids[row]] - total, rtol=1e-5, err_msg=str(sampling))
 
 
 def test_tokens_that_a_request_names_come_in_place_of_the_likeliest() -> None:

@@ -1,0 +1,26 @@
+"""The logits that tokens are drawn from, after temperature and filters: for `--logprobs-mode processed_logprobs`."""
+
+import numpy as np
+from pyllm_kernels.ops.sample import filtered_weights
+from pyllm_kernels.tensors import Tensor
+
+from pyllm.workers.devices.device import Device
+from pyllm.workers.sampling.sampler import SamplingRows
+
+
+def process_logits(logits: Tensor, parameters: SamplingRows, device: Device) -> None:
+    """Divide float32 logits [rows, vocabulary] by the temperature, and exclude what min-p, top-k and top-p exclude.
+
+    `parameters` are on the host. Rows of temperature 0 stay as they are. Rows with a filter are computed on the host.
+    """
+    temperature = np.where(parameters.temperature > 0, parameters.temperature, 1.0).astype(np.float32)
+    if (temperature != 1).any():
+        logits /= device.from_host(temperature)[:, None]
+    filters = (parameters.top_k > 0) | (parameters.top_p < 1) | (parameters.min_p > 0)
+    for row in np.flatnonzero(filters & (parameters.temperature > 0)).tolist():
+        numbers = device.host_copy(logits[row]).wait()
+        known = np.nan_to_num(numbers, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+        if np.isfinite(known.max()):
+            top_k, top_p, min_p = (one[row] for one in (parameters.top_k, parameters.top_p, parameters.min_p))
+            numbers = np.where(filtered_weights(known, 1.0, top_k, top_p, min_p) > 0, numbers, -np.inf)
+            logits[row] = device.from_host(numbers.astype(np.float32))
