@@ -18,6 +18,7 @@ from pyllm.wire.supervision_messages import Kept
 from tests.checkpoint.adapters.lora_folder import write_lora
 from tests.core.adapting_executor import AdaptingExecutor
 from tests.core.raw_engine import Engine
+from tests.hub_server import HubServer
 from tests.tiny_model import write_tiny_model
 
 MODULES = {"model.layers.0.self_attn.q_proj": (96, 48)}
@@ -26,13 +27,15 @@ MODULES = {"model.layers.0.self_attn.q_proj": (96, 48)}
 class World:
     """A core with adapters, whose folders are made on demand."""
 
-    def __init__(self, folder: Path, executor: AdaptingExecutor | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, executor: AdaptingExecutor | None = None, hub: Hub | None = None, **options: Any
+    ) -> None:
         self.folder = folder
         self.executor = executor or AdaptingExecutor()
         self.kept: list[Kept] = []
         options = {"enable_lora": True, "max_loras": 2, "lora_folder": str(folder)} | options
         spec = read_checkpoint(write_tiny_model(folder / "model")).spec
-        self.source = AdapterSource(spec, Hub(), engine_config(options).lora)
+        self.source = AdapterSource(spec, hub or Hub(), engine_config(options).lora)
         self.options: dict[str, Any] = options | {"adapter_source": self.source, "keep": self.kept.append}
         self.engine = Engine(executor=self.executor, **self.options)
 
@@ -130,6 +133,19 @@ async def test_a_folder_resolves_names(world: World) -> None:
     for name in ("missing", "..", "../style", ""):
         with pytest.raises(RequestError):
             await world.adapters.load(name)
+
+
+async def test_names_of_the_hub_resolve_for_chosen_owners_alone(tmp_path: Path) -> None:
+    with HubServer() as server:
+        hub = Hub(endpoint=server.endpoint, cache_dir=str(tmp_path / "cache"), offline=False)
+        world = World(tmp_path, hub=hub, lora_repositories=("me/*",))
+        for name in ("me/style", "other/style"):
+            server.add(name, write_lora(tmp_path / "hub" / name, MODULES))
+        adapter = await world.adapters.load("me/style")
+        assert adapter.name == "me/style"
+        assert server.downloaded()
+        with pytest.raises(RequestError, match="there is no adapter 'other/style'"):
+            await world.adapters.load("other/style")
 
 
 async def test_a_rank_above_the_limit_names_the_setting(world: World) -> None:

@@ -17,6 +17,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensors import Deinterleave
 from tests.checkpoint.adapters.lora_folder import write_lora
+from tests.hub_server import HubServer
 from tests.tiny_model import write_tiny_model
 
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
@@ -121,10 +122,36 @@ def test_a_missing_folder_is_no_repository(tmp_path: Path) -> None:
         find_lora(str(tmp_path / "missing"), Hub())
 
 
-def test_llama_cpps_files_have_its_names_and_alpha(
+def test_a_repository_of_the_hub_gives_the_files_of_its_adapter(
     tmp_path: Path, spec: ModelSpec, shapes: dict[str, tuple[int, int]]
 ) -> None:
-    path = tmp_path / "adapter.gguf"
+    folder = write_lora(tmp_path / "adapter", shapes)
+    for other in ("README.md", "tokenizer.json", "optimizer.pt"):
+        (folder / other).write_bytes(b"not needed")
+    converted, pickled = tmp_path / "converted", tmp_path / "pickled"
+    converted.mkdir()
+    write_gguf_lora(converted / "style-F16.gguf", shapes)
+    pickled.mkdir()
+    (pickled / CONFIG).write_bytes((folder / CONFIG).read_bytes())
+    (pickled / "adapter_model.bin").write_bytes(b"")
+    with HubServer() as server:
+        hub = Hub(endpoint=server.endpoint, cache_dir=str(tmp_path / "cache"), offline=False)
+        for name, files in (("me/style", folder), ("me/style-GGUF", converted), ("me/pickled", pickled)):
+            server.add(name, files)
+        found = read_lora(find_lora("me/style", hub), spec)
+        assert found.digest == read_lora(folder, spec).digest
+        assert sorted(server.downloaded()) == [CONFIG, WEIGHTS]
+        assert read_lora(find_lora("me/style-GGUF", hub), spec).rank == 4
+        with pytest.raises(ConfigError, match="may run code"):
+            find_lora("me/pickled", hub)
+        with pytest.raises(ConfigError, match="me/missing"):
+            find_lora("me/missing", hub)
+    kept = Hub(endpoint="http://127.0.0.1:9", cache_dir=hub.cache_dir, offline=True)
+    assert read_lora(find_lora("me/style", kept), spec).digest == found.digest
+
+
+def write_gguf_lora(path: Path, shapes: dict[str, tuple[int, int]]) -> None:
+    """An adapter as llama.cpp's converter writes it."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
@@ -137,6 +164,13 @@ def test_llama_cpps_files_have_its_names_and_alpha(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def test_llama_cpps_files_have_its_names_and_alpha(
+    tmp_path: Path, spec: ModelSpec, shapes: dict[str, tuple[int, int]]
+) -> None:
+    path = tmp_path / "adapter.gguf"
+    write_gguf_lora(path, shapes)
     adapter = read_lora(path, spec)
     query, down = adapter.matrices
     assert (query.entry.name, query.scale) == ("layers.0.attention.query.weight", 2.0)
