@@ -1,11 +1,19 @@
-"""Products in Triton's interpreter, in a fixed order. Knows no kernel."""
+"""Triton's interpreter: its products in a fixed order, and less work at each call. Knows no kernel."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
 
-def order_products() -> None:
+@functools.cache
+def prepare() -> None:
+    """Change the interpreter in the whole process, once."""
+    _order_products()
+    _replace_once()
+
+
+def _order_products() -> None:
     """Make the interpreter's `tl.dot` add in the order of k, in the whole process.
 
     Triton multiplies with NumPy, whose BLAS may add a row's products in another order if there are more rows: on CPUs
@@ -14,6 +22,51 @@ def order_products() -> None:
     from triton.runtime.interpreter import InterpreterBuilder
 
     InterpreterBuilder.create_dot = _create_dot
+
+
+def _replace_once() -> None:
+    """Make the interpreter faster.
+
+    At every call of a device function it looks through all of `triton.language` for what to replace by its own
+    functions, a third of a kernel's time. Here the names are found once, and functions that a kernel calls find them
+    replaced; what is replaced while a kernel runs is the same.
+    """
+    from triton import language
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    if not hasattr(interpreter, "_LangPatchScope"):  # a version with other insides
+        return
+    places = (language, core, core.tensor, language.math, core.tensor_descriptor_base)
+    names = {place: [name for name in dir(place) if core.is_builtin(getattr(place, name))] for place in places}
+
+    def patch_builtin(place: Any, builder: Any, *scope: Any) -> None:
+        for name in names[place]:
+            if core.is_builtin(member := getattr(place, name)):  # not replaced yet
+                interpreter._patch_attr(place, name, member, builder, *scope)
+
+    whole = interpreter._get_np_dtype  # It makes a table of all types, for each operand of each operation.
+    find = functools.cache(whole)
+    replace = interpreter._patch_lang
+    replaced: set[str] = set()  # the modules of functions whose names are replaced while a kernel runs
+
+    def patch_lang(function: Any) -> Any:
+        if function.__module__ in replaced:
+            return interpreter._LangPatchScope()
+        scope = replace(function)
+        restore = scope.restore
+
+        def end() -> None:  # Called for kernels alone.
+            replaced.clear()
+            restore()
+
+        scope.restore = end
+        replaced.add(function.__module__)
+        return scope
+
+    interpreter._patch_builtin = patch_builtin
+    interpreter._patch_lang = patch_lang
+    interpreter._get_np_dtype = lambda kind: find(kind.scalar) if type(kind.scalar) is core.dtype else whole(kind)
 
 
 def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:

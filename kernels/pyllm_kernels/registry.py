@@ -68,6 +68,6 @@ def _check_triton(device_type: str) -> None:
             "before the start to run it, slowly, in Triton's interpreter"
         )
     if triton.knobs.runtime.interpret:
-        from pyllm_kernels.interpreter import order_products
+        from pyllm_kernels.interpreter import prepare
 
-        order_products()
+        prepare()
