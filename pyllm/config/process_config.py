@@ -116,6 +116,7 @@ class ApiConfig(_ProcessConfig, frozen=True):
     flight_recorder_dir: str = ""  # folder of crash records
     max_loras: int = 0  # adapters in a step of a core; 0: it serves none
     download_dir: str = ""  # folder of downloads; empty: huggingface_hub's
+    is_on_gpu: bool = False  # whether the cores compute on GPUs
 
 
 # A model is loaded in this order; `waiting` is for memory that others have to give back.

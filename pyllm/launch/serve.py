@@ -185,6 +185,7 @@ def api_config(cores: list[CoreConfig], server: ServerConfig, credentials: Crede
         flight_recorder_dir=engine.recovery.flight_recorder_dir,
         max_loras=engine.lora.num_slots,
         download_dir=engine.model.download_dir,
+        is_on_gpu=engine.device.device == "cuda",
         state_address=f"ipc://{core.socket_folder}/state" if server.api_server_count > 1 else "",
     )
 

@@ -73,8 +73,8 @@ def running_models(state: ServerState, num_bytes: int = 0, expires: float = NEVE
     """The same while the model is loaded: with the memory that it takes, if that is known, and its time to leave."""
     checkpoint, context = state.checkpoint, state.client.model.max_model_len
     size, details, until = num_bytes or weights_bytes(checkpoint), details_of(checkpoint), timestamp(expires)
-    digest = state.client.fingerprint
-    return [RunningModel(name, name, size, digest, details, until, 0, context) for name in _names(state)]
+    digest, on_gpu = state.client.fingerprint, size if state.is_on_gpu else 0
+    return [RunningModel(name, name, size, digest, details, until, on_gpu, context) for name in _names(state)]
 
 
 def required_name(request: ModelRequest) -> str:

@@ -47,6 +47,7 @@ class ServerState:
     Answers carry `model_name`; requests may name the model by one of `model_aliases` as well, and adapters by their own
     names. `checkpoint` describes the model's files. `sampling` has the defaults of parameters that a request leaves
     out. `max_loras` is of each core. Models that clients pull go to `download_dir`; empty: huggingface_hub's folder.
+    `is_on_gpu`: whether the cores compute on GPUs.
 
     `keys` are those of the `credentials`, by default none. `shared` counts the requests that all API processes admit:
     without it nothing is bounded. `cores` are those of `client`, as the API processes use them.
@@ -68,6 +69,7 @@ class ServerState:
         sampling: SamplingDefaults = NO_DEFAULTS,
         max_loras: int = 0,
         download_dir: str = "",
+        is_on_gpu: bool = False,
         credentials: ServerCredentials | None = None,
         shared: Shared | None = None,
         cores: ServerCores | None = None,
@@ -82,6 +84,7 @@ class ServerState:
         self.checkpoint = checkpoint
         self.sampling = sampling
         self.download_dir = download_dir
+        self.is_on_gpu = is_on_gpu
         self.credentials = credentials or ServerCredentials(server, Credentials())
         self.keys = self.credentials.keys
         self.ask_reload = ask_reload
@@ -139,6 +142,7 @@ class ServerState:
             sampling=config.checkpoint.sampling,
             max_loras=config.max_loras,
             download_dir=config.download_dir,
+            is_on_gpu=config.is_on_gpu,
             credentials=credentials or ServerCredentials(config.server, config.credentials),
             shared=shared,
             cores=cores,

@@ -35,12 +35,14 @@ async def test_models_and_adapters_are_listed_with_a_tag(tokenizer: Tokenizer, t
         await frontend.http.post("/v1/load_lora_adapter", json={"lora_name": "mine", "lora_path": "/a"})
         tags = (await frontend.http.get("/api/tags")).json()["models"]
         loaded = (await frontend.http.get("/api/ps")).json()["models"]
+        frontend.state.is_on_gpu = True
+        (on_gpu, *_) = (await frontend.http.get("/api/ps")).json()["models"]
     assert [model["name"] for model in tags] == ["tiny:latest", "qwen3:4b", "mine:latest"]
     assert all(model["model"] == model["name"] for model in [*tags, *loaded])
     assert (tags[0]["size"], tags[0]["details"], len({model["digest"] for model in tags})) == (5, DETAILS, 1)
     assert tags[0]["modified_at"][:2] == "20"
     assert [model["name"] for model in loaded] == [model["name"] for model in tags]
-    assert (loaded[0]["size"], loaded[0]["size_vram"]) == (5, 0)
+    assert (loaded[0]["size"], loaded[0]["size_vram"], on_gpu["size_vram"]) == (5, 0, 5)
     assert (loaded[0]["context_length"], loaded[0]["expires_at"][:4]) == (MODEL.max_model_len, "9999")
 
 
