@@ -19,8 +19,7 @@ BIN := $(VENV)/bin
 UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 INSTALL_TORCH = $(if $(TORCH_INDEX),$(INSTALL) --compile-bytecode --no-deps --index-url $(TORCH_INDEX) torch)
-# Where the environment forbids bytecode, each process would compile every module at its start: a server takes 5 CPU-seconds
-# more for that, and the tests start hundreds.
+# Without bytecode each process compiles every module at its start: 3 CPU-seconds of a server, and tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
@@ -68,12 +67,12 @@ check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(PYTEST) -m "$(DEFAULT)" tests/client tests/config tests/flags tests/frontend tests/wire
+	$(PYTEST) -m "$(DEFAULT_TESTS)" tests/client tests/config tests/flags tests/frontend tests/wire
 
 # mypy has one thread, and beside it cargo has the other processors. Where `make full` is next, it has the properties.
 test: setup
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint types rust-test
-	$(PYTEST) -m "$(DEFAULT)$(if $(filter full,$(MAKECMDGOALS)), and not hypothesis)"
+	$(PYTEST) -m "$(DEFAULT_TESTS)$(if $(filter full,$(MAKECMDGOALS)), and not hypothesis)"
 	$(if $(filter full,$(MAKECMDGOALS)),,@echo "Not run: the rest of the matrices, and most cases of properties. They are \`make full\`.")
 	$(if $(filter test-services,$(MAKECMDGOALS)),,@echo "Not run: the tests that need Redis, Prometheus, Chromium and systemd. They are \`make test-services\`.")
 
@@ -93,10 +92,10 @@ rust-test: setup
 	+cargo test --quiet --locked --workspace --doc
 
 # A process of xdist that crashes ends the run and names the test: after a restart, xdist would wait for ever for the rest.
-DEFAULT := not full and not oracle and not services
+DEFAULT_TESTS := not full and not oracle and not services
 PYTEST = $(BIN)/pytest --numprocesses logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 python-test: setup
-	$(PYTEST) -m "$(DEFAULT)"
+	$(PYTEST) -m "$(DEFAULT_TESTS)"
 
 # The corners that `make test` leaves out, as each has one like it there: kill matrices, replicas, shared stores, more ranks;
 # and all cases of Python's properties.

@@ -11,9 +11,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.peers.peer_server import Server
-from benchmarks.servers.catalogue import copies, first_tokens, random_switches
+from benchmarks.servers.catalogue import SWITCHES, copies, first_tokens, random_switches
 
-SWITCHES = 200
 CONTEXT = 2048  # tokens of each model
 
 

@@ -24,7 +24,7 @@ from pyllm.checkpoint.reader import embedded_model
 MODELS = "abcde"
 RUNS = 5
 STREAMS = 4
-SWITCHES, CLIENTS = 1000, 4
+SWITCHES, CLIENTS = 200, 4
 PAUSE = 4.0  # seconds between two switches, in which the next core is started ahead
 KV_CACHE = ("--kv-cache-memory-bytes", "256MiB")
 

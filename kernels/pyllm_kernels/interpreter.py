@@ -35,25 +35,31 @@ def _replace_once() -> None:
     from triton.language import core
     from triton.runtime import interpreter
 
-    if not hasattr(interpreter, "_LangPatchScope"):  # a version with other insides
+    insides = "_LangPatchScope", "_patch_lang", "_patch_builtin", "_patch_attr", "_get_np_dtype"
+    if not all(hasattr(interpreter, name) for name in insides):  # another version of Triton
         return
-    places = (language, core, core.tensor, language.math, core.tensor_descriptor_base)
-    names = {place: [name for name in dir(place) if core.is_builtin(getattr(place, name))] for place in places}
+
+    @functools.cache
+    def names_in(place: Any) -> list[str]:
+        return [name for name in dir(place) if core.is_builtin(getattr(place, name))]
+
+    for place in (language, core, core.tensor, language.math):
+        names_in(place)  # before any is replaced
 
     def patch_builtin(place: Any, builder: Any, *scope: Any) -> None:
-        for name in names[place]:
+        for name in names_in(place):
             if core.is_builtin(member := getattr(place, name)):  # not replaced yet
                 interpreter._patch_attr(place, name, member, builder, *scope)
 
-    whole = interpreter._get_np_dtype  # It makes a table of all types, for each operand of each operation.
-    find = functools.cache(whole)
-    replace = interpreter._patch_lang
+    original_dtype = interpreter._get_np_dtype  # It makes a table of all types, for each operand of each operation.
+    scalar_dtype = functools.cache(original_dtype)
+    original_patch = interpreter._patch_lang
     replaced: set[str] = set()  # the modules of functions whose names are replaced while a kernel runs
 
     def patch_lang(function: Any) -> Any:
         if function.__module__ in replaced:
             return interpreter._LangPatchScope()
-        scope = replace(function)
+        scope = original_patch(function)
         restore = scope.restore
 
         def end() -> None:  # Called for kernels alone.
@@ -66,7 +72,9 @@ def _replace_once() -> None:
 
     interpreter._patch_builtin = patch_builtin
     interpreter._patch_lang = patch_lang
-    interpreter._get_np_dtype = lambda kind: find(kind.scalar) if type(kind.scalar) is core.dtype else whole(kind)
+    interpreter._get_np_dtype = lambda dtype: (
+        scalar_dtype(dtype.scalar) if type(dtype.scalar) is core.dtype else original_dtype(dtype)
+    )
 
 
 def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:

@@ -54,6 +54,7 @@ class CoreCalls:
         self._cores = cores
         self._calls = calls
         self._ids = ids
+        self._last_change = 0
 
     async def call(
         self,
@@ -190,18 +191,18 @@ class CoreCalls:
         "wait" those that have begun end first, and the others wait; with "keep" all stay where they are, and go on
         after `resume_generation`. `clear_cache` forgets all cached prefixes, except with "keep".
         `wait_for_inflight_requests` is vLLM's older name of "wait". A restarted core stays paused, and one that
-        restarts meanwhile is paused when it is ready, if that takes no longer than two minutes.
+        restarts meanwhile is paused when it is ready.
 
         Raises:
             RequestError: there is no such mode, or the engine was resumed meanwhile.
             TimeoutError: requests still run after `timeout` seconds; the pause stays.
         """
         mode = "wait" if wait_for_inflight_requests else mode
-        await self._tell_all("pause", mode, clear_cache, seconds=timeout)
+        await self._change_all("pause", mode, clear_cache, seconds=timeout)
 
     async def resume_generation(self) -> None:
         """End the pause of every core; without one nothing changes."""
-        await self._tell_all("resume")
+        await self._change_all("resume")
 
     async def is_paused(self) -> bool:
         """Whether all cores are paused."""
@@ -216,7 +217,7 @@ class CoreCalls:
         Raises:
             RequestError: the engine cannot sleep, as it has a KV store.
         """
-        await self._tell_all("sleep", level, mode, seconds=PAUSE_TIMEOUT)
+        await self._change_all("sleep", level, mode, seconds=PAUSE_TIMEOUT)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Take memory again, all of it or that of `tags` ("weights", "kv_cache"); with all of it, generation goes on.
@@ -224,7 +225,7 @@ class CoreCalls:
         Raises:
             RequestError: there is no such tag, or the weights' files have changed; the engine sleeps on.
         """
-        await self._tell_all("wake_up", None if tags is None else list(tags), seconds=PAUSE_TIMEOUT)
+        await self._change_all("wake_up", None if tags is None else list(tags), seconds=PAUSE_TIMEOUT)
 
     async def is_sleeping(self) -> bool:
         """Whether any core sleeps."""
@@ -360,21 +361,34 @@ class CoreCalls:
         cores = [core for core in self._cores.all() if core.is_open] or [self._cores.any_ready]
         return await self._gather(kind, method, cores, [self._call(core, method, args, seconds) for core in cores])
 
-    async def _tell_all(self, method: str, *args: Any, seconds: float = CALL_TIMEOUT) -> None:
-        """Call a method of every core, and of the successor of one that is lost, which would know nothing of it."""
+    async def _change_all(self, method: str, *args: Any, seconds: float = CALL_TIMEOUT) -> None:
+        """Call a method of every core, and of the successor of one that is lost, which would know nothing of it.
+
+        A later change, or a core that refuses this one, ends the wait for successors.
+        """
         self._check_alive()
         cores = [core for core in self._cores.all() if core.is_open or core.awaits_successor]
         cores = cores or [self._cores.any_ready]
-        await self._gather(None, method, cores, [self._tell(core, method, args, seconds) for core in cores])
+        self._last_change += 1
+        deadline = asyncio.get_running_loop().time() + seconds
+        changes = [self._change(core, method, args, self._last_change, deadline) for core in cores]
+        await self._gather(None, method, cores, changes)
 
-    async def _tell(self, core: Core, method: str, args: tuple[Any, ...], seconds: float) -> Any:
+    async def _change(self, core: Core, method: str, args: tuple[Any, ...], number: int, deadline: float) -> Any:
         while True:
             try:
-                return await self._call(core, method, args, seconds)
+                left = deadline - asyncio.get_running_loop().time()
+                return await self._call(core, method, args, max(left, 0.0))
+            except RequestError:
+                self._last_change += 1
+                raise
             except EngineDeadError:
-                if not core.awaits_successor:
+                if number != self._last_change or not core.awaits_successor or left <= 0:
                     raise
             await asyncio.sleep(_LOOK)
+            self._check_alive()
+            if self._cores.get(core.index) is not core:
+                raise EngineDeadError(f"core {core.index} has left")
 
     async def _gather(
         self, kind: type[T] | None, method: str, cores: Sequence[Core], calls: Sequence[Coroutine[Any, Any, Any]]

@@ -88,9 +88,9 @@ class Core:
 
     @property
     def awaits_successor(self) -> bool:
-        """Whether it is not ready, and may still become so: a core takes the place of one that was lost."""
-        is_lost = self.failure is None and not self.is_leaving and not self.connection.is_ready
-        return is_lost and self.connection.outage < SUCCESSOR_PATIENCE
+        """Whether it was lost, and another core may still take its place."""
+        is_lost = self.connection.loss and not self.connection.is_ready
+        return bool(is_lost) and self.failure is None and self.connection.outage < SUCCESSOR_PATIENCE
 
     @property
     def has_unsuspected_requests(self) -> bool:
@@ -307,7 +307,7 @@ class Cores:
             same = [core for core in usable if loss.is_of(core.index, core.connection.epoch)]
             if same:
                 return same
-        is_successor_awaited = any(core.awaits_successor for core in self._cores.values())
+        is_successor_awaited = self._awaits_successor()
         apart = [core for core in usable if core.takes_suspects(now)]
         if is_successor_awaited and len(usable) == 1:  # It gets all new requests, so it is not free for long.
             apart = [core for core in apart if core.is_set_apart(now)]
@@ -410,6 +410,10 @@ class Cores:
         unreserved = [core for core in fit if not core.is_reserved(now)]
         first = _first_reserved(usable, now)
         return unreserved or [core for core in fit if core is not first]
+
+    def _awaits_successor(self) -> bool:
+        cores = [core for core in self._cores.values() if core.failure is None and not core.is_leaving]
+        return any(0 < core.connection.outage < SUCCESSOR_PATIENCE for core in cores)
 
     def _usable(self, stream: Stream) -> list[Core]:
         """The open cores with room for a request; recovering, paused or silent ones only if there are no others.

@@ -47,12 +47,12 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One model's terms. A `pinned` one is loaded at start and stays.
 
     Others are unloaded `ttl` seconds after their last request; None: when their memory is needed. With `tenants`, only
-    these may use it: names of API keys, or of tenants where there are no keys. `model` and `max_model_len` are those
-    of its options.
+    these may use it: names of API keys, or of tenants where there are no keys. `files` are the model as its options
+    name it, if the files alone say what it is; with options that change that it is None.
     """
 
     name: Name
-    model: str = ""
+    files: str | None = None
     max_model_len: int | None = None
     pinned: bool = False
     ttl: Annotated[float, Meta(gt=0)] | None = None

@@ -223,7 +223,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _refused("prefill-context-parallel-size", _DIVIDED, "1", aliases=("-pcp",)),
         _refused("decode-context-parallel-size", _DIVIDED, "1", aliases=("-dcp",)),
         _ours("enable-expert-parallel", "", "-ep"),
-        _ours("distributed-executor-backend", "mp, uni and ray; external_launcher is uni", external_launcher="uni"),
+        _ours("distributed-executor-backend", "mp, uni and ray", external_launcher="uni"),
         _refused("nnodes", f"{_ONE_MACHINE}; llama.cpp's -n is max_tokens of a request", "1", aliases=("-n",)),
         _refused("node-rank", _ONE_MACHINE, "0", aliases=("-r",)),
         _always("master-addr", _NO_NODES),

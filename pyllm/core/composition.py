@@ -227,6 +227,7 @@ def compose(setup: CoreSetup, sender: Sender[CoreMessage], around: Surroundings 
             adapters=adapters,
             pausing=pausing,
             weights=weights,
+            sleeping=sleeping,
             recovery=recovery,
             isolation=IsolationReporter(recovery.quarantine, scheduler, epoch, clients.post, around.on_alone),
             stage=stage,

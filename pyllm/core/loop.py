@@ -23,6 +23,7 @@ from pyllm.core.kv.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.pausing import Pausing
 from pyllm.core.profiling import Profiling
+from pyllm.core.sleeping import Sleeping
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
 from pyllm.core.weight_versions import Weights
@@ -54,6 +55,7 @@ class CoreParts(NamedTuple):
     adapters: Adapters
     pausing: Pausing
     weights: Weights
+    sleeping: Sleeping
     recovery: Recovery
     isolation: IsolationReporter
     stage: Stage
@@ -82,6 +84,7 @@ class EngineCore:
         self._adapters = parts.adapters
         self._pausing = parts.pausing
         self._weights = parts.weights
+        self._sleeping = parts.sleeping
         self._recovery = parts.recovery
         self._quarantine = parts.recovery.quarantine
         self._isolation = parts.isolation
@@ -233,6 +236,7 @@ class EngineCore:
             "num_suspects": len(self._quarantine),
             "num_quarantine_failures": self._quarantine.num_failures,
             "num_degradations": self._recovery.num_degradations,
+            **self._sleeping.stats(),
             **self._transfers.stats(),
         }
 

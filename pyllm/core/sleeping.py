@@ -49,6 +49,10 @@ class Sleeping:
         """Whether some of the memory was given back."""
         return bool(self._asleep)
 
+    def stats(self) -> dict[str, int]:
+        """Whether the core sleeps, and whether it does so without weights: 1 or 0."""
+        return {"num_sleeping": int(self.is_sleeping), "num_without_weights": int(WEIGHTS in self._asleep)}
+
     async def sleep(self, level: int, mode: PauseMode) -> None:
         """Pause, forget all keys and values, and give the memory of the KV cache back; at level 2 the weights', too.
 
@@ -98,6 +102,7 @@ class Sleeping:
         except WorkerDeadError as error:
             raise RequestError(f"the workers died meanwhile: {error}; try again") from None
         except EngineDeadError as error:
+            await self._put_to_sleep()  # Other ranks may be awake.
             raise RequestError(f"the engine sleeps on: {error}") from None
         if not self._asleep:
             self._pausing.resume()

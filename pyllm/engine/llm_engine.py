@@ -200,15 +200,21 @@ class LLMEngine:
         """The scheduler's gauges and counters."""
         return self._core.stats()
 
-    def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache; running sequences keep their blocks."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Empty the prefix cache; see `AsyncEngine.reset_prefix_cache`."""
+        del reset_connector
+        refuse_other_values(CALLS, {"reset_running_requests": reset_running_requests})
         self._run(self._client.reset_prefix_cache())
+        return True
 
     def pause_generation(
         self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
     ) -> None:
-        """Stop generating until `resume_generation`; see `EngineClient.pause_generation`. "wait" steps until then."""
-        self._run(
+        """Stop generating until `resume_generation`; see `EngineClient.pause_generation`.
+
+        With "wait" it steps until the requests that have begun have ended. During a pause `step` returns nothing.
+        """
+        self._run_with_steps(
             self._client.pause_generation(
                 text("mode", mode), wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
             )
@@ -224,7 +230,7 @@ class LLMEngine:
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back until `wake_up`, as in vLLM; see `EngineClient.sleep`."""
-        self._run(self._client.sleep(integer("level", level), text("mode", mode)))
+        self._run_with_steps(self._client.sleep(integer("level", level), text("mode", mode)))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again; see `EngineClient.wake_up`."""
@@ -235,8 +241,8 @@ class LLMEngine:
         return self._run(self._client.is_sleeping())
 
     def update_weights(self, weights: str | PathLike[str] | Mapping[str, Any], mode: str = "finish") -> str:
-        """Compute with other weights; see `AsyncEngine.update_weights`. It steps until they are there."""
-        return self._run(self._weights.update(self._client, weights, text("mode", mode)))
+        """Compute with other weights; see `AsyncEngine.update_weights`. It steps until the engine has switched."""
+        return self._run_with_steps(self._weights.update(self._client, weights, text("mode", mode)))
 
     def collective_rpc(self, method: str) -> list[Any]:
         """Call a method of the rank by its name; see `EngineClient.collective_rpc`."""
@@ -262,13 +268,17 @@ class LLMEngine:
             _close(self._loop, self._at_close, self._executor)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for a call of the client; steps are computed meanwhile, and the next `step` returns their outputs."""
+        """Wait for a call of the client."""
         try:
             self._check_open()
         except EngineDeadError:
             work.close()
             raise
-        return self._loop.run_until_complete(self._stepping(work))
+        return self._loop.run_until_complete(work)
+
+    def _run_with_steps(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for a call that waits for requests; the next `step` returns the outputs of the steps meanwhile."""
+        return self._run(self._stepping(work))
 
     async def _stepping(self, work: Coroutine[Any, Any, Result]) -> Result:
         task = asyncio.create_task(work)

@@ -35,8 +35,14 @@ from pyllm.flags.vllm_settings import settle
 # Later files of a GGUF in several parts, and projectors of images: no models of their own.
 _NO_MODEL = re.compile(r"(?:-(?!00001)\d{5}-of-\d{5}|^mmproj.*)\.gguf$")
 _FIRST_PART = re.compile(r"-00001-of-\d{5}$")
-_OPTIONS = frozenset({"model", "max_model_len"})  # of an entry
-_TERMS = frozenset(CatalogueEntry.__struct_fields__) - {"name"} - _OPTIONS
+_TERMS = frozenset({"pinned", "ttl", "tenants"})
+# What a model is and can do depends on these, beside its files.
+_DESCRIBING = frozenset(
+    {
+        *("tokenizer", "model_impl", "hf_overrides", "chat_template", "tool_call_parser", "reasoning_parser"),
+        *("generation_config", "override_generation_config", "revision", "load_format"),
+    }
+)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,8 +143,9 @@ def _catalogue(
             terms = {key: flags[key] for key in flags.keys() & _TERMS}
             given = given_settings(read) | given_settings(read, ServerConfig)
             options[name] = {**shared, **given, "served_model_name": (name,)}
-            terms |= {key: options[name][key] for key in options[name].keys() & _OPTIONS}
-            entries.append(msgspec.convert({"name": name, **terms}, CatalogueEntry))
+            files = None if options[name].keys() & _DESCRIBING else options[name].get("model")
+            described = {"name": name, "files": files, "max_model_len": options[name].get("max_model_len")}
+            entries.append(msgspec.convert({**described, **terms}, CatalogueEntry))
             split_options(options[name])
         except (ConfigError, msgspec.ValidationError) as error:
             raise ConfigError(f"{source}: {name}: {error}") from None

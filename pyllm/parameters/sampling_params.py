@@ -199,7 +199,8 @@ class SamplingParams(
 
     `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own; -1
     is the whole vocabulary. `logprob_token_ids` are at most 128 tokens that come in place of the likeliest.
-    They are those of the model: neither temperature nor anything else here changes them.
+    They are those of the model, which nothing here changes, or with the engine's `logprobs_mode` "processed_logprobs"
+    those of the draw.
 
     `truncate_prompt_tokens` keeps the last so many tokens of the prompt; -1 keeps what fits the context beside
     `max_tokens`. `output_kind` says which outputs a request gives while it runs, `stream_interval` after how many

@@ -63,6 +63,7 @@ STATS = (
     *(f"accepted_drafts_le_{bound}" for bound in (*range(16), "inf")),
     *(f"request_preemptions_le_{bound}" for bound in (1, 2, 3, 4, 5, 10, 20, "inf")),
     *("num_ended_preemptions", "num_uncached_tokens", "num_speculative_tokens"),
+    *("num_sleeping", "num_without_weights"),
     *("num_recoveries", "num_suspects", "num_quarantine_failures", "num_degradations"),
 )
 

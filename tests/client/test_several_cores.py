@@ -318,6 +318,22 @@ async def test_a_pause_reaches_the_successor_of_a_core_that_was_lost_before_or_m
     client.close()
 
 
+async def test_a_pause_that_waits_for_a_successor_ends_with_the_client_or_a_later_change() -> None:
+    lost, other = (ScriptedCore(lambda prompt, sample: [], epoch=EPOCH + index) for index in range(2))
+    absent = FakeCore()
+    absent.answers_hello = False
+    other.replies |= {"pause": None, "resume": None}
+    client = await connected(Cores(lost, absent), other)
+    lost.on_disconnect()
+    pausing = asyncio.create_task(client.pause_generation("keep"))
+    while not other.sent(Call):
+        await asyncio.sleep(0)
+    resuming = asyncio.create_task(client.resume_generation())
+    await pausing  # It has reached the other core; its successor is to be resumed.
+    client.close()
+    await resuming
+
+
 async def test_what_decides_where_requests_go_is_recorded(tmp_path: Path) -> None:
     cores, path = fakes(2), tmp_path / "placement"
     client = EngineClient(

@@ -35,16 +35,10 @@ def test_a_file_has_models_their_terms_and_aliases(tmp_path: Path) -> None:
     (tmp_path / "small.gguf").touch()
     catalogue = read_catalogue(written(tmp_path, FILE), {"max_num_seqs": 8, "max_model_len": 100})
     assert catalogue.entries == (
-        CatalogueEntry(name="small", model=str(tmp_path / "small.gguf"), max_model_len=100),
-        CatalogueEntry(name="Qwen/Qwen3-0.6B", model="Qwen/Qwen3-0.6B", max_model_len=100),
-        CatalogueEntry(
-            name="large",
-            model="owner/large:Q4_K_M",
-            max_model_len=4000,
-            pinned=True,
-            ttl=600.0,
-            tenants=("alice",),
-        ),
+        CatalogueEntry(name="small", files=str(tmp_path / "small.gguf"), max_model_len=100),
+        CatalogueEntry(name="Qwen/Qwen3-0.6B", files="Qwen/Qwen3-0.6B", max_model_len=100),
+        # Its parser is no part of its files.
+        CatalogueEntry(name="large", max_model_len=4000, pinned=True, ttl=600.0, tenants=("alice",)),
     )
     assert catalogue.options["small"]["model"] == str(tmp_path / "small.gguf")
     assert catalogue.options["Qwen/Qwen3-0.6B"]["model"] == "Qwen/Qwen3-0.6B"

@@ -34,6 +34,7 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RES
 from pyllm.frontend.requests.request_guards import admins_only
 from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.parameters.vllm_parameters import CALLS, refuse_other_values
 from pyllm.supervision.flight_recorder import CrashRecord, list_records
 from pyllm.supervision.process_samples import Samples
 from pyllm.wire.messages import MAX_REQUEST_REPORTS
@@ -83,6 +84,9 @@ class DecisionList(msgspec.Struct):
     """`GET /admin/decisions`: the decisions of the last steps, oldest first."""
 
     data: list[Decision]
+
+
+ResetRunning = Annotated[bool, QueryParameter(name="reset_running_requests")]
 
 
 class ResetDone(msgspec.Struct):
@@ -178,9 +182,10 @@ def admin_routes(state: ServerState) -> list[Route]:
     @post(
         "/reset_prefix_cache",
         summary="Forget all cached prefixes; running requests keep their blocks",
-        responses=_LOOKUP_ERRORS,
+        responses={**_LOOKUP_ERRORS, 400: ERROR_RESPONSES[400]},
     )
-    async def reset_prefix_cache() -> ResetDone:
+    async def reset_prefix_cache(reset_running_requests: ResetRunning = False) -> ResetDone:
+        refuse_other_values(CALLS, {"reset_running_requests": reset_running_requests})
         await in_time(client.reset_prefix_cache())
         return ResetDone()
 

@@ -115,6 +115,7 @@ class Catalogue:
         self.download_dir = config.download_dir
         self.credentials = credentials
         self.draining = False
+        self.reading = asyncio.Lock()  # of files of models that are not loaded
         self.http = HttpCounts()
         self.models = {entry.name: CatalogueModel(entry) for entry in config.entries}
         self.on_opened: Callable[[ModelService], None] = lambda service: None

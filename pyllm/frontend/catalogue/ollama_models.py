@@ -10,13 +10,13 @@ from msgspec import Raw
 
 from pyllm.checkpoint.hub import Hub
 from pyllm.errors import ConfigError
-from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel, ModelFailedError
+from pyllm.frontend.catalogue.catalogue import Catalogue, CatalogueModel
 from pyllm.frontend.http.failure import UnknownModelError
 from pyllm.frontend.http.routing import Request, Response, Route, get
 from pyllm.frontend.ollama.answer_format import MakePart, chat_part, generate_part, timestamp
 from pyllm.frontend.ollama.error_format import LOOKUP_ERROR_RESPONSES, PREFIX
 from pyllm.frontend.ollama.model_details import NO_DETAILS
-from pyllm.frontend.ollama.model_files import show_files
+from pyllm.frontend.ollama.model_files import AbsentModelError, show_files
 from pyllm.frontend.ollama.model_names import MissingModelError, known_name, listed_name
 from pyllm.frontend.ollama.model_routes import NEVER, model_entries, ollama_version_route, running_models
 from pyllm.frontend.ollama.options import keep_seconds
@@ -90,20 +90,23 @@ class CatalogueRequest(NamedTuple):
     async def answer(
         self, catalogue: Catalogue, model: CatalogueModel, context: RequestContext
     ) -> Response[Part] | Response[Shown] | None:
-        """The answer to a request for which the model is not loaded: one that unloads or describes it; else None.
+        """The answer to a request for which the model need not be loaded: one that unloads or describes it; else None.
 
         Raises:
-            ModelFailedError: its files cannot be read.
+            MissingModelError: the model to describe is not on this machine.
         """
         if self.path != "/api/show":
             return await self._unload(catalogue, model, context)
-        if catalogue.is_open(model):
-            return None
         entry = model.entry
-        try:
-            shown = await asyncio.to_thread(show_files, entry.model, catalogue.download_dir, entry.max_model_len)
-        except ConfigError as error:
-            raise ModelFailedError(f"The model {model.name!r} cannot be shown: {error}") from None
+        if catalogue.is_open(model) or entry.files is None:
+            return None
+        async with catalogue.reading:
+            try:
+                shown = await asyncio.to_thread(show_files, entry.files, catalogue.download_dir, entry.max_model_len)
+            except AbsentModelError:
+                raise MissingModelError(self.name) from None
+            except ConfigError:
+                return None  # Loading it will say why.
         return Response(shown)
 
     async def _unload(

@@ -109,8 +109,7 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     yield from _families_of_contents(families, stats)
     yield from _families_of_fragmentation(families, stats, in_use, model.block_size)
     yield from families_of_tiers(families, stats)
-    awake = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
-    yield families.gauges(VLLM, "engine_sleep_state", "Always awake: there is no sleep mode.", "sleep_state", awake)
+    yield _family_of_sleep(families, stats)
     configuration = {
         "block_size": str(model.block_size),
         "num_gpu_blocks": str(stats["num_blocks"]),
@@ -131,6 +130,12 @@ def family_of_adapters(families: Families, adapters: Sequence[AdapterReport], ma
     }
     text = "The adapters of requests, at the time that is the value, in seconds since the epoch."
     return families.information(VLLM, "lora_requests_info", text, labels, time.time())
+
+
+def _family_of_sleep(families: Families, stats: Mapping[str, int]) -> Metric:
+    without_weights, asleep = int(stats["num_without_weights"] > 0), int(stats["num_sleeping"] > 0)
+    states = {"awake": 1 - asleep, "weights_offloaded": asleep - without_weights, "discard_all": without_weights}
+    return families.gauges(VLLM, "engine_sleep_state", "1 for the state of the core.", "sleep_state", states)
 
 
 def _families_of_contents(families: Families, stats: Stats) -> Iterator[Metric]:

@@ -13,18 +13,23 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 
 
+class AbsentModelError(ConfigError):
+    """A model of the hub that is not on this machine."""
+
+
 def show_files(model: str, download_dir: str = "", max_model_len: int | None = None) -> Shown:
     """The description of a model on this machine, with the parsers that a server chooses by itself.
 
     Raises:
-        ConfigError: it is not on this machine, or cannot be read.
+        AbsentModelError: it has to be downloaded first.
+        ConfigError: it cannot be read.
     """
     hub = Hub(cache_dir=download_dir or None, offline=True)
     if isinstance(place := parse_model(model) if model else None, HubName):
         try:
             find_model(place, hub)
         except ConfigError:
-            raise ConfigError(f"{model} is not on this machine: `pyllm pull {model}` downloads it") from None
+            raise AbsentModelError(f"{model} is not on this machine: `pyllm pull {model}` downloads it") from None
     checkpoint = read_checkpoint(model, hub)
     template = ChatTemplate.of(checkpoint.tokenizer)
     can_generate = not checkpoint.embedding.is_only_use

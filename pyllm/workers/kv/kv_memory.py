@@ -123,13 +123,20 @@ class KVMemory:
         return StateCache(spec, ranks, self._layers, num_states, self._device)
 
     def allocate(self, num_blocks: int, num_host_blocks: int, num_states: int = 0, num_host_states: int = 0) -> None:
-        """Allocate the KV cache, the states and the host pool, and time a few swaps.
+        """Allocate the KV cache, the states and the host pool, or nothing, and time a few swaps.
 
         Raises:
             ProtocolError: it was called before.
         """
         if self._cache is not None:
             raise ProtocolError(f"the KV cache of {self._cache.num_blocks} blocks is allocated already")
+        try:
+            self._allocate(num_blocks, num_host_blocks, num_states, num_host_states)
+        except BaseException:
+            self.release()
+            raise
+
+    def _allocate(self, num_blocks: int, num_host_blocks: int, num_states: int, num_host_states: int) -> None:
         self._cache = KVCache(self.shape, num_blocks, self._device, self.groups)
         self._states = self._make_states(num_states)
         if num_host_blocks:

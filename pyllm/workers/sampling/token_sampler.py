@@ -38,8 +38,8 @@ Indices = npt.NDArray[np.signedinteger]
 
 # States of a row from `LogitsStates.catch_up`.
 _READY, _STALE = 1, 2
-# The batch of samples for log-probabilities where each sample copies its logits.
-_COPIED_AT_ONCE = 64
+# The batch of samples for log-probabilities if requests name tokens to score: each sample copies its logits.
+_NAMED_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Changes:
     drafts: list[list[int]] = field(default_factory=list)  # [K], the unverified tokens before this position
     masks: "list[Mask]" = field(default_factory=list)
     mask_rows: list[int] = field(default_factory=list)  # [K], -1: none
-    copies: Tensor | None = None  # float32 [K, vocab_size], until the next step
+    copies: Tensor | None = None  # float32 [K, vocab_size], until they are scored
 
     def add(self, slots: list[int], logits_rows: list[int]) -> None:
         """Add copies without drafts and masks."""
@@ -132,8 +132,10 @@ class TokenSampler:
             if len(plain := np.flatnonzero(origins == -1)):
                 tokens[self._tensor(plain)] = self._sample(batch, slots, logits, rows, plain)
             if len(changed := np.flatnonzero(origins >= 0)):
-                copies = changes.copies = self._changed_logits(batch, changes, logits)
+                copies = self._changed_logits(batch, changes, logits)
                 tokens[self._tensor(changed)] = self._sample(batch, slots, copies, origins, changed)
+                if self._processed_logprobs:
+                    changes.copies = copies
         draw = self._last = Draw(step, batch, self.device.host_copy(tokens), changes)
         tokens = tokens.clip(min=0)
         self._score(draw, slots, logits, rows, tokens)
@@ -181,32 +183,29 @@ class TokenSampler:
             own = np.flatnonzero(given < 0)
             chosen = self._tensor(given.copy())
             chosen[self._tensor(own)] = tokens[self._tensor(positions[own])]
-            at_once = _COPIED_AT_ONCE
+            at_once = _NAMED_AT_ONCE
         else:
             num_top = num_top[positions]
-        if self._processed_logprobs:
-            at_once = _COPIED_AT_ONCE
         draw.wanted = positions
+        of = rows[positions].astype(np.int32)
+        if self._processed_logprobs:
+            each, places = np.unique(positions, return_inverse=True)
+            unedited = logits[self._tensor(rows[each].astype(np.int32))]
+            logits, of = self._processed(draw, unedited, slots, each, tokens), places.astype(np.int32)
         for start in range(0, len(positions), at_once):
             some = slice(start, start + at_once)
-            scored, of = logits, rows[positions[some]].astype(np.int32)
-            if self._processed_logprobs:
-                scored = self._processed(draw, slots, logits, of, positions[some])
-                of = np.arange(len(of), dtype=np.int32)
-            draw.logprobs.append(self._logprobs(scored, of, chosen[some], num_top[some]))
+            draw.logprobs.append(self._logprobs(logits, of[some], chosen[some], num_top[some]))
 
-    def _processed(self, draw: Draw, slots: Ints, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
-        """The logits from which the tokens of `positions` [M] are drawn, float32 [M, vocab_size].
-
-        `rows` [M] are those of the unedited logits.
-        """
-        found = self.device.empty((len(rows), logits.shape[1]), "float32")
-        found[...] = logits[self._tensor(rows)]
-        if draw.changes is not None and draw.changes.copies is not None:
-            origins = draw.changes.origins[positions]
+    def _processed(self, draw: Draw, unedited: Tensor, slots: Ints, positions: Ints, tokens: Tensor) -> Tensor:
+        """The logits [M, vocab_size] of `positions` [M] after all that changes them for the draw, in float32."""
+        found = self.device.empty(tuple(unedited.shape), "float32")
+        found[...] = unedited
+        if (changes := draw.changes) is not None and changes.copies is not None:
+            origins = changes.origins[positions]
             changed = np.flatnonzero(origins >= 0)
-            found[self._tensor(changed)] = draw.changes.copies[self._tensor(origins[changed])]
-        process_logits(found, self._slots.rows(slots[positions]), self.device)
+            found[self._tensor(changed)] = changes.copies[self._tensor(origins[changed])]
+            changes.copies = None
+        process_logits(found, self._slots.rows(slots[positions]), tokens[self._tensor(positions)], self.device)
         return found
 
     def _sample(self, batch: Batch, slots: Ints, logits: Tensor, rows: Indices, positions: Indices) -> Tensor:

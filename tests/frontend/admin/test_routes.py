@@ -227,6 +227,8 @@ async def test_the_prefix_cache_is_reset_by_admins(tokenizer: Tokenizer) -> None
         refused = await frontend.http.post("/reset_prefix_cache", headers=bearer(USER))
         assert "reset_prefix_cache" not in [call.method for call in frontend.core.sent(Call)]
         done = await frontend.http.post("/reset_prefix_cache", headers=bearer(ADMIN))
+        running = await frontend.http.post("/reset_prefix_cache?reset_running_requests=true", headers=bearer(ADMIN))
         calls = [call.method for call in frontend.core.sent(Call)]
+    assert (running.status_code, "pause_generation" in running.text) == (400, True)
     assert (refused.status_code, done.status_code, done.json()) == (403, 200, {"success": True})
     assert "reset_prefix_cache" in calls

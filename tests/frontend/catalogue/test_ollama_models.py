@@ -39,14 +39,16 @@ async def test_models_are_chosen_by_name_with_or_without_a_tag(tokenizer: Tokeni
 
 
 async def test_a_model_is_described_by_its_files_and_not_loaded_for_that(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    absent = {"model": str(tmp_path / "absent.gguf")}
-    async with serving(tmp_path, tokenizer, a={"max_model_len": 96}, b=absent) as (served, http):
+    embedded, elsewhere = {"files": "", "max_model_len": 96}, {"files": "owner/elsewhere"}
+    async with serving(tmp_path, tokenizer, a=embedded, b=elsewhere) as (served, http):
         shown = (await http.post("/api/show", json={"model": "a"})).json()
         missing = await http.post("/api/show", json={"model": "b"})
-        assert [served.model(name).stage for name in "ab"] == ["unloaded", "unloaded"]
+        assert [served.model(name).stage for name in "abc"] == ["unloaded"] * 3
+        assert (await http.post("/api/show", json={"model": "c"})).json()["capabilities"]
+        assert served.model("c").stage == "loaded"
     assert (shown["details"]["family"], shown["model_info"]["llama.context_length"]) == ("llama", 96)
     assert "completion" in shown["capabilities"]
-    assert (missing.status_code, "absent.gguf" in missing.json()["error"]) == (503, True)
+    assert (missing.status_code, missing.json()) == (404, {"error": "model 'b' not found"})
 
 
 async def test_lists_have_all_models_and_those_that_are_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from pyllm.checkpoint.reader import read_checkpoint
@@ -51,7 +53,6 @@ class Steps:
     inits: list[tuple[int, Sampling, list[int], int]] = field(default_factory=list)
     copies: list[int] = field(default_factory=list)
     number: int = 0
-
     processed_logprobs: bool = False
 
     def __post_init__(self) -> None:
@@ -291,6 +292,21 @@ def test_processed_logprobs_are_those_of_the_draw() -> None:
         numbers[list(expected)] = list(expected.values())
         total = np.log(np.exp(numbers).sum())
         np.testing.assert_allclose(values[row], numbers[ids[row]] - total, rtol=1e-5, err_msg=str(sampling))
+
+
+@given(st.integers(0, 2**32), st.floats(0.01, 4.0), st.floats(0.05, 1.0), st.floats(0.0, 0.5), st.integers(0, 9))
+def test_a_drawn_token_is_never_excluded(seed: int, temperature: float, top_p: float, min_p: float, top_k: int) -> None:
+    generator = np.random.default_rng(seed)
+    steps = Steps(processed_logprobs=True)
+    filters: dict[str, Any] = {"top_p": top_p, "min_p": min_p, "top_k": top_k}
+    steps.start(0, Sampling(temperature=temperature, logprobs=0, logit_bias={3: 1.0}, **filters))
+    steps.start(1, Sampling(temperature=temperature, logprobs=0, **filters))
+    # Few different numbers, so that cuts go through equal ones.
+    numbers = dict(enumerate((generator.integers(-3, 3, VOCABULARY) / 4).tolist()))
+    uniform = float(generator.random(dtype=np.float32))
+    sampled = steps.draw(*(Row(slot, [1], 4, [numbers], uniform=uniform) for slot in range(2)))
+    assert sampled.logprobs is not None
+    assert np.isfinite(np.frombuffer(sampled.logprobs.values, np.float32)).all()
 
 
 def test_tokens_that_a_request_names_come_in_place_of_the_likeliest() -> None:
