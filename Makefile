@@ -91,8 +91,8 @@ rust-test: setup
 	+cargo test --quiet --locked --workspace --tests
 	+cargo test --quiet --locked --workspace --doc
 
-# A process of xdist that crashes ends the run and names the test: after a restart, xdist would wait for ever for the rest.
 DEFAULT_TESTS := not full and not oracle and not services
+# A process of xdist that crashes ends the run and names the test: after a restart, xdist would wait for ever for the rest.
 PYTEST = $(BIN)/pytest --numprocesses logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 python-test: setup
 	$(PYTEST) -m "$(DEFAULT_TESTS)"
@@ -102,6 +102,7 @@ python-test: setup
 full: setup
 	$(PYTEST) -m "(full or hypothesis) and not oracle and not services" --hypothesis-profile all
 
+# All cases of Python's properties, of which `make test` has a quarter.
 properties: setup
 	$(PYTEST) -m "hypothesis and not oracle and not services" --hypothesis-profile all
 

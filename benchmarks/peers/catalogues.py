@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.peers.peer_server import Server
-from benchmarks.servers.catalogue import SWITCHES, copies, first_tokens, random_switches
+from benchmarks.servers.catalogue import copies, first_tokens, random_switches
 
 CONTEXT = 2048  # tokens of each model
 
@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
         with Server(router, {}, folder / "router.log", knows_capitals=False) as server:
             for record in asyncio.run(first_tokens(server.address, files)):
                 print(json.dumps(record), flush=True)
-            print(json.dumps(asyncio.run(random_switches(server.address, SWITCHES))), flush=True)
+            print(json.dumps(asyncio.run(random_switches(server.address))), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def run() -> Iterator[Record]:
         with Server(*map(str, files[:3]), *KV_CACHE, "--max-loaded-models", "2") as server:
             yield from asyncio.run(first_tokens(server.address, files))
         with Server(*map(str, files), *KV_CACHE, "--max-loaded-models", "2") as server:
-            yield asyncio.run(random_switches(server.address, SWITCHES))
+            yield asyncio.run(random_switches(server.address))
 
 
 def copies(folder: Path) -> list[Path]:
@@ -97,11 +97,11 @@ async def _gap(http: httpx2.AsyncClient, work: Any) -> float:
     return round(1000 * max(gaps), 1)
 
 
-async def random_switches(address: str, number: int) -> Record:
-    """Seconds to the first token of so many requests, each for any of five models."""
+async def random_switches(address: str) -> Record:
+    """Seconds to the first token of requests, each for any of five models."""
     drawn, errors = random.Random(0), 0
     seconds: list[float] = []
-    names = iter([drawn.choice(MODELS) for _ in range(number)])
+    names = iter([drawn.choice(MODELS) for _ in range(SWITCHES)])
     async with httpx2.AsyncClient(base_url=address, timeout=600.0) as http:
 
         async def ask() -> None:
@@ -118,7 +118,7 @@ async def random_switches(address: str, number: int) -> Record:
         "value": _median(seconds),
         "unit": "s",
         "worst": round(max(seconds), 2),
-        "requests": number,
+        "requests": SWITCHES,
         "errors": errors,
     }
 

@@ -17,14 +17,13 @@ def process_logits(logits: Tensor, parameters: SamplingRows, tokens: Tensor, dev
     temperature = np.where(parameters.temperature > 0, parameters.temperature, 1.0).astype(np.float32)
     filters = (parameters.top_k > 0) | (parameters.top_p < 1) | (parameters.min_p > 0)
     filtered = np.flatnonzero(filters & (parameters.temperature > 0)).tolist()
-    drawn = device.host_copy(tokens).wait() if filtered else tokens
     for row in filtered:
         numbers = device.host_copy(logits[row]).wait()
         known = np.nan_to_num(numbers, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
         if np.isfinite(known.max()):
             top_k, top_p, min_p = (one[row] for one in (parameters.top_k, parameters.top_p, parameters.min_p))
             is_kept = filtered_weights(known, temperature[row], top_k, top_p, min_p) > 0
-            is_kept[drawn[row]] = True
+            is_kept[int(tokens[row])] = True
             logits[row] = device.from_host(np.where(is_kept, numbers, -np.inf).astype(np.float32))
     if (temperature != 1).any():
         logits /= device.from_host(temperature)[:, None]
