@@ -86,10 +86,6 @@ _INTERRUPTED = 130  # a shell's code for a command that SIGINT ended
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2 for wrong arguments, settings and requests, 1 for other PyllmErrors."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["_child"]:
-        from pyllm.launch import entrypoints
-
-        return entrypoints.child_main(arguments[1], *map(int, arguments[2:]))
     _open_standard_files()
     if isinstance(sys.stdout, io.TextIOWrapper):  # Escape characters that it cannot encode, as stderr does.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -39,7 +39,8 @@ from pyllm.flags.settings_flags import (
 )
 from pyllm.launch.memory_check import check_memory
 from pyllm.launch.model_overrides import chat_template_notice, check_overrides
-from pyllm.launch.resolve import resolve_server, resolve_settings
+from pyllm.launch.resolve import resolve_settings
+from pyllm.launch.resolve_server import resolve_server
 from pyllm.machine.cuda_driver import visible_cards
 from pyllm.machine.processor import read_processor
 from pyllm.machine.software import read_software

@@ -74,9 +74,16 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
 
 
+def import_application() -> None:
+    """Import what takes longest, for a process that was started before its configuration was known."""
+    gc.disable()  # The start leaves almost no garbage, and collections would take a tenth of its time.
+    import pyllm.frontend.app
+    import pyllm.frontend.http_server  # noqa: F401
+
+
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
     parent.enter("importing the frontend")
-    gc.disable()  # The start leaves almost no garbage, and collections would take a tenth of its time.
+    import_application()
     from pyllm.frontend.app import create_app
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.requests.server_cores import ServerCores

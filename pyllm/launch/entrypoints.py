@@ -59,6 +59,10 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
         return _core_main(connection, *files, has_worker=role == "model_core")
     if role == "worker":
         return _worker_main(connection, *files)
+    if role == "api" and not connection.poll():
+        from pyllm.frontend import api_process
+
+        api_process.import_application()
     frame = await_configuration(connection)
     if role == "state":
         return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
@@ -90,14 +94,13 @@ def inline_executor(config: CoreConfig) -> "InlineExecutor":
 def _core_main(connection: Connection, *files: int, has_worker: bool) -> int:
     """Run a core. A spare for any model `has_worker`: it starts a worker before it has its configuration."""
     worker = None
+    if has_worker:  # First: it has the most to import.
+        with contextlib.suppress(OSError):  # Then it is started later, which says what is missing.
+            worker = child_process.spawn("worker 0", "worker")
     if not connection.poll():  # A spare imports before its configuration arrives, so that it can start at once.
         import pyllm.core.core_process
         import pyllm.core.executors.local_workers
         import pyllm.core.executors.multiprocess  # noqa: F401
-
-        if has_worker:
-            with contextlib.suppress(OSError):  # Then it is started later, which says what is missing.
-                worker = child_process.spawn("worker 0", "worker")
     *host_memories, trace_file = files
     config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
     source = _worker_source(config, host_memories, worker)

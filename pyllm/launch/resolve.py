@@ -4,7 +4,6 @@ Imports no torch: it asks the driver for cards, and chooses the precision before
 """
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,8 +18,6 @@ from pyllm.checkpoint.model_name import at_revision
 from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.api_keys import flag_keys, read_api_keys
-from pyllm.config.credentials import Credentials, read_credentials
 from pyllm.config.engine_settings import (
     CacheConfig,
     EngineConfig,
@@ -32,16 +29,13 @@ from pyllm.config.engine_settings import (
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.config.lora_settings import lora_module
 from pyllm.config.model_settings import Dtype, ModelConfig, Quantization
-from pyllm.config.process_config import SharedConfig
 from pyllm.config.rank_coordinates import num_ranks
-from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
-from pyllm.config.tls import tls_context
 from pyllm.core.policy_plugins import find_policy
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import ModelSpec, check_tensor_parallel
 from pyllm.families.state_layout import checkpoint_tokens
-from pyllm.launch.core_settings import settings_of_core
+from pyllm.launch.core_settings import SEQUENCES, settings_of_core
 from pyllm.launch.cpu_threads import threads_of_each_rank
 from pyllm.launch.memory_check import ELEMENT_BYTES, check_memory, default_kv_cache_bytes, memory_needed
 from pyllm.launch.model_overrides import with_overrides
@@ -53,7 +47,6 @@ from pyllm.machine.memory import host_memory
 from pyllm.machine.processor import kernel_level, kernel_levels
 from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
-from pyllm.wire.curve import client_keys
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.model_limits import check_cpu_layers, check_own_attention, check_states, check_supported
 from pyllm.workers.sparse_attention.sparse_limits import check_sparse_attention
@@ -63,7 +56,6 @@ logger = logging.getLogger(__name__)
 # Default tokens in a step. A CPU computes as many per second in small steps as in large ones, and a stream waits for
 # each step that has prompts of other requests; `docs/performance.md` has the figures.
 BATCHED_TOKENS = {"cuda": 2048, "cpu": 192}
-SEQUENCES = 128
 # Cards with this much memory have room for more tokens and sequences: larger steps use all their multiprocessors.
 LARGE_CARD_BYTES = 40 * 10**9  # A card of 40 GiB reports a little less than its name says.
 LARGE_CARD_SEQUENCES, LARGE_CARD_BATCHED_TOKENS = 256, 8192
@@ -71,9 +63,6 @@ OLDEST_BFLOAT16 = 80  # compute capability 8.0
 SPECULATIVE_TOKENS = 5
 # Matrices whose columns are split among ranks; a split cannot cut a quantised block.
 CUT_BY_COLUMNS = ("attention.output.weight", "feed_forward.down.weight", "feed_forward.shared.down.weight")
-# Default queue limits: some tens of seconds of a busy server's work, and always enough for a burst.
-QUEUE_PER_SEQUENCE = 16
-LEAST_QUEUE = 256
 
 
 def resolve_config(
@@ -467,59 +456,3 @@ def _cuts_blocks(checkpoint: Checkpoint, ranks: int) -> bool:
     """Whether a rank's share of some matrix begins or ends within a quantised block."""
     cut = [entry for entry in checkpoint.tensors if entry.name.endswith(CUT_BY_COLUMNS)]
     return any(entry.shape[1] // ranks % BLOCK_SIZES[entry.source.type] for entry in cut)
-
-
-def resolve_server(server: ServerConfig) -> tuple[ServerConfig, Credentials]:
-    """Make paths absolute, read API keys and certificate, and refuse settings on which an API process would fail.
-
-    Raises:
-        ConfigError: a file cannot be used, or a package is missing.
-    """
-    files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds", "curve_keys")
-    paths = {name: str(Path(value).absolute()) for name in files if (value := getattr(server, name))}
-    fixed_keys = read_api_keys("") + flag_keys(server.api_key)
-    # From here on, and in crash records, keys are replaced by their hashes.
-    server = msgspec.structs.replace(server, **paths, api_key=(), root_path=_root_path(server.root_path))
-    credentials = read_credentials(server, fixed_keys)
-    tls_context(server, credentials)
-    if server.curve_keys:
-        client_keys(Path(server.curve_keys))
-    if server.allow_credentials and (not server.allowed_origins or "*" in server.allowed_origins):
-        raise ConfigError("allow_credentials needs --allowed-origins by name: with * any page could use them")
-    if reserved := sorted(RESERVED_TEMPLATE_VARIABLES & set(server.default_chat_template_kwargs)):
-        raise ConfigError(
-            f"default_chat_template_kwargs: {reserved[0]} is set by the server or by a field of a request"
-        )
-    for name in server.middleware:
-        if not name.replace(":", ".").rpartition(".")[0]:
-            raise ConfigError(f"the middleware {name!r} must be module.Class")
-    if server.otlp_traces_endpoint:
-        if not is_installed("opentelemetry"):
-            raise ConfigError(f"otlp_traces_endpoint is set, and {missing_extra('otel', 'opentelemetry')}")
-        if not re.match(r"https?://[^/]", server.otlp_traces_endpoint):
-            raise ConfigError(
-                "otlp_traces_endpoint must be the URL of OTLP over HTTP, such as http://localhost:4318/v1/traces"
-            )
-    return server, credentials
-
-
-def _root_path(text: str) -> str:
-    """A path with a slash in front and none at the end; empty for none."""
-    path = text.strip().strip("/")
-    if not re.fullmatch(r"[\w.~/-]*", path, re.ASCII):
-        raise ConfigError(f"root_path must be a path such as /llm, got {text!r:.80}")
-    return f"/{path}" if path else ""
-
-
-def shared_config(server: ServerConfig, max_num_seqs: int, core_addresses: Sequence[str] = ("",)) -> SharedConfig:
-    """The configuration of the state that API processes share, for cores of `max_num_seqs` sequences each."""
-    total, most = len(core_addresses) * max_num_seqs, server.max_num_queued_reqs
-    return SharedConfig(
-        core_addresses=tuple(core_addresses),
-        max_num_seqs=total,
-        max_num_queued_reqs=max(LEAST_QUEUE, QUEUE_PER_SEQUENCE * total) if most is None else most,
-        scales_queue=most is None,
-        max_num_queued_tokens=server.max_num_queued_tokens,
-        idempotency_retention=server.idempotency_retention,
-        max_stored_responses=server.max_stored_responses,
-    )

@@ -20,9 +20,9 @@ from pyllm.config.server_settings import HeadlessConfig, ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.launch import topology
 from pyllm.launch.core_settings import placement_recording
+from pyllm.launch.early_start import EarlyStart
 from pyllm.launch.live_credentials import LiveCredentials
-from pyllm.launch.model_overrides import chat_template_notice
-from pyllm.launch.resolve import resolve_config, resolve_server, shared_config
+from pyllm.launch.resolve_server import resolve_server, shared_config
 from pyllm.launch.server_process import (
     announcement_of,
     become_supervisor,
@@ -33,6 +33,7 @@ from pyllm.launch.server_process import (
 )
 from pyllm.launch.service_manager import ServiceManager
 from pyllm.recording import check_recording_path
+from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
 from pyllm.wire.listeners import bind_unix_listener, claim_endpoint
@@ -55,13 +56,17 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     signal.signal(signal.SIGUSR1, live.ask)
     with contextlib.ExitStack() as claim:
         claim.enter_context(claim_server(server))
-        engine, checkpoint = resolve_config(engine)
-        if notice := chat_template_notice(checkpoint):
-            logger.warning("%s", notice)
-        with open_listener(server) as listener, SocketFolder() as folder:
+        with open_listener(server) as listener, SocketFolder() as folder, EarlyStart(engine, listener) as early:
+            # Imported here: these take as long as all else, and the early processes import meanwhile.
+            from pyllm.launch.model_overrides import chat_template_notice
+            from pyllm.launch.resolve import resolve_config
+
+            engine, checkpoint = resolve_config(engine)
+            if notice := chat_template_notice(checkpoint):
+                logger.warning("%s", notice)
             cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
             api = api_config(cores, server, credentials)
-            processes = topology.supervised_engine(cores, set_log_level)
+            processes = topology.supervised_engine(cores, set_log_level, early=early.take_core(cores[0]))
             address, line = announcement_of(
                 listener,
                 server,
@@ -69,7 +74,8 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
                 has_keys=bool(credentials.keys),
                 can_chat=bool(checkpoint.tokenizer.chat_template),
             )
-            groups = _groups(cores[0], processes, api, listener, live)
+            groups = _groups(cores[0], processes, api, listener, live, early=early.take_api())
+            early.close()
 
             def close_address() -> None:
                 # After the API processes have closed the port, clients must be refused: while it is open here, they
@@ -105,12 +111,17 @@ def serve_for(
     """
     become_supervisor()
     server, _ = resolve_server(server)
-    engine, checkpoint = resolve_config(engine)
-    check(checkpoint)
     outcome: list[Exception | None] = []
-    with SocketFolder() as folder, bind_unix_listener(f"{folder}/http") as listener:
+    with contextlib.ExitStack() as opened:
+        folder = opened.enter_context(SocketFolder())
+        listener = opened.enter_context(bind_unix_listener(f"{folder}/http"))
+        early = opened.enter_context(EarlyStart(engine, listener))
+        from pyllm.launch.resolve import resolve_config  # Here, as in `serve`.
+
+        engine, checkpoint = resolve_config(engine)
+        check(checkpoint)
         cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
-        processes = topology.supervised_engine(cores, set_log_level)
+        processes = topology.supervised_engine(cores, set_log_level, early=early.take_core(cores[0]))
 
         async def run() -> None:
             try:
@@ -120,7 +131,9 @@ def serve_for(
                 outcome.append(error)
 
         live = LiveCredentials(server, Credentials(), ServiceManager(""))
-        groups = _groups(cores[0], processes, api_config(cores, server, live.current), listener, live)
+        api = api_config(cores, server, live.current)
+        groups = _groups(cores[0], processes, api, listener, live, early=early.take_api())
+        early.close()
         run_supervised(groups, lambda _: "", server.shutdown_timeout, listener.close, run, replicas=processes.cores)
     if outcome and outcome[0] is not None:
         raise outcome[0]
@@ -149,6 +162,8 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
         may = "may use the engine, change its settings and forget its cache"
         reads = " and read all prompts" if engine.cache.enable_kv_cache_events else ""
         logger.warning("%s has no keys: anyone who reaches it %s%s", headless.bind, may, reads)
+    from pyllm.launch.resolve import resolve_config
+
     with claim_endpoint(headless.bind), SocketFolder() as folder:
         engine, checkpoint = resolve_config(engine)
         core = CoreConfig(
@@ -196,8 +211,13 @@ def _groups(
     api: ApiConfig,
     listener: socket.socket,
     credentials: LiveCredentials,
+    *,
+    early: ChildProcess | None,
 ) -> list[list[SupervisedProcess]]:
-    """Groups of processes, in the order in which they stop: API processes first, which let their streams finish."""
+    """Groups of processes, in the order in which they stop: API processes first, which let their streams finish.
+
+    The first API process may have been started `early`.
+    """
     recovery, count = core.engine.recovery, api.server.api_server_count
     limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
     state = StateConfig(shared=api.shared, bind=api.state_address, log=api.log)
@@ -208,7 +228,9 @@ def _groups(
     news = topology.ApiNews(list_restarts, credentials)
     groups = [
         [
-            topology.supervised_api(_api_config(api, core.engine, index), listener, limits, recovery, news)
+            topology.supervised_api(
+                _api_config(api, core.engine, index), listener, limits, recovery, news, early=None if index else early
+            )
             for index in range(count)
         ],
         [topology.supervised_state(state, limits, recovery)] if count > 1 else [],

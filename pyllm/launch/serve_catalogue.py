@@ -26,7 +26,8 @@ from pyllm.launch.live_credentials import LiveCredentials
 from pyllm.launch.memory_check import resident_bytes
 from pyllm.launch.model_overrides import chat_template_notice
 from pyllm.launch.model_processes import LoadableModel, MemoryRoom, ModelProcesses
-from pyllm.launch.resolve import resolve_config, resolve_server
+from pyllm.launch.resolve import resolve_config
+from pyllm.launch.resolve_server import resolve_server
 from pyllm.launch.serve import api_config
 from pyllm.launch.server_process import (
     announcement_of,

@@ -25,9 +25,8 @@ from pyllm.config.process_config import (
 )
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
-from pyllm.launch.core_settings import settings_of_core
+from pyllm.launch.core_settings import SEQUENCES, settings_of_core
 from pyllm.launch.live_credentials import LiveCredentials
-from pyllm.launch.resolve import SEQUENCES
 from pyllm.recording import check_recording_path
 from pyllm.supervision import child_process, step_trace
 from pyllm.supervision.child_process import ChildProcess
@@ -42,18 +41,19 @@ from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 TORCH_ENTRY = "pyllm.workers.worker_process:prepare_torch"
 TRANSFORMERS_ENTRY = "pyllm.workers.worker_process:prepare_transformers"
 
-# Bytes for the last steps of a core with the default number of sequences.
-SPARE_SIZE = step_trace.size(SEQUENCES)
-
 logger = logging.getLogger(__name__)
 
 
-def spare_core() -> ChildProcess:
-    """A core that has imported everything, as has its first worker.
+def spare_core(max_num_seqs: int = SEQUENCES) -> ChildProcess:
+    """A core that has imported everything, as has its first worker; `fits_spare` says for which models it is."""
+    return child_process.spawn("a spare core", "model_core", memory_size=step_trace.size(max_num_seqs))
 
-    It is for any model whose workers are processes without torch and host memory, with the default `max_num_seqs`.
-    """
-    return child_process.spawn("a spare core", "model_core", memory_size=SPARE_SIZE)
+
+def fits_spare(core: CoreConfig, max_num_seqs: int = SEQUENCES) -> bool:
+    """Whether `spare_core` can run it: workers are processes without torch and host memory."""
+    engine = core.engine
+    is_light = engine.parallel.distributed_executor_backend == "mp" and not core.fork_server
+    return is_light and not engine.cache.kv_offloading_size and engine.scheduler.max_num_seqs == max_num_seqs
 
 
 def supervised_core(
@@ -61,10 +61,12 @@ def supervised_core(
     on_log_level: Callable[[str], None] = lambda level: None,
     model: str = "",
     spares: Spare | None = None,
+    early: ChildProcess | None = None,
 ) -> SupervisedProcess:
     """Supervises an EngineCore process. `on_log_level` is called when a client has changed the core's log level.
 
-    Where a server has several models, `model` is in the process's name, and `spares` are for all of their cores.
+    Where a server has several models, `model` is in the process's name, and `spares` are for all of their cores. The
+    first core may be one that was started `early`.
     """
     recovery = config.engine.recovery
     limits = ProcessLimits(
@@ -76,15 +78,15 @@ def supervised_core(
     size = step_trace.size(config.engine.scheduler.max_num_seqs)
     cores, record = SuccessiveCores(config, on_log_level), death_recorder(recovery, config)
     memories = HostMemories(config)
-    is_light = config.engine.parallel.distributed_executor_backend == "mp" and not config.fork_server
-    fits_spare = is_light and not memories.files and size == SPARE_SIZE
 
     def spawn() -> ChildProcess:
-        if spares is not None and fits_spare:
+        nonlocal early
+        process, early = early, None
+        if process is None and spares is not None and fits_spare(config):
             process = spares.take()
-            process.name = name
-        else:
+        if process is None:
             process = child_process.spawn(name, "core", *memories.files, memory_size=size)
+        process.name = name
         process.on_kept = cores.keep
         return process
 
@@ -128,11 +130,15 @@ def supervised_engine(
     on_log_level: Callable[[str], None] = lambda level: None,
     model: str = "",
     spares: Spare | None = None,
+    early: ChildProcess | None = None,
 ) -> SupervisedEngine:
-    """The processes of `core_configs`; the other arguments are those of `supervised_core`."""
-    first = configs[0]
+    """The processes of `core_configs`; the other arguments are those of `supervised_core`, `early` for the first."""
+    first, *others = configs
     return SupervisedEngine(
-        [supervised_core(config, on_log_level, model, spares) for config in configs],
+        [
+            supervised_core(first, on_log_level, model, spares, early),
+            *(supervised_core(config, on_log_level, model, spares) for config in others),
+        ],
         [supervised_fork_server(first)] if first.fork_server else [],
     )
 
@@ -190,15 +196,18 @@ def supervised_api(
     limits: ProcessLimits,
     recovery: RecoveryConfig,
     news: "ApiNews",
+    *,
+    early: ChildProcess | None = None,
 ) -> SupervisedProcess:
-    """Supervises an API process that accepts connections on `listener`, and gets `news`."""
+    """Supervises an API process that accepts connections on `listener`, and gets `news`; the first may be `early`."""
     # All of them accept on one socket, and an idle one is first: 2,000 connections were split 35 to 65 between two
     # processes, in bursts or one by one. With a socket each (SO_REUSEPORT), the kernel would ignore the load: clients
     # would wait for a busy or dead process while the others could serve them.
     name, successive = f"API process {config.index}", SuccessiveApis(config, news.credentials)
 
     def spawn() -> ChildProcess:
-        process = child_process.spawn(name, "api", listener.fileno())
+        nonlocal early
+        process, early = early or spawn_api(name, listener), None
         process.list_restarts = news.list_restarts
         process.news = news.credentials.news
         process.on_reload_asked = news.credentials.ask
@@ -206,6 +215,11 @@ def supervised_api(
         return process
 
     return SupervisedProcess(spawn, successive.configure, limits, death_recorder(recovery, config))
+
+
+def spawn_api(name: str, listener: socket.socket) -> ChildProcess:
+    """An API process that accepts connections on `listener`; it imports everything before it has its configuration."""
+    return child_process.spawn(name, "api", listener.fileno())
 
 
 class SuccessiveCores:

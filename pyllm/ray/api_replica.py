@@ -17,7 +17,8 @@ from pyllm.config.process_config import ApiConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import PyllmError, StartError
 from pyllm.frontend import embedded_app
-from pyllm.launch.resolve import resolve_server, resolve_settings, shared_config
+from pyllm.launch.resolve import resolve_settings
+from pyllm.launch.resolve_server import resolve_server, shared_config
 from pyllm.ray.core_registry import CoreRegistration, CoreRegistry, LiveCores
 from pyllm.ray.core_replica import settings_hash
 from pyllm.wire import curve

@@ -169,6 +169,17 @@ class ChildProcess:
         if not self.exited.done():
             self._kill_group()
 
+    def abandon(self) -> None:
+        """Kill a child that was neither configured nor watched; there need be no event loop."""
+        self._kill_group()
+        self._socket.close()
+        self._connection.close()
+        self._process.close()
+        if self._log is not None:
+            self._log.close()
+        if self._memory is not None:
+            os.close(self._memory)
+
     def tell_code(self, code: int) -> None:
         """Set the exit code of a child that another process reaps."""
         self._reap = lambda: code

@@ -202,6 +202,7 @@ class ModelRunner:
 
     def idle(self) -> None:
         """Begin what need not be there at the start: call it in a pause, once."""
+        self._memory.prefault()
         self._sampler.load_grammars()
 
     def run(self, step: Step, frame: bytes | memoryview) -> Sampled:

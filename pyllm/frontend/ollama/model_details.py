@@ -11,7 +11,6 @@ from pyllm.checkpoint.hub_files import quantization_of
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.parameter_shapes import num_parameters
-from pyllm.families.registry import find_family
 from pyllm.frontend.ollama.answer_format import timestamp
 from pyllm.frontend.ollama.protocol import ModelDetails, Shown
 
@@ -104,6 +103,8 @@ def size_in_words(number: int) -> str:
 
 def _family(checkpoint: Checkpoint) -> str:
     """The architecture's name in GGUF files, or else the one in config.json, in lower case."""
+    from pyllm.families.registry import find_family  # Imported here: it has all families.
+
     architecture = checkpoint.spec.architecture
     try:
         names = find_family(architecture).gguf

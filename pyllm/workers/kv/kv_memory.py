@@ -149,7 +149,6 @@ class KVMemory:
             )
         if self._device.type == "cpu" and self.shape.num_layers:
             self._prefaulter = PagePrefaulter(self._cache.memory)
-            self._prefaulter.use(0)
 
     @property
     def is_allocated(self) -> bool:
@@ -165,6 +164,11 @@ class KVMemory:
         if self._prefaulter is not None:
             self._prefaulter.join()
         self._cache = self._states = self._prefaulter = self._host_pool = self._host_states = None
+
+    def prefault(self) -> None:
+        """Prefault the first pages of a CPU's cache. Steps do so, too, but a start or a recovery need not wait for it."""
+        if self._prefaulter is not None:
+            self._prefaulter.use(0)
 
     def move_blocks(self, batch: Batch) -> None:
         """Swap and copy the KV blocks and states that the plan names."""

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from pyllm_kernels.tensors import Tensor, address
 from pyllm.machine.memory import Memory, host_memory
 
 PREFAULTED_AHEAD = 64 << 20  # bytes
+NICENESS = 10  # of the thread: a step comes first
 _HUGE_PAGE = 2 << 20  # bytes
 _MADV_POPULATE_WRITE = 23
 
@@ -40,7 +42,6 @@ class PagePrefaulter:
             return
         if self._thread is None or not self._thread.is_alive():
             end = min(self._num_blocks, num_blocks + self._ahead)
-            # Neither a start nor a recovery waits for it.
             self._thread = threading.Thread(target=self._prefault, args=(end,), name="prefault-kv", daemon=True)
             self._thread.start()
 
@@ -50,6 +51,7 @@ class PagePrefaulter:
             self._thread.join()
 
     def _prefault(self, end: int) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         ranges = [_pages(plane[self._end : end]) for plane in self._planes]
         self._is_over = not self._populate(ranges) or end == self._num_blocks
         self._end = end
