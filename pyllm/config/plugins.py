@@ -1,9 +1,12 @@
 """Plugins: entry points of other packages, found by name in pyllm's groups. Does not know their purpose."""
 
 from collections.abc import Collection, Iterable
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from pyllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 LOGITS_PROCESSORS = "pyllm.logits_processors"
 SAMPLERS = "pyllm.samplers"
@@ -13,13 +16,15 @@ REASONING_PARSERS = "pyllm.reasoning_parsers"
 
 def offered_names(*groups: str) -> frozenset[str]:
     """The names of entry points in these groups. Reads files of every package: 25 ms where there are many."""
+    from importlib.metadata import entry_points  # Imported here: it takes 20 ms of each process's start.
+
     found = entry_points()
     return frozenset(entry.name for group in groups for entry in found.select(group=group))
 
 
 def find_entry_point(
-    kind: str, name: str, group: str, built_in: Collection[str], offered: Iterable[EntryPoint] | None = None
-) -> EntryPoint | None:
+    kind: str, name: str, group: str, built_in: Collection[str], offered: "Iterable[EntryPoint] | None" = None
+) -> "EntryPoint | None":
     """The entry point of that name in `group`, or among those `offered`; None for a name in `built_in`.
 
     `kind` is the name of such plugins in errors.
@@ -29,6 +34,8 @@ def find_entry_point(
     """
     if name in built_in:
         return None
+    from importlib.metadata import entry_points
+
     entries = list(entry_points(group=group) if offered is None else offered)
     found = {entry.value: entry for entry in entries if entry.name == name}
     if not found:

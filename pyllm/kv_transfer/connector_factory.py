@@ -1,8 +1,7 @@
 """Finds the KV connector of a setting, and makes its halves. Knows only our own connector by name."""
 
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.config.plugins import find_entry_point
@@ -10,6 +9,9 @@ from pyllm.errors import ConfigError
 from pyllm.kv_transfer.scheduler_connector import ConnectorContext, SchedulerConnector
 from pyllm.kv_transfer.store_settings import read_store_settings
 from pyllm.kv_transfer.worker_connector import WorkerConnector
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 KV_CONNECTORS = "pyllm.kv_connectors"
 Half = TypeVar("Half", SchedulerConnector, WorkerConnector)
@@ -24,7 +26,7 @@ class KVConnector(NamedTuple):
     worker: type[WorkerConnector]
 
 
-def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | None = None) -> KVConnector:
+def find_connector(config: KVTransferConfig, offered: "Iterable[EntryPoint] | None" = None) -> KVConnector:
     """The classes that the setting names.
 
     Raises:
@@ -44,7 +46,7 @@ def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | Non
     return connector
 
 
-def check_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | None = None) -> None:
+def check_connector(config: KVTransferConfig, offered: "Iterable[EntryPoint] | None" = None) -> None:
     """Check the setting as far as possible without importing another package.
 
     Raises:
@@ -73,10 +75,12 @@ def make_worker_connector(config: KVTransferConfig, context: ConnectorContext) -
     return _made(config, context, find_connector(config).worker)
 
 
-def _entry_point(config: KVTransferConfig, offered: Iterable[EntryPoint] | None) -> EntryPoint:
+def _entry_point(config: KVTransferConfig, offered: "Iterable[EntryPoint] | None") -> "EntryPoint":
     name = config.kv_connector
     module = config.kv_connector_module_path or BUILT_IN.get(name)
     if module is not None:
+        from importlib.metadata import EntryPoint
+
         return EntryPoint(name, f"{module}:{name}", KV_CONNECTORS)
     found = find_entry_point("KV connector", name, KV_CONNECTORS, tuple(BUILT_IN), offered)
     assert found is not None, "none of its names is built in"

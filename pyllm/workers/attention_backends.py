@@ -5,7 +5,6 @@ Loads a backend only to use it, so that the launcher can refuse a wrong name. Do
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 from pyllm.config.plugins import find_entry_point
@@ -13,6 +12,8 @@ from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, ModelSpec
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from pyllm_kernels import AttentionLayer, AttentionMetadata, Kernels
     from pyllm_kernels.tensors import Tensor
 
@@ -63,7 +64,7 @@ class AttentionBackend:
     supports: Callable[[AttentionSpec], bool] = is_plain
 
 
-def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
+def find_attention_backend(name: str, offered: "Iterable[EntryPoint] | None" = None) -> "EntryPoint | None":
     """The entry point of a backend, or None if it is built in. Imports nothing from it.
 
     Raises:
@@ -73,7 +74,7 @@ def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = Non
 
 
 def load_attention_backend(
-    name: str, device: "Device", kernel_backend: str, offered: Iterable[EntryPoint] | None = None
+    name: str, device: "Device", kernel_backend: str, offered: "Iterable[EntryPoint] | None" = None
 ) -> AttentionBackend:
     """The backend with this name, for a device.
 

@@ -166,7 +166,7 @@ class KVMemory:
         self._cache = self._states = self._prefaulter = self._host_pool = self._host_states = None
 
     def prefault(self) -> None:
-        """Prefault the first pages of a CPU's cache. Steps do so, too, but a start or a recovery need not wait for it."""
+        """Prefault the first pages of a CPU's cache: in a pause, as neither a start nor a recovery is to wait."""
         if self._prefaulter is not None:
             self._prefaulter.use(0)
 

@@ -9,8 +9,7 @@ tensors of torch: on a CPU over the same memory.
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import EntryPoint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,9 @@ from pyllm_kernels.tensors import Tensor, is_array
 from pyllm.config.plugins import LOGITS_PROCESSORS, SAMPLERS, find_entry_point
 from pyllm.errors import ConfigError
 from pyllm.machine.extras import missing_extra
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Tokens = npt.NDArray[np.int32]
 # (prompt's tokens, output's tokens, logits float32 [vocab_size]) -> logits of the same shape; it may change its
@@ -33,7 +35,7 @@ _KINDS = "numpy", "torch"
 
 
 def load_logits_processor(
-    name: str, arguments: Mapping[str, Any], offered: Iterable[EntryPoint] | None = None
+    name: str, arguments: Mapping[str, Any], offered: "Iterable[EntryPoint] | None" = None
 ) -> LogitsProcessor:
     """Make the processor of one request; it takes and returns arrays or tensors of torch.
 
@@ -44,7 +46,9 @@ def load_logits_processor(
     return _load("logits processor", name, LOGITS_PROCESSORS, arguments, offered)
 
 
-def load_sampler(name: str, arguments: Mapping[str, Any], offered: Iterable[EntryPoint] | None = None) -> SamplerPlugin:
+def load_sampler(
+    name: str, arguments: Mapping[str, Any], offered: "Iterable[EntryPoint] | None" = None
+) -> SamplerPlugin:
     """Make the sampler of one request; it takes arrays or tensors of torch.
 
     Raises:
@@ -55,7 +59,7 @@ def load_sampler(name: str, arguments: Mapping[str, Any], offered: Iterable[Entr
 
 
 def _load(
-    kind: str, name: str, group: str, arguments: Mapping[str, Any], offered: Iterable[EntryPoint] | None
+    kind: str, name: str, group: str, arguments: Mapping[str, Any], offered: "Iterable[EntryPoint] | None"
 ) -> Callable[..., Any]:
     entry = find_entry_point(kind, name, group, (), offered)
     assert entry is not None, "none is built in"

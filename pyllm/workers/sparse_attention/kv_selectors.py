@@ -5,7 +5,6 @@ Loads a selector only to use it, so that the launcher can refuse a wrong name. K
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 from pyllm.config.engine_settings import SparseAttentionConfig
@@ -13,6 +12,8 @@ from pyllm.config.plugins import find_entry_point
 from pyllm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from pyllm_kernels import Kernels
 
     from pyllm.workers.kv.kv_cache import KVCache
@@ -41,7 +42,7 @@ class SelectorInputs:
     group: "RankGroup"
 
 
-def find_kv_selector(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
+def find_kv_selector(name: str, offered: "Iterable[EntryPoint] | None" = None) -> "EntryPoint | None":
     """The entry point of a selector, or None if it is built in. Imports nothing from it.
 
     Raises:
@@ -50,7 +51,7 @@ def find_kv_selector(name: str, offered: Iterable[EntryPoint] | None = None) -> 
     return find_entry_point("sparse attention", name, GROUP, BUILT_IN, offered)
 
 
-def load_kv_selector(inputs: SelectorInputs, offered: Iterable[EntryPoint] | None = None) -> "KVSelector":
+def load_kv_selector(inputs: SelectorInputs, offered: "Iterable[EntryPoint] | None" = None) -> "KVSelector":
     """The selector that the settings name.
 
     Raises:

@@ -6,7 +6,7 @@ Forms of other packages are entry points of `pyllm.tool_parsers` and `pyllm.reas
 import logging
 from collections.abc import Collection, Iterable
 from functools import cache
-from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -20,6 +20,9 @@ from pyllm.frontend.chat.parsers.reasoning_parsers import REASONING_FORMS, Reaso
 from pyllm.frontend.chat.parsers.tool_call_finder import MarkedCalls
 from pyllm.frontend.chat.parsers.tool_parsers import LLAMA_OPENER, TOOL_FORMS, ToolForm, leading_llama_parser
 from pyllm.frontend.chat.parsers.values.argument_types import Schemas
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ def tool_form(name: str) -> ToolForm:
     return load_tool_form(name)
 
 
-def load_tool_form(name: str, offered: Iterable[EntryPoint] | None = None) -> ToolForm:
+def load_tool_form(name: str, offered: "Iterable[EntryPoint] | None" = None) -> ToolForm:
     """The form of this name, ours or of an `offered` package; raises as `tool_form` does."""
     entry = find_entry_point("tool parser", name, TOOL_PARSERS, TOOL_FORMS, offered)
     form = TOOL_FORMS[name] if entry is None else _loaded("tool parser", entry)
@@ -97,7 +100,7 @@ def reasoning_form(name: str) -> ReasoningForm:
     return load_reasoning_form(name)
 
 
-def load_reasoning_form(name: str, offered: Iterable[EntryPoint] | None = None) -> ReasoningForm:
+def load_reasoning_form(name: str, offered: "Iterable[EntryPoint] | None" = None) -> ReasoningForm:
     """The form of this name, ours or of an `offered` package; raises as `reasoning_form` does."""
     entry = find_entry_point("reasoning parser", name, REASONING_PARSERS, REASONING_FORMS, offered)
     form = REASONING_FORMS[name] if entry is None else _loaded("reasoning parser", entry)
@@ -138,7 +141,7 @@ def call_list_parser() -> Parser:
     return MarkedCalls([], lambda writer: CallList(writer, "brackets"), opener="[")
 
 
-def _loaded(kind: str, entry: EntryPoint) -> object:
+def _loaded(kind: str, entry: "EntryPoint") -> object:
     try:
         return entry.load()
     except Exception as error:
