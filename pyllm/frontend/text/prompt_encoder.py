@@ -45,8 +45,6 @@ class PromptEncoder:
         self._model = model
         self._cache = EncodingCache(counts or EncodingCounts())
         self._threads = EncodingThreads(tokenizer.encode_packed)
-        # Some tokenizers have more tokens than their model.
-        self._is_covered = tokenizer.max_token_id < model.vocab_size
 
     async def encode(
         self,
@@ -108,14 +106,16 @@ class PromptEncoder:
         self._cache.resize(share)
 
     def _check_length(self, prompt: str | Sequence[int], too_long: RefusePrompt) -> None:
-        least = self._tokenizer.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+        least = len(prompt)
+        if isinstance(prompt, str) and least > self._model.max_model_len:
+            least = self._tokenizer.min_tokens(prompt)
         if least > self._model.max_model_len:  # Whether one more token must fit depends on the request.
             raise too_long(least, self._model, not isinstance(prompt, str))
 
     async def _check_ids(self, prompt: bytes | Sequence[int], name: str) -> PromptTokens:
-        if self._is_covered and isinstance(prompt, bytes):
-            return PromptTokens(prompt)
-        if len(prompt) < INLINE_TOKENS:
+        # Texts, too: some tokenizers have more tokens than their model.
+        num_tokens = len(prompt) // 4 if isinstance(prompt, bytes) else len(prompt)
+        if num_tokens < INLINE_TOKENS:
             return known_tokens(prompt, self._model.vocab_size, name)
         return await self._threads.run(len(prompt), known_tokens, prompt, self._model.vocab_size, name)
 

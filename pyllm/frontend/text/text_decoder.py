@@ -1,7 +1,7 @@
 """Tokens of one sample to text, piece by piece, never half a character. Knows neither stop strings nor requests."""
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import tokenizers
@@ -20,28 +20,46 @@ class TextDecoder(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
 
+class TokenPieces(dict[int, str | bytes]):
+    """Tokens of a byte-level vocabulary by id: the text, or the bytes where they are not whole characters.
+
+    A token is worked out when it is first needed. Those that are `skipped`, and unknown ids, have no text.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, skipped: Collection[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self.update(dict.fromkeys(skipped, ""))
+
+    def __missing__(self, token: int) -> str | bytes:
+        text = self._tokenizer.id_to_token(token)
+        if text is None:
+            return ""
+        piece = self[token] = _token_piece(text)
+        return piece
+
+
 class ByteDecoder:
     """The decoder of byte-level vocabularies (GPT-2, Llama 3, Qwen): every token is some bytes of UTF-8.
 
-    `table` is as `byte_table` makes it; ids past its end have no text. Bytes that are not UTF-8 become U+FFFD, exactly
-    as in `tokenizers`. A token costs a table look-up, however long the sample is.
+    Bytes that are not UTF-8 become U+FFFD, exactly as in `tokenizers`. A token costs a table look-up, however long the
+    sample is.
     """
 
-    __slots__ = ("_begun", "_table")
+    __slots__ = ("_begun", "_pieces")
 
-    def __init__(self, table: Sequence[str | bytes], context: Sequence[int]) -> None:
-        self._table = table
+    def __init__(self, pieces: TokenPieces, context: Sequence[int]) -> None:
+        self._pieces = pieces
         self._begun = b""  # a character whose end has not come yet
         self.decode(context[-CONTEXT_TOKENS:])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
-        table = self._table
-        if len(tokens) == 1 and not self._begun and tokens[0] < len(table):
+        table = self._pieces
+        if len(tokens) == 1 and not self._begun:
             piece = table[tokens[0]]
             if isinstance(piece, str):
                 return piece
-        pieces = [table[token] for token in tokens if token < len(table)]
+        pieces = [table[token] for token in tokens]
         known = self._begun + b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
         text, end = codecs.utf_8_decode(known, "replace", False)
         self._begun = known[end:]
@@ -76,30 +94,15 @@ class StreamDecoder:
             return self._stream.step(self._tokenizer, token) or ""
 
 
-def byte_table(vocabulary: Mapping[str, int]) -> list[str | bytes]:
-    """Every token of a byte-level vocabulary, by id: its text, or its bytes where they are not whole characters."""
-    alphabet = _byte_alphabet()
-    table: list[str | bytes] = [""] * (max(vocabulary.values()) + 1)
-    for text, token in vocabulary.items():
-        try:
-            piece = text.translate(alphabet).encode("latin-1")
-        except UnicodeEncodeError:  # An added token with a character outside the alphabet stands for itself.
-            table[token] = text
-            continue
-        try:
-            table[token] = piece.decode()
-        except UnicodeDecodeError:
-            table[token] = piece
-    return table
-
-
-def without_special_tokens(table: list[str | bytes], tokenizer: tokenizers.Tokenizer) -> list[str | bytes]:
-    """A copy of the table in which special tokens have no text."""
-    table = table.copy()
-    for token, added in tokenizer.get_added_tokens_decoder().items():
-        if added.special:
-            table[token] = ""
-    return table
+def _token_piece(text: str) -> str | bytes:
+    try:
+        piece = text.translate(_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:  # An added token with a character outside the alphabet stands for itself.
+        return text
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return piece
 
 
 def _byte_alphabet() -> dict[int, int | str]:
@@ -108,3 +111,6 @@ def _byte_alphabet() -> dict[int, int | str]:
     others = [byte for byte in range(256) if byte not in printable]
     alphabet: dict[int, int | str] = dict.fromkeys(others, "\uffff")
     return alphabet | {byte: byte for byte in printable} | {256 + index: byte for index, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()

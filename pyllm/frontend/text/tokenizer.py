@@ -15,8 +15,7 @@ from pyllm.frontend.text.text_decoder import (
     ByteDecoder,
     StreamDecoder,
     TextDecoder,
-    byte_table,
-    without_special_tokens,
+    TokenPieces,
 )
 from pyllm.frontend.text.vocabulary import Vocabulary
 
@@ -43,23 +42,19 @@ class Tokenizer:
         # Some files carry the limits that the model was trained with.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self._added = {added.content: token for token, added in self._tokenizer.get_added_tokens_decoder().items()}
-        self._longest_token = max(map(len, vocabulary))
-        self.max_token_id = max(vocabulary.values())
+        added_tokens = self._tokenizer.get_added_tokens_decoder()
+        self._added = {added.content: token for token, added in added_tokens.items()}
         self.bos_token, self.eos_token = files.bos_token, files.eos_token
         self.segments = PromptSegments.of(self._tokenizer, files.chat_template)
         self.frame = self._find_frame()
         # Log-probabilities of a whole vocabulary ask for all of them again and again.
         self.token_text = lru_cache(_MOST_TEXTS)(self._token_text)
         """One token as a text of its own; bytes that are no character become U+FFFD."""
-        self._byte_tables: dict[bool, list[str | bytes]] = {}
-        self._pieces: dict[int, str] = {}  # where there is no such table
+        # With special tokens, and without; empty where the vocabulary is none of bytes.
+        self._pieces: dict[bool, TokenPieces] = {}
         if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
-            table = byte_table(vocabulary)
-            self._byte_tables = {False: table, True: without_special_tokens(table, self._tokenizer)}
-        else:
-            self._pieces = {token: piece for piece, token in vocabulary.items()}
+            special = [token for token, added in added_tokens.items() if added.special]
+            self._pieces = {False: TokenPieces(self._tokenizer), True: TokenPieces(self._tokenizer, special)}
 
     @property
     def library(self) -> tokenizers.Tokenizer:
@@ -89,7 +84,12 @@ class Tokenizer:
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of the text's tokens, by which a text that is far too long is refused without encoding it."""
-        return len(text) // self._longest_token
+        return len(text) // self._extent[0]
+
+    @property
+    def max_token_id(self) -> int:
+        """The largest id, added tokens included."""
+        return self._extent[1]
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are no character become U+FFFD."""
@@ -97,11 +97,10 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for, which need not be whole characters; none for an unknown id."""
-        if self._byte_tables:
-            table = self._byte_tables[False]
-            piece = table[token] if token < len(table) else ""
+        if self._pieces:
+            piece = self._pieces[False][token]
             return piece if isinstance(piece, bytes) else piece.encode()
-        return _sentence_piece(self._pieces.get(token, ""))
+        return _sentence_piece(self._tokenizer.id_to_token(token) or "")
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -121,9 +120,15 @@ class Tokenizer:
     def text_decoder(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextDecoder:
         """A decoder for the tokens after `prompt`, whose invalid ids have no text."""
         context = [token for token in prompt[-CONTEXT_TOKENS:] if 0 <= token < 2**31]
-        if self._byte_tables:
-            return ByteDecoder(self._byte_tables[skip_special_tokens], context)
+        if self._pieces:
+            return ByteDecoder(self._pieces[skip_special_tokens], context)
         return StreamDecoder(self._tokenizer, context, skip_special_tokens)
+
+    @cached_property
+    def _extent(self) -> tuple[int, int]:
+        """The most characters of a token, and the largest id. Takes some 1 us a token, which a start need not spend."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        return max(map(len, vocabulary)), max(vocabulary.values())
 
     def _token_text(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace")
