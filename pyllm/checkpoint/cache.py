@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import entry_points
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from pyllm import families
 from pyllm.checkpoint.gguf_header import part_names
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
-from pyllm.families.registry import GROUP
 
 _WEIGHTS_DIGEST_BYTES = 32
 _DIGESTED_BYTES = 64 << 20  # bytes that one thread digests at a time
@@ -131,6 +129,10 @@ def file_identity(path: Path | str) -> tuple[int, ...]:
 
 
 def _identity(path: Path) -> str:
+    from importlib.metadata import entry_points  # Workers, which digest weights here, need neither.
+
+    from pyllm.families.registry import GROUP
+
     digest = hashlib.blake2b(digest_size=16)
     for part in (path.with_name(name) for name in part_names(path.name)):
         # The reader reports a missing part, with a better message.

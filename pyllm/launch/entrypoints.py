@@ -1,6 +1,7 @@
 """The entry points of child processes: a core, a worker, an API process, the shared state, the fork server.
 
-Each imports only the code of its own role, and gets its configuration over the connection to the parent.
+Each imports only the code of its own role, in its function, and gets its configuration over the connection to the
+parent.
 """
 
 import contextlib
@@ -16,26 +17,15 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm import log
-from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.process_config import (
-    ApiConfig,
-    CatalogueApiConfig,
-    CoreConfig,
-    ForkServerConfig,
-    StateConfig,
-    WorkerConfig,
-)
 from pyllm.errors import ConfigError
-from pyllm.supervision import child_process, line_writer
-from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import SPARE_TITLE, attach, await_configuration, die_with_parent, keep_exit_codes
-from pyllm.wire.supervision_messages import Kept
+from pyllm.supervision.started_child import StartedChild, start_child
 
 if TYPE_CHECKING:
+    from pyllm.checkpoint.types import Checkpoint
+    from pyllm.config.process_config import CoreConfig
     from pyllm.core.executors.inline import InlineExecutor
     from pyllm.core.executors.worker_source import WorkerSource
-    from pyllm.supervision.child_process import ChildProcess
     from pyllm.workers.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -59,28 +49,23 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
         return _core_main(connection, *files, has_worker=role == "model_core")
     if role == "worker":
         return _worker_main(connection, *files)
-    if role == "api" and not connection.poll():
-        from pyllm.frontend import api_process
-
-        api_process.import_application()
-    frame = await_configuration(connection)
     if role == "state":
-        return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
+        return _state_main(connection)
     if role == "api":
-        return _api_main(msgspec.msgpack.decode(frame, type=ApiConfig), connection, socket.socket(fileno=files[0]))
+        return _api_main(connection, socket.socket(fileno=files[0]))
     if role == "catalogue":
-        config = msgspec.msgpack.decode(frame, type=CatalogueApiConfig)
-        return _catalogue_main(config, connection, socket.socket(fileno=files[0]))
+        return _catalogue_main(connection, socket.socket(fileno=files[0]))
     if role == "fork_server":
-        return _fork_server_main(msgspec.msgpack.decode(frame, type=ForkServerConfig), connection)
+        return _fork_server_main(connection)
     raise ConfigError(f"unknown role {role!r}")
 
 
-def inline_executor(config: CoreConfig) -> "InlineExecutor":
+def inline_executor(config: "CoreConfig") -> "InlineExecutor":
     """The uni executor, which loads the only rank into this process."""
     from pyllm.core.executors.inline import InlineExecutor
 
-    def load_rank(checkpoint: Checkpoint) -> "ModelRunner":
+    def load_rank(checkpoint: "Checkpoint") -> "ModelRunner":
+        from pyllm.config.process_config import WorkerConfig
         from pyllm.workers.worker_process import load
 
         worker = WorkerConfig(
@@ -96,19 +81,25 @@ def _core_main(connection: Connection, *files: int, has_worker: bool) -> int:
     worker = None
     if has_worker:  # First: it has the most to import.
         with contextlib.suppress(OSError):  # Then it is started later, which says what is missing.
-            worker = child_process.spawn("worker 0", "worker")
+            worker = start_child("worker 0", "worker")
     if not connection.poll():  # A spare imports before its configuration arrives, so that it can start at once.
         import pyllm.core.core_process
         import pyllm.core.executors.local_workers
         import pyllm.core.executors.multiprocess  # noqa: F401
+    from pyllm.config.process_config import CoreConfig
+
     *host_memories, trace_file = files
     config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
     source = _worker_source(config, host_memories, worker)
     import zmq
 
+    from pyllm import log
     from pyllm.core import core_process
     from pyllm.core.executors.executor import Executor
     from pyllm.core.executors.multiprocess import ProcessExecutor
+    from pyllm.supervision import line_writer
+    from pyllm.supervision.log_level import set_log_level
+    from pyllm.wire.supervision_messages import Kept
 
     title = f"pyllm::core-{config.index}"
     parent = attach(connection, title)
@@ -133,7 +124,7 @@ def _core_main(connection: Connection, *files: int, has_worker: bool) -> int:
 
 
 def _worker_source(
-    config: CoreConfig, host_memories: Sequence[int], early: "ChildProcess | None"
+    config: "CoreConfig", host_memories: Sequence[int], early: StartedChild | None
 ) -> "WorkerSource | None":
     """The source of a core's workers, and None if it computes by itself. Workers of its own import while it does."""
     backend = config.engine.parallel.distributed_executor_backend
@@ -159,26 +150,36 @@ def _worker_main(connection: Connection, *host_memory: int) -> NoReturn:
     prepare()(connection, *host_memory)
 
 
-def _fork_server_main(config: ForkServerConfig, connection: Connection) -> int:
+def _fork_server_main(connection: Connection) -> int:
+    from pyllm import log
+    from pyllm.config.process_config import ForkServerConfig
     from pyllm.supervision import fork_server
 
+    config = msgspec.msgpack.decode(await_configuration(connection), type=ForkServerConfig)
     log.configure_child(fork_server.TITLE, config.log, may_wait=True)  # Forking allows no thread for the log.
     return fork_server.main(config, connection)
 
 
-def _state_main(config: StateConfig, connection: Connection) -> int:
+def _state_main(connection: Connection) -> int:
+    from pyllm.config.process_config import StateConfig
     from pyllm.frontend.shared import state_process
 
-    return state_process.main(config, connection)
+    return state_process.main(msgspec.msgpack.decode(await_configuration(connection), type=StateConfig), connection)
 
 
-def _api_main(config: ApiConfig, connection: Connection, listener: socket.socket) -> int:
+def _api_main(connection: Connection, listener: socket.socket) -> int:
+    from pyllm.config.process_config import ApiConfig
     from pyllm.frontend import api_process
 
+    if not connection.poll():
+        api_process.import_application()
+    config = msgspec.msgpack.decode(await_configuration(connection), type=ApiConfig)
     return api_process.main(config, connection, listener)
 
 
-def _catalogue_main(config: CatalogueApiConfig, connection: Connection, listener: socket.socket) -> int:
+def _catalogue_main(connection: Connection, listener: socket.socket) -> int:
+    from pyllm.config.process_config import CatalogueApiConfig
     from pyllm.frontend import catalogue_process
 
+    config = msgspec.msgpack.decode(await_configuration(connection), type=CatalogueApiConfig)
     return catalogue_process.main(config, connection, listener)

@@ -10,15 +10,11 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -28,6 +24,7 @@ from pyllm.supervision import json_log
 from pyllm.supervision.child_log import ChildLog
 from pyllm.supervision.log_level import changed_log_level
 from pyllm.supervision.process_handle import ProcessHandle, child_handle
+from pyllm.supervision.started_child import StartedChild, reap, start_child
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.wire.messages import Heartbeat, Restarts
 from pyllm.wire.supervision_messages import ChildMessage, Failed, Kept, ReloadAsked, Started
@@ -351,70 +348,15 @@ def spawn(name: str, role: str, *files: int, memory_size: int = 0, module: str =
     Raises:
         OSError: see `start_child`.
     """
-    started = start_child(name, role, *files, memory_size=memory_size, module=module)
+    return watchable(name, start_child(name, role, *files, memory_size=memory_size, module=module))
+
+
+def watchable(name: str, started: StartedChild) -> ChildProcess:
+    """A child of this process that was started before."""
     process = started.process
     return ChildProcess(
         name, process.pid, started.connection, partial(reap, process), started.stderr, memory=started.memory
     )
-
-
-class StartedChild(NamedTuple):
-    """A child that is not watched yet: our ends of its connection and of its stderr, and its shared memory, if any."""
-
-    process: "subprocess.Popen[bytes]"
-    connection: Connection
-    stderr: int
-    memory: int | None
-
-
-def start_child(name: str, role: str, *files: int, memory_size: int = 0, module: str = "pyllm") -> StartedChild:
-    """Start `python -m pyllm`, or another module, in a child role; it waits for its configuration.
-
-    The user's script is not imported again. `files` are descriptors that the child inherits; it gets their numbers.
-    With `memory_size` the last one is for shared memory of this many bytes, zeros at first; its contents are in
-    `ChildProcess.memory` at the end. Call it from the main thread or from the event loop's: the kernel's parent-death
-    signal fires when the starting thread ends.
-
-    Raises:
-        OSError: the kernel has no process, memory or descriptor left; nothing stays open.
-    """
-    ours, theirs = Pipe()
-    log, stderr = os.pipe()
-    memory = None
-    with theirs, os.fdopen(stderr, "wb"), contextlib.ExitStack() as unless_started:
-        unless_started.callback(ours.close)
-        unless_started.callback(os.close, log)
-        if memory_size:
-            memory = os.memfd_create(name)
-            unless_started.callback(os.close, memory)
-            os.ftruncate(memory, memory_size)
-            files += (memory,)
-        numbers = (theirs.fileno(), int(_thread_stays()), *files)
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-P", "-m", module, "_child", role, *map(str, numbers)],
-            pass_fds=(theirs.fileno(), *files),
-            stdin=subprocess.DEVNULL,
-            stderr=stderr,
-            process_group=0,  # Ctrl-C in a terminal goes only to the parent, which then drains its children.
-        )
-        unless_started.pop_all()
-    return StartedChild(process, ours, log, memory)
-
-
-def reap(process: "subprocess.Popen[bytes]") -> int | None:
-    """The exit code of a child, or None while it runs; that of SIGKILL if the kernel does not know it.
-
-    The kernel forgets it if the application ignores SIGCHLD. `Popen` returns 0 then, as for an orderly end.
-    """
-    if process.returncode is not None:
-        return process.returncode
-    try:
-        pid, status = os.waitpid(process.pid, os.WNOHANG)
-    except ChildProcessError:
-        process.returncode = -signal.SIGKILL
-    else:
-        process.returncode = os.waitstatus_to_exitcode(status) if pid else None
-    return process.returncode
 
 
 def _signal_name(number: int) -> str:
@@ -431,14 +373,3 @@ async def end(processes: list[ChildProcess]) -> list[ChildProcess]:
     if processes:
         await asyncio.wait([process.exited for process in processes], timeout=KILL_TIMEOUT)
     return [process for process in processes if not process.exited.done()]
-
-
-def _thread_stays() -> bool:
-    """Whether this thread lives as long as its children: the main thread, or an event loop's, which watches them."""
-    if threading.current_thread() is threading.main_thread():
-        return True
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -3,7 +3,6 @@
 Encodes, decodes and never blocks. Knows neither the meaning of messages nor the roles of processes.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -59,6 +58,8 @@ class Endpoint(Generic[Received, Sent]):
         on_malformed: MalformedHandler,
         on_disconnect: Callable[[], None] | None = None,
     ) -> None:
+        import asyncio  # Not at the top: a worker binds sockets, and has no event loop.
+
         self._socket = socket
         self._loop = asyncio.get_running_loop()
         self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(receives)

@@ -15,6 +15,7 @@ from pyllm.errors import StartError
 from pyllm.supervision import child_process
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.spare import Spare
+from pyllm.supervision.started_child import StartedChild
 
 
 class _RankFiles:
@@ -66,7 +67,7 @@ class SpawnedWorkers:
         config: CoreConfig,
         host_memories: Sequence[int] = (),
         spawn: Callable[..., ChildProcess] = child_process.spawn,
-        early: ChildProcess | None = None,
+        early: StartedChild | None = None,
     ) -> None:
         self._files = _RankFiles(config, has_locks=True)
         self._keeps_spares = config.engine.recovery.warm_spares
@@ -77,8 +78,7 @@ class SpawnedWorkers:
         self._spares = [Spare(spawn) for spawn in self._spawns]
         self._early: dict[int, ChildProcess] = {}
         if early is not None:
-            self._early[0] = early
-            early.name = f"worker 0 of core {config.index}"
+            self._early[0] = child_process.watchable(f"worker 0 of core {config.index}", early)
 
     def begin(self) -> None:
         """Start the processes of the first start, before there is an event loop: they import meanwhile."""

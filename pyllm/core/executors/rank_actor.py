@@ -9,8 +9,8 @@ import socket
 from functools import partial
 from typing import NamedTuple
 
-from pyllm.supervision.child_process import StartedChild, reap, start_child
 from pyllm.supervision.process_handle import ProcessHandle, child_handle
+from pyllm.supervision.started_child import StartedChild, reap, start_child
 
 CHUNK = 1 << 16  # bytes
 DRAIN_TIMEOUT = 1.0  # seconds after a worker's end to read its last reports and log
