@@ -18,7 +18,7 @@ from pyllm.config.server_settings import ServerConfig
 from pyllm.flags.settings_flags import given_settings
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.supervision.flight_recorder import KEEP, MAX_BYTES
-from pyllm.supervision.restart_budget import WINDOW
+from pyllm.supervision.restarts import WINDOW
 from pyllm.supervision.server_processes import STOP_GRACE
 from tests.frontend.serving import answering, in_process
 from tests.frontend.text import tiny_tokenizers

@@ -180,15 +180,18 @@ class _Reader:
         """Read `count` strings. Faster than calling `_string`: a vocabulary has hundreds of thousands."""
         content, at, size = self._content, self._at, self._size
         length_of: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
-        strings = []
+        texts = []
         for _ in range(count):
             start = at + 8
             at = start + length_of(content, at)[0]
             if at > size:
                 raise ValueError(f"a text ends at byte {at} of {size}; {_CUT_OFF}")
-            strings.append(self._text(content[start:at]))
+            texts.append(content[start:at])
         self._at = at
-        return strings
+        try:
+            return [text.decode() for text in texts]
+        except UnicodeDecodeError:
+            return [self._text(text) for text in texts]
 
     def _string(self) -> str:
         return self._text(self._take(self._fits(self._number("Q"), 1)))

@@ -36,7 +36,7 @@ from pyllm.core.weight_versions import Weights, WeightsSource, versioned
 from pyllm.kv_transfer import SchedulerConnector
 from pyllm.recording import Recording
 from pyllm.supervision import step_trace
-from pyllm.supervision.restart_budget import RestartBudget
+from pyllm.supervision.restarts import RestartBudget
 from pyllm.wire.ipc import Sender
 from pyllm.wire.messages import AdapterList, CoreMessage, Deltas, Ready, Rejected, WeightsChanged
 from pyllm.wire.supervision_messages import Kept

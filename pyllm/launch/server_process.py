@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 def become_supervisor() -> None:
     """Give this process its title, and its own handling of SIGCHLD and SIGUSR1."""
     setproctitle("pyllm::serve")
+    gc.disable()  # Until all is resolved, which leaves almost no garbage.
     keep_exit_codes()
     # Service managers send SIGUSR1 for a reload; by default it would end the process.
     signal.signal(signal.SIGUSR1, lambda *_: logger.info("SIGUSR1: this process has nothing to read again"))
@@ -40,6 +42,8 @@ def run_supervised(
     replicas: Collection[Supervised] = (),
 ) -> None:
     """Run `supervise` on an event loop of its own, and write the rest of the log."""
+    gc.freeze()
+    gc.enable()
     try:
         asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending, work, replicas=replicas))
     finally:

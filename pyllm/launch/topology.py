@@ -31,7 +31,7 @@ from pyllm.recording import check_recording_path
 from pyllm.supervision import child_process, step_trace
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.flight_recorder import FlightRecorder, config_json
-from pyllm.supervision.restart_counts import all_restarted
+from pyllm.supervision.restarts import all_restarted
 from pyllm.supervision.spare import Spare
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
 from pyllm.wire.messages import Adapter, Restarts

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +169,11 @@ class ChildProcess:
     def abandon(self) -> None:
         """Kill a child that was neither configured nor watched; there need be no event loop."""
         self._kill_group()
+        wait([self._process.fileno()], KILL_TIMEOUT)
+        self._process.close()
+        self._reap()
         self._socket.close()
         self._connection.close()
-        self._process.close()
         if self._log is not None:
             self._log.close()
         if self._memory is not None:

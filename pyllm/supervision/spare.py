@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from pyllm.supervision.child_process import ChildProcess, end
-from pyllm.supervision.restart_budget import RestartBudget
+from pyllm.supervision.restarts import RestartBudget
 
 # Replacements per minute of a spare that dies by itself; after that there is no spare before the next `fill`.
 MAX_REPLACEMENTS = 3

@@ -15,8 +15,7 @@ import msgspec
 from pyllm.errors import EngineDeadError, GivenUpError, StartError
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE
-from pyllm.supervision.restart_budget import WINDOW, RestartBudget
-from pyllm.supervision.restart_counts import restarted
+from pyllm.supervision.restarts import WINDOW, RestartBudget, restarted
 from pyllm.supervision.spare import SPARE_DELAY, Spare
 from pyllm.wire.messages import Restarts
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from pyllm.errors import ConfigError, StartError
-from pyllm.supervision import log_level
-from pyllm.supervision.child_process import ChildProcess, reap, spawn
+from pyllm.supervision import child_process, log_level
+from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
 from pyllm.supervision.process_handle import PidfdHandle, ProcessHandle, WaitedHandle, child_handle
 from pyllm.wire.messages import Heartbeat
@@ -367,24 +367,12 @@ def wait_readable(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def test_a_child_that_the_kernel_has_forgotten_did_not_end_in_order() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        os.waitpid(process.pid, 0)  # as where SIGCHLD is ignored
-        assert reap(process) == -signal.SIGKILL
-
-
-def test_an_exit_code_is_known_once_the_child_has_ended() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input(); raise SystemExit(3)"], stdin=subprocess.PIPE) as process:
-        assert reap(process) is None
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
-        process.stdin.close()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert reap(process) == 3
-
-
-async def test_what_cannot_be_started_leaves_no_descriptor() -> None:
+def test_a_child_that_is_left_is_killed_without_an_event_loop() -> None:
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(OSError, match="too long"):
-        spawn("child", "x" * (1 << 20), memory_size=1)
+    process = child_process.spawn("a spare", "worker", memory_size=1)
+    handle = os.pidfd_open(process.pid)
+    process.abandon()
+    ended = wait_readable(handle, 30.0)
+    os.close(handle)
+    assert ended
     assert os.listdir("/proc/self/fd") == before

@@ -12,6 +12,7 @@ same ids, also for special tokens in it. Differences, besides those that `pre_to
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 Fields = Mapping[str, Any]
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token types of GGUF
+_ADDED_TYPES = frozenset({_UNKNOWN, _CONTROL, _USER_DEFINED})
 _SPECIAL = ("bos", "eos", "eot", "eom", "unknown")
 # Ids of special tokens by `tokenizer.ggml.model`, for files that name none.
 _USUAL_IDS: dict[str, dict[str, int]] = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "t5": {"eos": 1, "unknown": 2}}
@@ -96,7 +98,7 @@ def tokenizer_json(fields: Fields) -> bytes:
         raise ConfigError(f"the GGUF file's tokenizer has the token {twice!r} twice")
     stages = _STAGES[str(kind)](fields, tokens, vocabulary)
     bos, eos = _ends(fields, tokens)
-    return encode_document(stages, _added_tokens(fields, tokens, types), bos, eos)
+    return encode_document(stages, _added_tokens(fields, vocabulary, types), bos, eos)
 
 
 def _tokens_and_types(fields: Fields) -> tuple[list[str], Sequence[int]]:
@@ -154,9 +156,10 @@ def _byte_level(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -
     if merges is None:
         raise ConfigError("the GGUF file's tokenizer lacks its merges")
     pairs = [merge.split(" ", 1) for merge in merges]
-    for pair in pairs:
-        if any(token not in vocabulary for token in (*pair, "".join(pair))):
-            raise ConfigError(f"the GGUF file's tokenizer merges {pair}, which are not all among its tokens")
+    merged = map("".join, pairs)
+    if not all(map(vocabulary.__contains__, chain(chain.from_iterable(pairs), merged))):
+        unknown = next(pair for pair in pairs if not {*pair, "".join(pair)} <= vocabulary.keys())
+        raise ConfigError(f"the GGUF file's tokenizer merges {unknown}, which are not all among its tokens")
     if missing := [character for character in BYTE_OF_CHARACTER if character not in vocabulary]:
         stages = (*pre_tokenizer.pre_tokenizers, drop(missing))
         pre_tokenizer = msgspec.structs.replace(pre_tokenizer, pre_tokenizers=stages)
@@ -228,15 +231,22 @@ def _pre_tokenizer(fields: Fields) -> PreTokenizer:
     return PRE_TOKENIZERS[pre]
 
 
-def _added_tokens(fields: Fields, tokens: list[str], types: Sequence[int]) -> list[dict[str, Any]]:
+def _added_tokens(fields: Fields, vocabulary: dict[str, int], types: Sequence[int]) -> list[dict[str, Any]]:
     """The tokens that are matched in a text before any other. Control tokens are not decoded to text."""
     name = str(fields.get("general.name", "")).lower()
     drops_space = "phi-3" in name or "phi3" in name  # No field of the file says so.
     kept_space = ("<unk>", "<s>", "<|endoftext|>")
+    tokens = list(vocabulary)
+    added = {index for index, kind in zip(range(len(tokens)), types, strict=False) if kind in _ADDED_TYPES}
+    added |= {vocabulary[token] for token in vocabulary.keys() & _SPECIAL_NAMES}
     return [
-        added_token(index, token, special=kind != _USER_DEFINED, drops_space=drops_space and token not in kept_space)
-        for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
-        if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN) or token in _SPECIAL_NAMES
+        added_token(
+            index,
+            tokens[index],
+            special=types[index] != _USER_DEFINED,
+            drops_space=drops_space and tokens[index] not in kept_space,
+        )
+        for index in sorted(added)
     ]
 
 

@@ -22,7 +22,7 @@ from pyllm.core.executors import worker_death
 from pyllm.core.executors.worker_source import PreparedRank, WorkerSource
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError, WrongSettingError
 from pyllm.supervision.child_process import ChildProcess, end
-from pyllm.supervision.restart_counts import all_restarted, with_pids
+from pyllm.supervision.restarts import all_restarted, with_pids
 from pyllm.wire import ipc
 from pyllm.wire.messages import Control, Reply, Restarts, Sampled, Step, WorkerInput, WorkerOutput
 

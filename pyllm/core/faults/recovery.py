@@ -13,7 +13,7 @@ from pyllm.core.faults.crash import Crash
 from pyllm.core.faults.quarantine import Quarantine, Verdict
 from pyllm.core.kv.cache_sizes import CacheSizes
 from pyllm.errors import EngineDeadError, GivenUpError, WorkerDeadError
-from pyllm.supervision.restart_budget import WINDOW, RestartBudget
+from pyllm.supervision.restarts import WINDOW, RestartBudget
 
 # Workers die often when more than a third of the allowed restarts is used up, and at least two.
 _WARY_SHARE = 3

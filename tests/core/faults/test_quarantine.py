@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyllm.core.clients import CLIENT_SILENCE
 from pyllm.errors import Cause, GivenUpError, blame
-from pyllm.supervision.restart_budget import WINDOW
+from pyllm.supervision.restarts import WINDOW
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import CLEARING_TOKENS, Abort, FinishCode, Isolated, Rejected
 from tests.core.raw_engine import EPOCH, Engine

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.supervision.restart_budget import LONGEST_DELAY, WINDOW, RestartBudget
+from pyllm.supervision.restarts import LONGEST_DELAY, WINDOW, RestartBudget
 
 
 def test_the_first_restart_is_at_once_and_each_further_one_waits_twice_as_long() -> None:
