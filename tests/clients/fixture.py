@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from pyllm.frontend.requests.model_tags import LATEST
+
 FOLDER = Path(__file__).parent / "recorded"
 HEADERS = frozenset({"accept", "content-type", "anthropic-version", "anthropic-beta", "openai-beta"})
 MODEL = "scripted"
@@ -54,7 +56,7 @@ class Fixture(msgspec.Struct, omit_defaults=False):
         headers = {name.lower(): value for name, value in record["headers"].items()}
         body = _scrubbed(record["body"], "", itertools.count())
         if isinstance(body, dict) and "model" in body:
-            body["model"] = MODEL
+            body["model"] = f"{MODEL}{LATEST}" if str(body["model"]).endswith(LATEST) else MODEL
         kept = {name: value for name, value in sorted(headers.items()) if name in HEADERS}
         return cls(record["method"], record["path"], kept, body)
 

@@ -1,9 +1,8 @@
 """What programs send, as it was recorded, is answered: a regression shows without installing any of them.
 
 `make clients` runs the programs themselves; `fixture.py` says what is left of a record. Some are written by hand after
-the public sources of llama-index, DSPy, smolagents and aiperf; those for Ollama's routes after Open WebUI's
-(`routers/ollama.py`, `utils/payload.py`), Continue's (`core/llm/llms/Ollama.ts`) and Home Assistant's
-(`components/ollama/entity.py`).
+the public sources of llama-index, DSPy, smolagents and aiperf; some for Ollama's routes after Continue's
+(`core/llm/llms/Ollama.ts`) and Home Assistant's (`components/ollama/entity.py`).
 """
 
 from collections.abc import AsyncGenerator

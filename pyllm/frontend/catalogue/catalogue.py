@@ -20,6 +20,7 @@ from pyllm.frontend.catalogue.eviction import Resident, choose_leavers
 from pyllm.frontend.catalogue.model_service import ModelService
 from pyllm.frontend.http.failure import QueueFullError, UnknownModelError
 from pyllm.frontend.observability.http_counts import HttpCounts
+from pyllm.frontend.requests.model_tags import known_name
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.shared.local_state import LocalState
@@ -158,6 +159,11 @@ class Catalogue:
             return Condition(False, reason=f"the server's supervisor has given no sign of life for {silence:.1f} s")
         stalled = [service.state.condition() for service in self.services]
         return next((condition for condition in stalled if condition.stalled), Condition(True))
+
+    def known_name(self, name: str) -> str:
+        """The name of a model, an alias or an adapter that a name with or without Ollama's tag means."""
+        adapters = {adapter.name for service in self.services for adapter in service.state.models.adapters}
+        return known_name(name, {*self.models, *self._aliases.shares, *adapters})
 
     def find(self, name: str | None, context: RequestContext) -> CatalogueModel:
         """The model that a request names: by its own name, an alias, or a LoRA adapter. Without a name the first one.

@@ -69,6 +69,7 @@ class CatalogueApp:
         elif name is None and not body.content:
             model = self._catalogue.find_loaded(context)
         else:
+            name = None if name is None else self._catalogue.known_name(name)
             model = self._catalogue.find(name, context)
         if name != model.name and (name is None or name in self._catalogue.aliases):
             context.chosen_model = model.name

@@ -17,12 +17,13 @@ from pyllm.frontend.ollama.answer_format import MakePart, chat_part, generate_pa
 from pyllm.frontend.ollama.error_format import LOOKUP_ERROR_RESPONSES, PREFIX
 from pyllm.frontend.ollama.model_details import NO_DETAILS
 from pyllm.frontend.ollama.model_files import AbsentModelError, show_files
-from pyllm.frontend.ollama.model_names import MissingModelError, known_name, listed_name
+from pyllm.frontend.ollama.model_names import MissingModelError
 from pyllm.frontend.ollama.model_routes import NEVER, model_entries, ollama_version_route, running_models
 from pyllm.frontend.ollama.options import keep_seconds
 from pyllm.frontend.ollama.protocol import ModelEntries, ModelEntry, Part, RunningModels, Shown
 from pyllm.frontend.ollama.routes import empty_answer
 from pyllm.frontend.ollama.store_routes import store_routes
+from pyllm.frontend.requests.model_tags import listed_name
 from pyllm.frontend.requests.request_context import RequestContext, context_in
 
 # Routes whose requests have a `keep_alive`, each with the answer without text that it may have.
@@ -71,9 +72,7 @@ class CatalogueRequest(NamedTuple):
         Raises:
             MissingModelError: there is none, or not for this tenant.
         """
-        loaded = [service.state.models.adapters for service in catalogue.services]
-        adapters = (adapter.name for each in loaded for adapter in each)
-        name = known_name(self.name, {*catalogue.models, *catalogue.aliases, *adapters})
+        name = catalogue.known_name(self.name)
         try:
             return catalogue.find(name, context), name
         except UnknownModelError:

@@ -102,9 +102,9 @@ def catalogue_routes(catalogue: Catalogue) -> list[Route]:
 
     @get("/v1/models/{model_id:path}", summary="Describe a model", responses=LOOKUP_ERROR_RESPONSES)
     def show_model(request: Request, model_id: FromPath[str]) -> CatalogueCard:
-        context = context_in(request.scope)
-        found = next((card for card in cards(context) if card.id == model_id), None)
-        return found or _card(catalogue.find(model_id, context), created)
+        context, name = context_in(request.scope), catalogue.known_name(model_id)
+        found = next((card for card in cards(context) if card.id == name), None)
+        return found or _card(catalogue.find(name, context), created)
 
     @post(["/v1/models/load", "/models/load"], summary="Load a model, and wait for that", responses=ERROR_RESPONSES)
     async def load(request: Request, data: JSONBody[NamedModel]) -> CatalogueCard:

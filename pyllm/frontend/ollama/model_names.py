@@ -1,13 +1,10 @@
-"""A model's name in Ollama's API: `NAME` and `NAME:latest` are one model, and `NAME:TAG` is another."""
+"""The model that a request of Ollama's API names, and the error where there is none."""
 
 import time
-from collections.abc import Container
 
 from pyllm.frontend.http.failure import UnknownModelError
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.server_state import ServerState
-
-LATEST = ":latest"
 
 
 class MissingModelError(UnknownModelError):
@@ -15,17 +12,6 @@ class MissingModelError(UnknownModelError):
 
     def __init__(self, name: str) -> None:
         super(UnknownModelError, self).__init__((f"model '{name:.200}' not found",), "model")
-
-
-def listed_name(name: str) -> str:
-    """The name with a tag, as Ollama lists models."""
-    return name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}"
-
-
-def known_name(name: str, known: Container[str]) -> str:
-    """The name among the known ones that is the same model; without one, the name without its tag `latest`."""
-    names = (name, name.removesuffix(LATEST), f"{name}{LATEST}")
-    return next((other for other in names if other in known), name.removesuffix(LATEST))
 
 
 async def choose_model(state: ServerState, context: RequestContext, name: str) -> float:
@@ -36,9 +22,8 @@ async def choose_model(state: ServerState, context: RequestContext, name: str) -
         PyllmError: as `ServedModels.choose`.
     """
     start = time.monotonic()
-    served = {*state.models.names, *(adapter.name for adapter in state.models.adapters)}
     try:
-        await state.models.choose(context, known_name(name, served))
+        await state.models.choose(context, name)
     except UnknownModelError:
         raise MissingModelError(name) from None
     return time.monotonic() - start

@@ -7,7 +7,7 @@ from pyllm.frontend.http.routing import JSONBody, Request, ResponseSpec, Route, 
 from pyllm.frontend.ollama.answer_format import timestamp
 from pyllm.frontend.ollama.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.ollama.model_details import Abilities, details_of, modified, shown_model, weights_bytes
-from pyllm.frontend.ollama.model_names import choose_model, listed_name
+from pyllm.frontend.ollama.model_names import choose_model
 from pyllm.frontend.ollama.protocol import (
     ModelEntries,
     ModelEntry,
@@ -18,6 +18,7 @@ from pyllm.frontend.ollama.protocol import (
     Shown,
     ShowRequest,
 )
+from pyllm.frontend.requests.model_tags import listed_name
 from pyllm.frontend.requests.request_context import context_of
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.fill_in_the_middle import can_fill_middle

@@ -6,6 +6,7 @@ from typing import Any
 
 from pyllm.errors import RequestError
 from pyllm.frontend.http.unsupported import refuse_unsupported
+from pyllm.frontend.ollama.closed_objects import close_objects
 from pyllm.frontend.ollama.protocol import OllamaRequest, Options
 from pyllm.frontend.openai.parameters import (
     SAMPLING_FIELDS,
@@ -98,4 +99,7 @@ def _format(given: Any) -> tuple[str, dict[str, Any] | None]:
     """The kind of OpenAI's format that means the same, and its schema."""
     if not given:
         return "text", None
-    return ("json_object", None) if given == "json" else ("json_schema", given)
+    if given == "json":
+        return "json_object", None
+    close_objects(given)
+    return "json_schema", given

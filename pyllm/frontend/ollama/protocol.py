@@ -193,7 +193,7 @@ class PullRequest(ModelRequest, kw_only=True):
 
     stream: bool | None = True
 
-    insecure: Unsupported[bool] = False
+    insecure: Hint = False  # Open WebUI always sets it.
     username: Hint = None
     password: Hint = None
 

@@ -20,9 +20,10 @@ from pyllm.frontend.http.failure import QueueFullError, describe
 from pyllm.frontend.http.pushed_response import Channel, push
 from pyllm.frontend.http.routing import JSONBody, Response, ResponseSpec, Route, delete, post
 from pyllm.frontend.ollama.error_format import ERROR_RESPONSES, error_response
-from pyllm.frontend.ollama.model_names import LATEST, MissingModelError
+from pyllm.frontend.ollama.model_names import MissingModelError
 from pyllm.frontend.ollama.model_routes import required_name
 from pyllm.frontend.ollama.protocol import ModelRequest, PullProgress, PullRequest
+from pyllm.frontend.requests.model_tags import LATEST
 from pyllm.frontend.requests.request_guards import admins_where_keys
 
 # Downloads at the same time.
@@ -46,6 +47,9 @@ def store_routes(
     """
     pulls: set[Pull] = set()
 
+    def is_served(name: str) -> bool:
+        return has_model(name) or has_model(name.removesuffix(LATEST))
+
     @post(
         "/api/pull",
         summary="Download a model of the Hugging Face hub, in Ollama's shape",
@@ -53,7 +57,7 @@ def store_routes(
     )
     async def pull_model(data: JSONBody[PullRequest]) -> ASGIApp | Response[PullProgress]:
         name = required_name(data)
-        if has_model(name) or has_model(name.removesuffix(LATEST)):
+        if is_served(name):
             return Response(PullProgress("success"))
         if len(pulls) >= MAX_PULLS:
             raise QueueFullError(f"{MAX_PULLS} models are being downloaded already; try again later", 60.0)
@@ -68,13 +72,15 @@ def store_routes(
     )
     async def delete_model(data: JSONBody[ModelRequest]) -> Response[None]:
         name = required_name(data)
-        hub_name = _hub_name(name)
-        folder = await asyncio.to_thread(repository_folder, hub_name, hub)
-        if any(Path(file).is_relative_to(folder) for file in files()):
-            raise RequestError(f"{name!r:.200} is of the repository that is being served", "model")
         try:
+            hub_name = _hub_name(name)
+            folder = await asyncio.to_thread(repository_folder, hub_name, hub)
+            if any(Path(file).is_relative_to(folder) for file in files()):
+                raise RequestError(f"{name!r:.200} is of the repository that is being served", "model")
             await asyncio.to_thread(remove, hub_name, hub.cache_dir)
-        except ConfigError:
+        except (ConfigError, MissingModelError):
+            if is_served(name):
+                raise RequestError(f"{name!r:.200} is being served, and stays", "model") from None
             raise MissingModelError(name) from None
         return Response(None)
 

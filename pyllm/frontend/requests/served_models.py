@@ -12,6 +12,7 @@ from functools import partial
 from pyllm.client.client import EngineClient
 from pyllm.errors import DeadlineError, EngineDeadError, RequestError
 from pyllm.frontend.http.failure import UnknownModelError
+from pyllm.frontend.requests.model_tags import known_name
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.wire.messages import Adapter
 
@@ -56,6 +57,8 @@ class ServedModels:
             EngineDeadError: no core can be asked for it.
         """
         name = context.chosen_model or name
+        if name is not None and name not in self.names:
+            name = known_name(name, {*self.names, *(adapter.name for adapter in self.adapters)})
         adapter = None if name is None or name in self.names else await self._find(name, context)
         context.model_name = self.names[0] if adapter is None else adapter.name
         context.adapter = "" if adapter is None else adapter.key

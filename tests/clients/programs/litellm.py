@@ -1,4 +1,7 @@
-"""LiteLLM: its three ways in (chat, Responses, Anthropic's messages), streams, tools, typed answers, embeddings."""
+"""LiteLLM: its three ways in (chat, Responses, Anthropic's messages), and Ollama's API as a fourth way to the server.
+
+Streams, tools, typed answers, embeddings.
+"""
 
 import json
 from typing import Any
@@ -36,6 +39,11 @@ def of_script(servers: Servers) -> dict[str, Any]:
     return {"model": "openai/scripted", "api_base": f"{servers.scripted}/v1", "api_key": "none"}
 
 
+def by_ollama(servers: Servers) -> dict[str, Any]:
+    """How it finds the scripted model by Ollama's API."""
+    return {"model": "ollama_chat/scripted", "api_base": servers.scripted}
+
+
 @check
 def chat(servers: Servers) -> None:
     answer: Any = litellm.completion(**of_model(servers), messages=HELLO, max_tokens=8)
@@ -57,20 +65,32 @@ def reasoning_effort(servers: Servers) -> None:
 
 @check
 def tool_loop(servers: Servers) -> None:
-    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
-    first: Any = litellm.completion(**of_script(servers), messages=messages, tools=[TOOL])
-    (call,) = first.choices[0].message.tool_calls
-    assert json.loads(call.function.arguments) == {"city": "Paris"}
-    messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "18 degrees"}]
-    second: Any = litellm.completion(**of_script(servers), messages=messages, tools=[TOOL])
-    assert second.choices[0].message.content == "It is 18 degrees in Paris."
+    for found in (of_script(servers), by_ollama(servers)):
+        messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+        first: Any = litellm.completion(**found, messages=messages, tools=[TOOL])
+        (call,) = first.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments) == {"city": "Paris"}
+        messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "18 degrees"}]
+        second: Any = litellm.completion(**found, messages=messages, tools=[TOOL])
+        assert second.choices[0].message.content == "It is 18 degrees in Paris."
 
 
 @check
 def typed_answer(servers: Servers) -> None:
     messages: list[Any] = [{"role": "user", "content": "Name a city with its country."}]
-    answer: Any = litellm.completion(**of_script(servers), messages=messages, response_format=Place)
-    assert Place.model_validate_json(answer.choices[0].message.content) == Place(city="Paris", country="France")
+    for found in (of_script(servers), by_ollama(servers)):
+        answer: Any = litellm.completion(**found, messages=messages, response_format=Place)
+        assert Place.model_validate_json(answer.choices[0].message.content) == Place(city="Paris", country="France")
+
+
+@check
+def ollama(servers: Servers) -> None:
+    chunks: Any = litellm.completion(**by_ollama(servers), messages=HELLO, stream=True, stop=["zz"], num_ctx=4096)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello from the script."
+    older: Any = litellm.completion("ollama/scripted", HELLO, api_base=servers.scripted, max_tokens=64)
+    assert older.choices[0].message.content == "Hello from the script."
+    answer: Any = litellm.embedding("ollama/scripted", input=["one", "two"], api_base=servers.scripted)
+    assert len(answer.data) == 2
 
 
 @check

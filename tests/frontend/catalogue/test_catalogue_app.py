@@ -52,6 +52,13 @@ async def test_a_request_is_answered_by_the_model_that_it_names(tokenizer: Token
         assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
+async def test_a_name_with_ollamas_tag_is_the_same_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    async with serving(tmp_path, tokenizer, aliases={"gpt": {"b": 1.0}, "other:latest": {"a": 1.0}}) as (_, http):
+        for name, model in {"a:latest": "a", "gpt:latest": "b", "other": "a", "other:latest": "a"}.items():
+            assert await text_of(http, model=name) == (model, f"I am {model}")
+        assert (await http.get("/v1/models/b:latest")).json()["id"] == "b"
+
+
 async def test_routes_without_a_body_are_those_of_a_loaded_model_or_of_the_query(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

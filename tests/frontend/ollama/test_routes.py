@@ -230,6 +230,7 @@ async def test_a_format_is_a_constraint(given: Any, wanted: str, tokenizer: Toke
             {"model": "tiny", "messages": [USER], "format": given, "options": {"structured_outputs": {"regex": "a"}}},
         )
     assert [wanted in (grammar or "") for grammar in grammars] == [True] * 4 + [False] * 2
+    assert ('"additionalProperties":false' in (grammars[0] or "")) == (given == SCHEMA)
     assert text.startswith("format cannot be combined")
 
 

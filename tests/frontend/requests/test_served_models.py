@@ -55,6 +55,18 @@ async def test_every_route_takes_an_adapter_as_its_model(path: str, tokenizer: T
         assert "'third' does not exist; this server has 'tiny', 'first', 'second'." in answer.text
 
 
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_name_with_ollamas_tag_is_the_same_model(path: str, tokenizer: Tokenizer) -> None:
+    async with in_process(core_of(tokenizer, FIRST), tokenizer) as frontend:
+        for name, key in (("tiny:latest", ""), ("first:latest", "first@d1")):
+            answer = await frontend.http.post(path, json={**ROUTES[path], "model": name})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == name.removesuffix(":latest")
+            assert frontend.core.sent(Submit)[-1].adapter == key
+            assert (await frontend.http.get(f"/v1/models/{name}")).json()["id"] == name.removesuffix(":latest")
+        assert (await frontend.http.post(path, json={**ROUTES[path], "model": "tiny:4b"})).status_code == 404
+
+
 @pytest.mark.parametrize("path", COUNTED)
 async def test_tokens_are_counted_for_an_adapter_too(path: str, tokenizer: Tokenizer) -> None:
     async with in_process(core_of(tokenizer, FIRST), tokenizer) as frontend:

@@ -1,0 +1,40 @@
+"""Closes the objects of a format, as Ollama does: they have the properties that the schema names, and no others.
+
+Programs made for Ollama rely on it: a small model adds properties until the answer is cut off.
+"""
+
+from typing import Any
+
+# The keywords whose value is a schema, a list of schemas, or an object of them.
+_ONE = ("items", "additionalProperties")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "$defs", "definitions")
+# Beside `properties` these say more about an object.
+_MORE = frozenset(
+    {"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties", "unevaluatedProperties"}
+)
+
+
+def close_objects(schema: dict[str, Any]) -> None:
+    """Forbid further properties, in place, wherever the schema does not speak of them.
+
+    A schema that puts objects together stays as it is: each part would forbid the properties of the others.
+    """
+    todo: list[Any] = [schema]
+    objects = []
+    for node in todo:  # which grows meanwhile
+        if not isinstance(node, dict):
+            continue
+        parts = node.get("allOf")
+        named = node.get("properties")
+        if (isinstance(parts, list) and len(parts) > 1) or (named and not _MORE.isdisjoint(node)):
+            return
+        if named and isinstance(named, dict):
+            objects.append(node)
+        todo += [node.get(key) for key in _ONE]
+        for key in _LISTS:
+            todo += each if isinstance(each := node.get(key), list) else ()
+        for key in _NAMED:
+            todo += each.values() if isinstance(each := node.get(key), dict) else ()
+    for node in objects:
+        node.setdefault("additionalProperties", False)
