@@ -46,8 +46,11 @@ def copies(folder: Path) -> list[Path]:
     return files
 
 
-async def first_tokens(address: str, files: list[Path]) -> list[Record]:
-    """Seconds to the first token of three models, for two of which a server has room."""
+async def first_tokens(address: str, files: list[Path], names: str = "abc") -> list[Record]:
+    """Seconds to the first token of three models, for two of which a server has room.
+
+    `names` are asked for in turn, each of them when it is not loaded.
+    """
     async with httpx2.AsyncClient(base_url=address, timeout=600.0) as http:
         for name in "abc":
             await _first_token(http, name)
@@ -55,10 +58,10 @@ async def first_tokens(address: str, files: list[Path]) -> list[Record]:
         dropped: list[float] = []
         loaded: list[float] = []
         for index in range(2 * RUNS):
-            name = "abc"[index % 3]
+            name = names[index % len(names)]
             await asyncio.sleep(PAUSE)
             if index % 2:
-                _drop(files[index % 3])
+                _drop(files[MODELS.index(name)])
             (dropped if index % 2 else plain).append(await _first_token(http, name))
         alone = await _gap(http, asyncio.sleep(PAUSE))
         beside = await _gap(http, _switches(http, loaded))
