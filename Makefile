@@ -189,7 +189,7 @@ screenshots: setup
 # Both distributions for glibc 2.28 and newer, in build/wheels; then they are installed where there is neither Rust nor
 # torch, and serve and pass tests/e2e there.
 # In a target folder of its own: cargo does not see that another linker is meant.
-MATURIN_BUILD = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --zig --compatibility manylinux_2_28 \
+MATURIN_BUILD = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --strip --zig --compatibility manylinux_2_28 \
 	--target-dir build/manylinux --out build/wheels
 wheels: setup
 	$(INSTALL) --requirements pyproject.toml --extra wheels

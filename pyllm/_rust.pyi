@@ -20,6 +20,7 @@ __all__ = [
     "SchedulerError",
     "__version__",
     "replay",
+    "xxh3",
 ]
 
 __version__: str
@@ -606,4 +607,10 @@ def replay(recording: bytes) -> dict[str, Any]:
     """Repeat all calls of a recording on a new scheduler: num_entries, num_steps, hash, is_truncated, stats.
 
     Raises `SchedulerError` with the first entry that cannot be decoded, is refused, or decides differently.
+    """
+
+def xxh3(data: Buffer) -> bytes:
+    """The XXH3 of 128 bits of contiguous bytes, 16 bytes with the highest first, as in Python's `xxhash`.
+
+    https://github.com/Cyan4973/xxHash. Releases the interpreter lock; nothing may write to `data` meanwhile.
     """

@@ -23,7 +23,8 @@ LIBRARY_HOMES = {
     "triton": ("pyllm_kernels",),
     "transformers": ("pyllm.workers.transformers_backend",),
     "pyllm_kernels": ("pyllm.workers", "pyllm_kernels"),
-    "pyllm._rust": ("pyllm.core", "pyllm.client"),  # of it the client has what has no requests
+    # Of it the client has what has no requests, the stores have a checksum.
+    "pyllm._rust": ("pyllm.core", "pyllm.client", "pyllm.kv_transfer.stores"),
     "ray": ("pyllm.core.executors", "pyllm.ray"),
     "llguidance": ("pyllm.frontend", "pyllm.workers"),
     "tokenizers": ("pyllm.frontend", "pyllm.checkpoint"),

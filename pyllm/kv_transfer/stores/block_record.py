@@ -9,8 +9,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-import xxhash
-
+from pyllm._rust import xxh3
 from pyllm.kv_transfer.stores.store import Retention
 
 MAX_KEY_BYTES = 255
@@ -67,7 +66,7 @@ def record_bytes(key_bytes: int, value_bytes: int) -> int:
 
 def checksum(value: memoryview) -> bytes:
     """The checksum of a value, 16 bytes."""
-    return xxhash.xxh3_128_digest(value)
+    return xxh3(value)
 
 
 def new_header(key: bytes, value_bytes: int, value_checksum: bytes, retention: Retention) -> RecordHeader:

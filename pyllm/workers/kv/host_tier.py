@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from pyllm_kernels.tensors import numpy_dtype
 
+from pyllm.kv_transfer.stores.block_record import checksum
 from pyllm.wire.plan_layout import NO_GROUP, SWAP_NAME_SIZE
 
 logger = logging.getLogger(__name__)
@@ -178,9 +178,8 @@ class HostTier:
 
     def _checksum(self, block: int, name: bytes) -> int:
         """The checksum of the bytes and the name, so that a damaged name is found, too."""
-        digest = xxhash.xxh3_64(self._bytes[block])
-        digest.update(name)
-        return digest.intdigest()
+        of_block = checksum(memoryview(self._bytes[block]))
+        return int.from_bytes(checksum(memoryview(of_block + name))[:8])
 
 
 def _whole_pages(size: int) -> int:

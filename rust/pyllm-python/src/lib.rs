@@ -1,7 +1,8 @@
-//! `pyllm._rust`: the scheduler for Python. It converts arguments and errors and decides nothing; the stub
-//! `pyllm/_rust.pyi` is its documentation.
+//! `pyllm._rust`: the scheduler for Python, and the checksum of stored KV blocks. It converts arguments and errors and
+//! decides nothing; the stub `pyllm/_rust.pyi` is its documentation.
 
 mod buffers;
+mod checksum;
 mod errors;
 mod keywords;
 mod step_trace;
@@ -478,6 +479,8 @@ fn replay<'py>(py: Python<'py>, recording: &[u8]) -> PyResult<Bound<'py, PyDict>
 mod _rust {
     #[pymodule_export]
     use super::{NeverFitsError, Placement, Plan, RequestHasher, Scheduler, SchedulerError, replay};
+    #[pymodule_export]
+    use crate::checksum::xxh3;
     use pyo3::prelude::*;
 
     #[pymodule_export]
