@@ -23,8 +23,8 @@ LIBRARY_HOMES = {
     "triton": ("pyllm_kernels",),
     "transformers": ("pyllm.workers.transformers_backend",),
     "pyllm_kernels": ("pyllm.workers", "pyllm_kernels"),
-    # Of it the client has what has no requests, the stores have a checksum.
-    "pyllm._rust": ("pyllm.core", "pyllm.client", "pyllm.kv_transfer.stores"),
+    # Of it the client has what has no requests; stores and host memory have the checksum of KV blocks.
+    "pyllm._rust": ("pyllm.core", "pyllm.client", "pyllm.kv_transfer.stores", "pyllm.workers.kv"),
     "ray": ("pyllm.core.executors", "pyllm.ray"),
     "llguidance": ("pyllm.frontend", "pyllm.workers"),
     "tokenizers": ("pyllm.frontend", "pyllm.checkpoint"),

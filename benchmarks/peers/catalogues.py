@@ -6,6 +6,7 @@ binary; without one, llama-swap is left out. pyllm's own figures are `make bench
 
 import asyncio
 import json
+import shlex
 import sys
 import tempfile
 from itertools import combinations
@@ -35,16 +36,15 @@ def main(folder: Path, llama_swap: Path | None) -> None:
 
 def _measure(name: str, command: tuple[str, ...], log: Path, files: list[Path], first: str) -> None:
     with Server(command, {}, log, knows_capitals=False) as server:
-        records = asyncio.run(first_tokens(server.address, files, first))
-        records.append(asyncio.run(random_switches(server.address)))
-    for record in records:
-        print(json.dumps({**record, "server": name}), flush=True)
+        for record in asyncio.run(first_tokens(server.address, files, first)):
+            print(json.dumps({**record, "server": name}), flush=True)
+        print(json.dumps({**asyncio.run(random_switches(server.address)), "server": name}), flush=True)
 
 
 def _swap_configuration(llama: tuple[str, ...], files: list[Path]) -> dict[str, object]:
     """Any two models at once, and none unloaded but for another. JSON is YAML, too."""
     commands = {
-        name: {"cmd": " ".join((*llama, "--port", "${PORT}", "--model", str(file))), "ttl": 0}
+        name: {"cmd": f"{shlex.join((*llama, '--model', str(file)))} --port ${{PORT}}", "ttl": 0}
         for name, file in zip(MODELS, files, strict=True)
     }
     matrix = {"sets": {"".join(pair): " & ".join(pair) for pair in combinations(MODELS, 2)}}

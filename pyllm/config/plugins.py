@@ -34,9 +34,11 @@ def find_entry_point(
     """
     if name in built_in:
         return None
-    from importlib.metadata import entry_points
+    if offered is None:
+        from importlib.metadata import entry_points
 
-    entries = list(entry_points(group=group) if offered is None else offered)
+        offered = entry_points(group=group)
+    entries = list(offered)
     found = {entry.value: entry for entry in entries if entry.name == name}
     if not found:
         known = ", ".join([*built_in, *sorted({entry.name for entry in entries})]) or "none"

@@ -42,6 +42,7 @@ GC_THRESHOLDS = (50_000, 4, 20)
 # Seconds for which a thread may hold the GIL while another waits. Delivering a token acquires the GIL several times,
 # and would each time wait for Python's default of 5 ms while another thread renders a long conversation.
 SWITCH_INTERVAL = 0.001
+PREPARE_DELAY = 1.0  # seconds after the start, until what a first long text needs is worked out
 
 
 def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> int:
@@ -75,8 +76,11 @@ def tune_interpreter() -> None:
 
 
 def import_application() -> None:
-    """Import what takes longest, for a process that was started before its configuration was known."""
-    gc.disable()  # The start leaves almost no garbage, and collections would take a tenth of its time.
+    """Import the web application, and collect no garbage until `tune_interpreter`: a start leaves almost none.
+
+    A process that was started before its configuration is known calls it before that arrives.
+    """
+    gc.disable()
     import pyllm.frontend.app
     import pyllm.frontend.http_server  # noqa: F401
 
@@ -113,6 +117,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     parent.enter("opening the server")
     server = HttpServer(create_app(state), state, config.server.shutdown_timeout, parent.started)
     tune_interpreter()
+    asyncio.get_running_loop().call_later(PREPARE_DELAY, tokenizer.prepare)
     pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     tending = _tend(parent, client, shared, state.metrics, pressure)

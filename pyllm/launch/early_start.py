@@ -15,20 +15,22 @@ from pyllm.supervision.child_process import ChildProcess
 class EarlyStart:
     """A core with its first worker, and an API process. A context manager: at its end those not taken are killed.
 
-    There is no core where the settings or a card show that it would not fit. What cannot be started now is started
-    later, which says what is missing.
+    There is no core where the settings or a card show that it would not fit. A process that cannot be started now, or
+    has ended before it is taken, is started with the others, or its error is told then.
     """
 
     def __init__(self, engine: EngineConfig, listener: socket.socket) -> None:
+        self._engine = engine
+        self._listener = listener
         self._core: ChildProcess | None = None
         self._api: ChildProcess | None = None
         self._max_num_seqs = engine.scheduler.max_num_seqs or SEQUENCES
-        with contextlib.suppress(OSError):
-            if _is_light(engine):
-                self._core = topology.spare_core(self._max_num_seqs)
-            self._api = topology.spawn_api("API process 0", listener)
 
     def __enter__(self) -> "EarlyStart":
+        with contextlib.suppress(OSError):
+            if _is_light(self._engine):
+                self._core = topology.spare_core(self._max_num_seqs)
+            self._api = topology.spawn_api("API process 0", self._listener)
         return self
 
     def __exit__(
@@ -45,13 +47,15 @@ class EarlyStart:
 
     def take_core(self, config: CoreConfig) -> ChildProcess | None:
         """The core, if there is one and it can have this configuration."""
-        core = None
-        if topology.fits_spare(config, self._max_num_seqs):
-            core, self._core = self._core, None
+        if self._core is None or self._core.has_ended() or not topology.fits_spare(config, self._max_num_seqs):
+            return None
+        core, self._core = self._core, None
         return core
 
     def take_api(self) -> ChildProcess | None:
-        """The API process, if it could be started."""
+        """The API process, if there is one."""
+        if self._api is None or self._api.has_ended():
+            return None
         api, self._api = self._api, None
         return api
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def child_main(role: str, connection_file: int, thread_stays: int, *files: int) -> int:
-    """Run a role in a process that `child_process.spawn` started, once its configuration has arrived.
+    """Run a role in a process that `start_child` started, once its configuration has arrived.
 
     `thread_stays`: whether the thread that started this process lives as long as its process. `files` are file
     descriptors: the listening socket of an API process; the host memories of a core's ranks, if any, and the memory

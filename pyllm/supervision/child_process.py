@@ -80,7 +80,7 @@ class ChildProcess:
         # The same socket for sends that must not block: a stopped child reads nothing.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._unsent = bytearray()
-        self._log = None if stderr is None else ChildLog(stderr, partial(json_log.forward, name))
+        self._log = None if stderr is None else ChildLog(stderr, lambda lines: json_log.forward(self.name, lines))
         self._memory = memory
         self._reap = reap
         # A child of another process may have been reaped by now; it always has its own process group.
@@ -166,18 +166,16 @@ class ChildProcess:
         if not self.exited.done():
             self._kill_group()
 
+    def has_ended(self) -> bool:
+        """Whether a child that is not watched has ended."""
+        return bool(wait([self._process.fileno()], 0))
+
     def abandon(self) -> None:
         """Kill a child that was neither configured nor watched; there need be no event loop."""
         self._kill_group()
         wait([self._process.fileno()], KILL_TIMEOUT)
-        self._process.close()
         self._reap()
-        self._socket.close()
-        self._connection.close()
-        if self._log is not None:
-            self._log.close()
-        if self._memory is not None:
-            os.close(self._memory)
+        self._close()
 
     def tell_code(self, code: int) -> None:
         """Set the exit code of a child that another process reaps."""
@@ -323,16 +321,22 @@ class ChildProcess:
         loop.remove_writer(self._socket.fileno())
         if self._log is not None:
             loop.remove_reader(self._log.descriptor)
-            self._log.close()
         if self._memory is not None:
             self.memory = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
-            os.close(self._memory)
         if self._ticking is not None:
             self._ticking.cancel()
+        self._close()
+        self.exited.set_result(code)
+
+    def _close(self) -> None:
+        """Close all descriptors."""
         self._process.close()
         self._socket.close()
         self._connection.close()
-        self.exited.set_result(code)
+        if self._log is not None:
+            self._log.close()
+        if self._memory is not None:
+            os.close(self._memory)
 
     def _kill_group(self) -> None:
         if self._leads_group:

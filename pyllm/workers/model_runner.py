@@ -201,7 +201,7 @@ class ModelRunner:
             self._check_isolation()
 
     def idle(self) -> None:
-        """Begin what need not be there at the start: call it in a pause, once."""
+        """Begin the work that a start leaves for later: call it in a pause, once."""
         self._memory.prefault()
         self._sampler.load_grammars()
 

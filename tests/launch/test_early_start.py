@@ -66,3 +66,20 @@ def test_what_is_not_taken_is_killed(model: str, tmp_path: Path, listener: socke
         started = children() - before
         assert early.take_core(core(model, tmp_path, kv_offloading_size=1 << 20)) is None
     assert not started & children()
+
+
+@pytest.mark.parametrize("dead", ["core", "API process"])
+def test_what_has_ended_meanwhile_is_not_taken(model: str, tmp_path: Path, listener: socket.socket, dead: str) -> None:
+    config = core(model, tmp_path)
+    before = children()
+    with EarlyStart(engine_config({"model": model, "device": "cpu"}), listener) as early:
+        first, second = sorted(children() - before)  # as they were started
+        killed = psutil.Process(first if dead == "core" else second)
+        killed.kill()
+        psutil.wait_procs([killed], 30.0)
+        taken = [early.take_core(config), early.take_api()]
+    assert [process is None for process in taken] == [dead == "core", dead == "API process"]
+    for process in taken:
+        if process is not None:
+            process.abandon()
+    assert children() <= before

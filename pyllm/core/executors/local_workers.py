@@ -95,6 +95,9 @@ class SpawnedWorkers:
 
     async def start(self, worker: WorkerConfig) -> ChildProcess:
         spare, process = self._spares[worker.rank], self._early.pop(worker.rank, None)
+        if process is not None and process.has_ended():  # while it waited for its model
+            process.abandon()
+            process = None
         if process is not None:
             process.watch()
         else:

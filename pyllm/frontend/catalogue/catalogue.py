@@ -20,7 +20,7 @@ from pyllm.frontend.catalogue.eviction import Resident, choose_leavers
 from pyllm.frontend.catalogue.model_service import ModelService
 from pyllm.frontend.http.failure import QueueFullError, UnknownModelError
 from pyllm.frontend.observability.http_counts import HttpCounts
-from pyllm.frontend.requests.model_tags import known_name
+from pyllm.frontend.requests.model_tags import same_names
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.shared.local_state import LocalState
@@ -162,8 +162,11 @@ class Catalogue:
 
     def known_name(self, name: str) -> str:
         """The name of a model, an alias or an adapter that a name with or without Ollama's tag means."""
-        adapters = {adapter.name for service in self.services for adapter in service.state.models.adapters}
-        return known_name(name, {*self.models, *self._aliases.shares, *adapters})
+        return next((same for same in same_names(name) if self._is_known(same)), name)
+
+    def _is_known(self, name: str) -> bool:
+        adapters = (adapter for service in self.services for adapter in service.state.models.adapters)
+        return name in self.models or name in self._aliases.shares or any(each.name == name for each in adapters)
 
     def find(self, name: str | None, context: RequestContext) -> CatalogueModel:
         """The model that a request names: by its own name, an alias, or a LoRA adapter. Without a name the first one.

@@ -9,7 +9,7 @@ from typing import Any
 _ONE = ("items", "additionalProperties")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "$defs", "definitions")
-# Beside `properties` these say more about an object.
+# These say more about an object, beside its `properties` and beside one another.
 _MORE = frozenset(
     {"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties", "unevaluatedProperties"}
 )
@@ -18,16 +18,16 @@ _MORE = frozenset(
 def close_objects(schema: dict[str, Any]) -> None:
     """Forbid further properties, in place, wherever the schema does not speak of them.
 
-    A schema that puts objects together stays as it is: each part would forbid the properties of the others.
+    A schema that puts objects together anywhere stays as it is, as a whole: each part would forbid the properties of
+    the others, and those that are required without being named.
     """
     todo: list[Any] = [schema]
     objects = []
     for node in todo:  # which grows meanwhile
         if not isinstance(node, dict):
             continue
-        parts = node.get("allOf")
         named = node.get("properties")
-        if (isinstance(parts, list) and len(parts) > 1) or (named and not _MORE.isdisjoint(node)):
+        if _puts_together(node):
             return
         if named and isinstance(named, dict):
             objects.append(node)
@@ -38,3 +38,13 @@ def close_objects(schema: dict[str, Any]) -> None:
             todo += each.values() if isinstance(each := node.get(key), dict) else ()
     for node in objects:
         node.setdefault("additionalProperties", False)
+
+
+def _puts_together(node: dict[str, Any]) -> bool:
+    """Whether an object of this schema has properties that a part of the schema does not name."""
+    parts, named, required = node.get("allOf"), node.get("properties"), node.get("required")
+    if isinstance(parts, list) and len(parts) > 1:
+        return True
+    if len(_MORE & node.keys()) + bool(named or required) > 1:
+        return True
+    return isinstance(named, dict) and isinstance(required, list) and any(name not in named for name in required)

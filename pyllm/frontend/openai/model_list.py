@@ -7,7 +7,7 @@ import msgspec
 from pyllm.frontend.http.routing import FromPath, Request, Route, get
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ModelCapabilities, ModelCard, ModelList
-from pyllm.frontend.requests.model_tags import known_name
+from pyllm.frontend.requests.model_tags import same_names
 from pyllm.frontend.requests.request_context import context_of
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.fill_in_the_middle import can_fill_middle
@@ -44,7 +44,7 @@ def models_routes(state: ServerState) -> list[Route]:
         context = context_of(request)
         await state.models.choose(context, model_id)
         if not context.adapter:
-            return cards[known_name(model_id, cards)]
+            return next(cards[same] for same in same_names(model_id) if same in cards)
         return next(card_of(adapter) for adapter in state.models.adapters if adapter.name == context.model_name)
 
     return [list_models, show_model]

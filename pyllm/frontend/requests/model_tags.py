@@ -1,7 +1,5 @@
 """Names of models with Ollama's tag: `NAME` and `NAME:latest` are one model, on every route; `NAME:TAG` is another."""
 
-from collections.abc import Container
-
 LATEST = ":latest"
 
 
@@ -10,7 +8,6 @@ def listed_name(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}"
 
 
-def known_name(name: str, known: Container[str]) -> str:
-    """The name among the known ones that is the same model; without one, the name without its tag `latest`."""
-    names = (name, name.removesuffix(LATEST), f"{name}{LATEST}")
-    return next((other for other in names if other in known), name.removesuffix(LATEST))
+def same_names(name: str) -> tuple[str, ...]:
+    """The names of the same model: as given, without the tag, with it."""
+    return name, name.removesuffix(LATEST), f"{name}{LATEST}"

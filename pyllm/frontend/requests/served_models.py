@@ -12,7 +12,7 @@ from functools import partial
 from pyllm.client.client import EngineClient
 from pyllm.errors import DeadlineError, EngineDeadError, RequestError
 from pyllm.frontend.http.failure import UnknownModelError
-from pyllm.frontend.requests.model_tags import known_name
+from pyllm.frontend.requests.model_tags import same_names
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.wire.messages import Adapter
 
@@ -57,17 +57,20 @@ class ServedModels:
             EngineDeadError: no core can be asked for it.
         """
         name = context.chosen_model or name
-        if name is not None and name not in self.names:
-            name = known_name(name, {*self.names, *(adapter.name for adapter in self.adapters)})
-        adapter = None if name is None or name in self.names else await self._find(name, context)
+        is_model = name is None or any(same in self.names for same in same_names(name))
+        adapter = None if name is None or is_model else await self._find(name, context)
         context.model_name = self.names[0] if adapter is None else adapter.name
         context.adapter = "" if adapter is None else adapter.key
 
     async def _find(self, name: str, context: RequestContext) -> Adapter:
-        adapter = self._client.find_adapter(name) or await self._search(name, context)
-        if adapter is None:
-            raise UnknownModelError(name, [*self.names, *(each.name for each in self.adapters)])
-        return adapter
+        names = same_names(name)
+        for same in names:
+            if (adapter := self._client.find_adapter(same)) is not None:
+                return adapter
+        for same in dict.fromkeys(names[:2]):
+            if (adapter := await self._search(same, context)) is not None:
+                return adapter
+        raise UnknownModelError(name, [*self.names, *(each.name for each in self.adapters)])
 
     async def _search(self, name: str, context: RequestContext) -> Adapter | None:
         """Wait for the one search for a name; it goes on without the requests that asked for it."""

@@ -117,7 +117,7 @@ class PromptEncoder:
         num_tokens = len(prompt) // 4 if isinstance(prompt, bytes) else len(prompt)
         if num_tokens < INLINE_TOKENS:
             return known_tokens(prompt, self._model.vocab_size, name)
-        return await self._threads.run(len(prompt), known_tokens, prompt, self._model.vocab_size, name)
+        return await self._threads.run(num_tokens, known_tokens, prompt, self._model.vocab_size, name)
 
     async def _encode_texts(self, texts: list[str], add_special_tokens: bool) -> list[bytes]:
         """The packed ids of each text."""

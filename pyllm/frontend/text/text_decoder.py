@@ -31,7 +31,7 @@ class TokenPieces(dict[int, str | bytes]):
         self.update(dict.fromkeys(skipped, ""))
 
     def __missing__(self, token: int) -> str | bytes:
-        text = self._tokenizer.id_to_token(token)
+        text = token_spelling(self._tokenizer, token)
         if text is None:
             return ""
         piece = self[token] = _token_piece(text)
@@ -92,6 +92,11 @@ class StreamDecoder:
             # The text so far changed under the stream, as after bytes that are no character; begin anew from here.
             self._stream = DecodeStream([], self._skip_special_tokens)
             return self._stream.step(self._tokenizer, token) or ""
+
+
+def token_spelling(tokenizer: tokenizers.Tokenizer, token: int) -> str | None:
+    """The vocabulary's spelling of a token; None for an unknown id, of any size."""
+    return tokenizer.id_to_token(token) if 0 <= token < 1 << 32 else None
 
 
 def _token_piece(text: str) -> str | bytes:

@@ -16,6 +16,7 @@ from pyllm.frontend.text.text_decoder import (
     StreamDecoder,
     TextDecoder,
     TokenPieces,
+    token_spelling,
 )
 from pyllm.frontend.text.vocabulary import Vocabulary
 
@@ -86,6 +87,10 @@ class Tokenizer:
         """A lower bound of the text's tokens, by which a text that is far too long is refused without encoding it."""
         return len(text) // self._extent[0]
 
+    def prepare(self) -> None:
+        """Work out what the first long text would wait for, and a start need not: 1 us a token, with the GIL."""
+        _ = self._extent
+
     @property
     def max_token_id(self) -> int:
         """The largest id, added tokens included."""
@@ -100,7 +105,7 @@ class Tokenizer:
         if self._pieces:
             piece = self._pieces[False][token]
             return piece if isinstance(piece, bytes) else piece.encode()
-        return _sentence_piece(self._tokenizer.id_to_token(token) or "")
+        return _sentence_piece(token_spelling(self._tokenizer, token) or "")
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -126,7 +131,7 @@ class Tokenizer:
 
     @cached_property
     def _extent(self) -> tuple[int, int]:
-        """The most characters of a token, and the largest id. Takes some 1 us a token, which a start need not spend."""
+        """The most characters of a token, and the largest id; see `prepare`."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         return max(map(len, vocabulary)), max(vocabulary.values())
 

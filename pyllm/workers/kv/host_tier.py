@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pyllm_kernels.tensors import numpy_dtype
 
-from pyllm.kv_transfer.stores.block_record import checksum
+from pyllm._rust import xxh3
 from pyllm.wire.plan_layout import NO_GROUP, SWAP_NAME_SIZE
 
 logger = logging.getLogger(__name__)
@@ -178,8 +178,7 @@ class HostTier:
 
     def _checksum(self, block: int, name: bytes) -> int:
         """The checksum of the bytes and the name, so that a damaged name is found, too."""
-        of_block = checksum(memoryview(self._bytes[block]))
-        return int.from_bytes(checksum(memoryview(of_block + name))[:8])
+        return int.from_bytes(xxh3(xxh3(self._bytes[block]) + name)[:8])
 
 
 def _whole_pages(size: int) -> int:

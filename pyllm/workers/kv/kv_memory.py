@@ -57,6 +57,7 @@ class KVMemory:
         self._cache: KVCache | None = None
         self._host_pool: HostPool | None = None
         self._prefaulter: PagePrefaulter | None = None
+        self._has_paused = False
         self._states: StateCache | None = None
         self._host_states: HostStates | None = None
 
@@ -149,6 +150,8 @@ class KVMemory:
             )
         if self._device.type == "cpu" and self.shape.num_layers:
             self._prefaulter = PagePrefaulter(self._cache.memory)
+            if self._has_paused:
+                self._prefaulter.use(0)
 
     @property
     def is_allocated(self) -> bool:
@@ -166,7 +169,11 @@ class KVMemory:
         self._cache = self._states = self._prefaulter = self._host_pool = self._host_states = None
 
     def prefault(self) -> None:
-        """Prefault the first pages of a CPU's cache: in a pause, as neither a start nor a recovery is to wait."""
+        """Prefault the first pages of a CPU's cache in a pause, so that no start waits for it; else a step does so.
+
+        If it comes before `allocate`, that prefaults them.
+        """
+        self._has_paused = True
         if self._prefaulter is not None:
             self._prefaulter.use(0)
 

@@ -11,7 +11,7 @@ from pyllm_kernels.tensors import Tensor, address
 from pyllm.machine.memory import Memory, host_memory
 
 PREFAULTED_AHEAD = 64 << 20  # bytes
-NICENESS = 10  # of the thread: a step comes first
+NICENESS = 10  # of the thread, above that of its process: a step comes first
 _HUGE_PAGE = 2 << 20  # bytes
 _MADV_POPULATE_WRITE = 23
 
@@ -51,7 +51,8 @@ class PagePrefaulter:
             self._thread.join()
 
     def _prefault(self, end: int) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS))
         ranges = [_pages(plane[self._end : end]) for plane in self._planes]
         self._is_over = not self._populate(ranges) or end == self._num_blocks
         self._end = end

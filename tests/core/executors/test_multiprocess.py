@@ -457,7 +457,10 @@ async def test_a_worker_that_cannot_be_started_is_told(start: Make, tmp_path: Pa
             await executor.start()
 
 
-async def test_workers_that_began_before_the_event_loop_are_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dead", [False, True], ids=["alive", "dead"])
+async def test_workers_that_began_before_the_event_loop_are_taken_unless_they_have_ended(
+    tmp_path: Path, dead: bool
+) -> None:
     spawned: list[ChildProcess] = []
 
     def spawn(name: str, role: str, *files: int) -> ChildProcess:
@@ -467,10 +470,16 @@ async def test_workers_that_began_before_the_event_loop_are_taken(tmp_path: Path
     config = core_config(str(tmp_path), 2)
     source = SpawnedWorkers(config, spawn=spawn)
     source.begin()
+    first = spawned[:]
+    if dead:
+        killed = psutil.Process(first[0].pid)
+        killed.kill()
+        await until(lambda: killed.status() == psutil.STATUS_ZOMBIE)
     with zmq.Context() as context:
         executor = ProcessExecutor(config, context, source)
         await executor.start()
-        assert [process.pid for process in executor._ranks] == [process.pid for process in spawned[:2]]
+        taken = [process.pid for process in executor._ranks]
+        assert [process.pid in taken for process in first] == [not dead, True]
         await executor.restart()
-        assert len({process.pid for process in (*spawned[:2], *executor._ranks)}) == 4
+        assert len({*taken, *(process.pid for process in executor._ranks)}) == 4
         await executor.close()

@@ -43,6 +43,11 @@ def test_further_properties_are_forbidden_at_every_depth(given: dict[str, Any], 
         {"allOf": [CITY, {"properties": {"other": TEXT}}]},
         {**CITY, "anyOf": [{"properties": {"other": TEXT}}, {}]},
         {**CITY, "$ref": "#/$defs/C", "$defs": {"C": {"properties": {"other": TEXT}}}},
+        {"$ref": "#/$defs/C", "allOf": [{"properties": {"other": TEXT}}], "$defs": {"C": CITY}},
+        {"allOf": [CITY], "anyOf": [{"properties": {"other": TEXT}}, {}]},
+        # Properties that are required and not named could not be there.
+        {**CITY, "required": ["city", "other"]},
+        {"allOf": [CITY], "required": ["other"]},
         # What is no schema is not looked into.
         {"properties": [1], "items": 3, "anyOf": {"x": 1}, "$defs": None, "enum": [CITY]},
     ],

@@ -155,6 +155,19 @@ async def test_an_unknown_name_is_looked_for_once_and_then_for_some_seconds_not_
     client.close()
 
 
+async def test_an_adapter_whose_own_name_ends_with_ollamas_tag_is_found() -> None:
+    core = AdapterCore()
+    core.resolved["found:latest"], core.files["/f"] = "/f", "d3"
+    client = await connected(core)
+    models, context = ServedModels(client, ["tiny"]), RequestContext("1")
+    for _ in range(2):  # Looked for, and then known.
+        await models.choose(context, "found:latest")
+        assert (context.model_name, context.adapter) == ("found:latest", "found:latest@d3")
+    with pytest.raises(UnknownModelError, match="'lost:latest' does not exist"):
+        await models.choose(context, "lost:latest")
+    client.close()
+
+
 async def test_a_request_waits_for_its_adapter_no_longer_than_it_may() -> None:
     core = AdapterCore()
     core.pauses_loads = True

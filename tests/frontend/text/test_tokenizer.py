@@ -71,4 +71,5 @@ def test_every_token_of_a_text_has_its_bytes(tokenizer: Tokenizer, fallback_toke
 
 def test_an_id_without_a_token_has_no_bytes(tokenizer: Tokenizer, fallback_tokenizer: Tokenizer) -> None:
     for each in (tokenizer, fallback_tokenizer):
-        assert (each.token_bytes(5000), each.token_text(5000)) == (b"", "")
+        for token in (5000, -1, 1 << 31, 1 << 32):
+            assert (each.token_bytes(token), each.token_text(token)) == (b"", "")

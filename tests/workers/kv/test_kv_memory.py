@@ -114,3 +114,19 @@ def test_a_host_pool_that_cannot_be_is_a_configuration_error(model: str, size: s
     runner = ModelRunner(worker_config(model, kv_offloading_size=size), RankGroup())
     with pytest.raises(ConfigError, match=message):
         runner.load()
+
+
+@pytest.mark.parametrize("pauses_first", [True, False])
+def test_the_first_pages_are_prefaulted_from_the_first_pause_on(model: str, pauses_first: bool) -> None:
+    runner = ModelRunner(worker_config(model), RankGroup())
+    runner.load()
+    if pauses_first:
+        runner.idle()
+    runner.allocate(64)
+    memory = runner._memory
+    assert memory._prefaulter is not None
+    assert (memory._prefaulter._thread is not None) == pauses_first
+    if not pauses_first:
+        runner.idle()
+    assert memory._prefaulter._thread is not None
+    memory.release()
