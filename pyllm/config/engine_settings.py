@@ -25,6 +25,7 @@ CorePlacement = Literal["prefix", "round-robin"]
 
 MAX_CORES = 64  # of one server, the limit of a `Placement`
 MIN_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank, where no size is set; on a Ray cluster also the default
+SEQUENCES = 128  # of a core at once by default, unless there is a large card
 DEFAULT_DISK_KV_CACHE_BYTES = 16 << 30  # of one folder
 
 
@@ -167,7 +168,10 @@ class SchedulerConfig(ConfigPart, frozen=True):
         ),
     ] = 0
     max_num_seqs: Annotated[
-        int, Meta(description="sequences that run at once; 0: 256 on GPUs from 40 GB on, else 128", ge=0, le=1 << 16)
+        int,
+        Meta(
+            description=f"sequences that run at once; 0: 256 on GPUs from 40 GB on, else {SEQUENCES}", ge=0, le=1 << 16
+        ),
     ] = 0
     long_prefill_token_threshold: Annotated[
         int, Meta(description="most tokens of one prompt in a step; 0: no cap", ge=0, le=(1 << 31) - 1)

@@ -11,7 +11,6 @@ from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import ConfigError
 
 HIGHEST_PORT = 65535
-SEQUENCES = 128  # by default, unless there is a large card
 
 
 def settings_of_core(engine: EngineConfig, index: int) -> EngineConfig:

@@ -4,10 +4,9 @@ import contextlib
 import socket
 from types import TracebackType
 
-from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.engine_settings import SEQUENCES, EngineConfig
 from pyllm.config.process_config import CoreConfig
 from pyllm.launch import topology
-from pyllm.launch.core_settings import SEQUENCES
 from pyllm.machine.cuda_driver import visible_cards
 from pyllm.supervision.child_process import ChildProcess
 
@@ -15,8 +14,8 @@ from pyllm.supervision.child_process import ChildProcess
 class EarlyStart:
     """A core with its first worker, and an API process. A context manager: at its end those not taken are killed.
 
-    There is no core where the settings or a card show that it would not fit. A process that cannot be started now, or
-    has ended before it is taken, is started with the others, or its error is told then.
+    There is no core where the settings or a card show that it would not fit. A process that cannot be started, or that
+    ends before it is taken, is left out: the server starts another one later, and reports that one's error.
     """
 
     def __init__(self, engine: EngineConfig, listener: socket.socket) -> None:

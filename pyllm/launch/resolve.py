@@ -19,6 +19,7 @@ from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import (
+    SEQUENCES,
     CacheConfig,
     EngineConfig,
     KVCacheDtype,
@@ -35,7 +36,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import ModelSpec, check_tensor_parallel
 from pyllm.families.state_layout import checkpoint_tokens
-from pyllm.launch.core_settings import SEQUENCES, settings_of_core
+from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.cpu_threads import threads_of_each_rank
 from pyllm.launch.memory_check import ELEMENT_BYTES, check_memory, default_kv_cache_bytes, memory_needed
 from pyllm.launch.model_overrides import with_overrides

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.engine_settings import EngineConfig, RecoveryConfig
+from pyllm.config.engine_settings import SEQUENCES, EngineConfig, RecoveryConfig
 from pyllm.config.process_config import (
     ApiConfig,
     CoreConfig,
@@ -25,7 +25,7 @@ from pyllm.config.process_config import (
 )
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
-from pyllm.launch.core_settings import SEQUENCES, settings_of_core
+from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.live_credentials import LiveCredentials
 from pyllm.recording import check_recording_path
 from pyllm.supervision import child_process, step_trace

@@ -26,10 +26,9 @@ def close_objects(schema: dict[str, Any]) -> None:
     for node in todo:  # which grows meanwhile
         if not isinstance(node, dict):
             continue
-        named = node.get("properties")
         if _puts_together(node):
             return
-        if named and isinstance(named, dict):
+        if (named := node.get("properties")) and isinstance(named, dict):
             objects.append(node)
         todo += [node.get(key) for key in _ONE]
         for key in _LISTS:

@@ -236,7 +236,7 @@ def passed_on(servers: Servers) -> None:
 
 
 def refusal(send: Callable[[], Any]) -> str:
-    """What the user is told."""
+    """The error that the user sees."""
     try:
         return f"no refusal, but {send()}"
     except AssertionError as error:
