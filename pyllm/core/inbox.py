@@ -5,6 +5,7 @@ Answers refused messages. Plans nothing and delivers no tokens.
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -35,6 +36,8 @@ from pyllm.wire.messages import (
     Reserve,
     Submit,
 )
+
+logger = logging.getLogger(__name__)
 
 # The text for a request of a lost core.
 OTHER_WEIGHTS = "the engine has other weights now than this request has begun with"
@@ -196,4 +199,7 @@ class Inbox:
             reply = Reply(number, True, await value)
         except RequestError as error:
             reply = Reply(number, False, str(error))
+        except Exception as error:
+            logger.exception("a client's call failed")
+            reply = Reply(number, False, f"the engine failed: {error}")
         self._clients.post(client, reply)
