@@ -47,6 +47,7 @@ from pyllm.families.tensor_map import (
 )
 from pyllm.families.tensor_names import TensorNames
 from pyllm.families.tensors import TensorEntry
+from pyllm.families.text_models import text_model
 from pyllm.families.transformers_probe import Probed, ProbeRequest
 
 logger = logging.getLogger(__name__)
@@ -87,10 +88,11 @@ def read_huggingface(
     if adapters := [tensor.name for tensor in tensors if any(part in tensor.name for part in _OF_ADAPTERS)]:
         raise ConfigError(f"{folder} has {len(adapters)} tensors such as {adapters[0]!r}, {_ADAPTER}")
     may_be_other = probe is not None and implementation == "auto"
-    family = None if implementation == "transformers" else _family(config, may_be_other)
+    text = text_model(config)
+    family = None if implementation == "transformers" else _family(text, may_be_other)
     gathered = gather(tensors, quantization, files)
     if family is not None:
-        mapped = _map_to_family(family, config, gathered, files, has_head)
+        mapped = _map_to_family(family, text, gathered, files, has_head)
     elif quantization is not None and quantization.method == "mxfp4":
         raise ConfigError("transformers cannot compute mxfp4 weights here: use --model-impl native")
     elif probe is not None:
@@ -115,12 +117,12 @@ def read_dummy(
     config = Config(fields)
     if read_quantization_config(config) is not None:
         raise ConfigError(f"{folder} is quantised, and dummy weights are floats: use that of the unquantised model")
-    family = _family(config, may_be_other=False)
+    text = text_model(config)
+    family = _family(text, may_be_other=False)
     assert family is not None
-    text = config.section("text_config")
     dtypes = [place.text(name) for place in (config, text) for name in ("dtype", "torch_dtype") if name in place]
     dtype = dtypes[0] if dtypes and dtypes[0] in _TYPES else "float32"
-    spec = msgspec.structs.replace(family.read(config), dtype=dtype)
+    spec = msgspec.structs.replace(family.read(text), dtype=dtype)
     mapped = _Mapped(spec, dummy_entries(spec, _TYPES[dtype]), (), has_head)
     checkpoint = _checkpoint(folder, fields, mapped, tokenizer, _Weights("dummy"))
     logger.warning("the weights are made up (load_format dummy): answers mean nothing")

@@ -11,7 +11,6 @@ from pyllm.families.family import (
     read_feed_forward,
     read_model,
     read_norm,
-    text_config,
     with_deepseek_experts,
 )
 from pyllm.families.latents import (
@@ -82,13 +81,9 @@ def _read_youtu(config: Config) -> ModelSpec:
     return read_dense(config.with_defaults(tie_word_embeddings=True))
 
 
-def _read_kimi(config: Config) -> ModelSpec:
-    return _read_v3(text_config(config))
-
-
 _READERS = {
     "DeepseekV3ForCausalLM": _read_v3,
-    "KimiK25ForConditionalGeneration": _read_kimi,
+    "KimiK25ForConditionalGeneration": _read_v3,
     "DeepseekV2ForCausalLM": _read_v2,
     "YoutuForCausalLM": _read_youtu,
 }

@@ -185,19 +185,6 @@ def read_norm(config: Config, name: str = "rms_norm_eps", **features: Any) -> No
     return NormSpec(**{"epsilon": config.positive(name, 1e-6 if name == "rms_norm_eps" else 1e-5)} | features)
 
 
-def text_config(config: Config, **defaults: Any) -> Config:
-    """The text model's section in the configuration of a model for text and images; otherwise the config itself.
-
-    `defaults` are the defaults of the text model's class in transformers, which such files leave out.
-    """
-    if "text_config" not in config:
-        return config
-    shared: dict[str, Any] = {"architectures": config.items("architectures", 1)}
-    if "tie_word_embeddings" in config:
-        shared["tie_word_embeddings"] = config.flag("tie_word_embeddings")
-    return config.section("text_config").with_defaults(**defaults).replaced(**shared)
-
-
 def num_layers(config: Config) -> int:
     """The number of layers."""
     return config.integer("num_hidden_layers", most=MAX_LAYERS)

@@ -5,8 +5,6 @@ Gemma 2 caps scores and logits; Gemma 3 normalises query and key, and uses anoth
 Of a Gemma 3 model with images the text model is read, and the tensors for images are skipped.
 """
 
-from dataclasses import replace
-
 from msgspec.structs import replace as replace_struct
 
 from pyllm.families.config import Config
@@ -19,14 +17,13 @@ from pyllm.families.family import (
     read_feed_forward,
     read_model,
     read_norm,
-    text_config,
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
-from pyllm.families.tensor_names import LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
+from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
 
 _DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
-# Defaults of Gemma3TextConfig in transformers: files of models with images leave out fields that have these values.
+# Defaults of Gemma3TextConfig in transformers: files leave out fields that have these values.
 _TEXT_DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -71,7 +68,7 @@ def read_gemma2(config: Config) -> ModelSpec:
 
 def read_gemma3(config: Config) -> ModelSpec:
     """The model that a config.json of Gemma 3 describes; the text model if it is for images, too."""
-    config = text_config(config, **_TEXT_DEFAULTS).with_defaults(**_DEFAULTS, sliding_window=4096)
+    config = config.with_defaults(**_DEFAULTS, **_TEXT_DEFAULTS)
     norm = read_norm(config, unit_offset=True)
     cap = config.optional_positive("attn_logit_softcapping")
     attention = read_attention(config, soft_cap=cap, query_key_norm=norm)
@@ -166,6 +163,6 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     read=read_gemma3,
-    tensors=replace(TEXT_MODEL_NAMES, parts=PARTS),
+    tensors=TensorNames(parts=PARTS),
     gguf=GgufNames(architectures=("gemma3",), complete=_complete),
 )

@@ -21,12 +21,11 @@ from pyllm.families.family import (
     read_feed_forward,
     read_model,
     read_norm,
-    text_config,
 )
 from pyllm.families.gemma import PARTS
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec, PerLayerInputSpec, RopeSpec, StreamsSpec
-from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, GGUF_PER_LAYER_PARTS, PER_LAYER_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, GGUF_PER_LAYER_PARTS, HUGGINGFACE_NAMES, PER_LAYER_PARTS
 
 # Defaults of Gemma3nTextConfig in transformers: files of models with images leave out fields that have these values.
 _DEFAULTS = {
@@ -49,7 +48,7 @@ _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 
 def read_gemma3n(config: Config) -> ModelSpec:
     """The model that a config.json of Gemma 3n describes; the text model if it is for images or sounds, too."""
-    config = text_config(config, **_DEFAULTS).with_defaults(**_DEFAULTS)
+    config = config.with_defaults(**_DEFAULTS)
     count, norm, bias = num_layers(config), read_norm(config), config.flag("attention_bias", False)
     types = layer_types(config, lambda index: (index + 1) % 5 != 0)
     sources = kv_sources(config, types, config.integer("num_kv_shared_layers", 15, least=0))
@@ -161,7 +160,7 @@ _GGUF_PARTS = (
 FAMILY = Family(
     architectures=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
     read=read_gemma3n,
-    tensors=replace(TEXT_MODEL_NAMES, parts=_PARTS, bare=TEXT_MODEL_NAMES.bare | {_PARTS["streams.scale"]}),
+    tensors=replace(HUGGINGFACE_NAMES, parts=_PARTS, bare=HUGGINGFACE_NAMES.bare | {_PARTS["streams.scale"]}),
     gguf=GgufNames(
         architectures=("gemma3n",),
         tensors=replace(GGUF_NAMES, parts=_GGUF_PARTS),

@@ -22,12 +22,11 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
-    text_config,
 )
 from pyllm.families.gemma import PARTS
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, PerLayerInputSpec
-from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, GGUF_PER_LAYER_PARTS, PER_LAYER_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, GGUF_PER_LAYER_PARTS, HUGGINGFACE_NAMES, PER_LAYER_PARTS
 
 # Defaults of Gemma4TextConfig in transformers: files of models with images leave out fields that have these values.
 _DEFAULTS = {
@@ -51,7 +50,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 def read_gemma4(config: Config) -> ModelSpec:
     """The model that a config.json of Gemma 4 describes; the text model if it is for images or sounds, too."""
-    config = text_config(config, **_DEFAULTS).with_defaults(**_DEFAULTS, vocab_size_per_layer_input=262_144)
+    config = config.with_defaults(**_DEFAULTS, vocab_size_per_layer_input=262_144)
     size = config.integer("hidden_size_per_layer_input", 256, least=0)
     inputs = None
     if size and "hidden_size_per_layer_input" not in config.nulls:
@@ -64,7 +63,7 @@ def read_gemma4(config: Config) -> ModelSpec:
 def read_gemma4_unified(config: Config) -> ModelSpec:
     """The same for Gemma 4 without encoders of images and sounds, which has neither per-layer inputs nor experts."""
     defaults = _DEFAULTS | {"sliding_window": 1024, "max_position_embeddings": 262_144}
-    return _read(text_config(config, **defaults).with_defaults(**defaults), None, has_experts=False)
+    return _read(config.with_defaults(**defaults), None, has_experts=False)
 
 
 def _read(config: Config, inputs: PerLayerInputSpec | None, *, has_experts: bool) -> ModelSpec:
@@ -207,9 +206,9 @@ _PARTS = (
     }
 )
 _NAMES = replace(
-    TEXT_MODEL_NAMES,
+    HUGGINGFACE_NAMES,
     parts=_PARTS,
-    bare=TEXT_MODEL_NAMES.bare | {_PARTS["scale"], _PARTS["router_norm"], _PARTS["feed_forward.expert_factors"]},
+    bare=HUGGINGFACE_NAMES.bare | {_PARTS["scale"], _PARTS["router_norm"], _PARTS["feed_forward.expert_factors"]},
 )
 
 _GGUF_PARTS = (

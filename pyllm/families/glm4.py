@@ -101,7 +101,7 @@ CHATGLM = Family(
     ),
 )
 GLM4 = Family(
-    architectures=("Glm4ForCausalLM",),
+    architectures=("Glm4ForCausalLM", "Glm4vForConditionalGeneration"),
     read=read_glm4,
     tensors=_TENSORS,
     gguf=GgufNames(architectures=("glm4",), tensors=replace(GGUF_NAMES, stacked={"ffn_up": GATE_UP}, interleaved=True)),

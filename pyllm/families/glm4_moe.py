@@ -71,7 +71,7 @@ def _complete(config: Config) -> Config:
 
 
 GLM4_MOE = Family(
-    architectures=("Glm4MoeForCausalLM",),
+    architectures=("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"),
     read=read,
     gguf=GgufNames(
         architectures=("glm4moe",),

@@ -7,10 +7,10 @@ from pyllm.families.config import Config
 from pyllm.families.family import without_further_layers
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import HEAD_FEATURES, AttentionSpec, LatentSpec, NormSpec, RopeSpec
-from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, HUGGINGFACE_NAMES, LLAMA_PARTS
 
 LATENT_NAMES = replace(
-    TEXT_MODEL_NAMES,
+    HUGGINGFACE_NAMES,
     parts=LLAMA_PARTS
     | {
         "attention.query_down": "self_attn.q_a_proj",

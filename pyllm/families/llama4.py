@@ -17,16 +17,15 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
-    text_config,
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, QueryScaling, SharedExpertSpec
-from pyllm.families.tensor_names import GGUF_NAMES, LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensor_names import GGUF_NAMES, HUGGINGFACE_NAMES, LLAMA_PARTS
 
 
 def read(config: Config) -> ModelSpec:
     """The text model that a config.json of Llama 4 describes."""
-    config = text_config(config, **_DEFAULTS).with_defaults(**_DEFAULTS)
+    config = config.with_defaults(**_DEFAULTS)
     count, norm = num_layers(config), read_norm(config)
     rotates, experts = _rotating_layers(config, count), _layers_with_experts(config, count)
     layers = [
@@ -111,7 +110,7 @@ FAMILY = Family(
     architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
     read=read,
     tensors=replace(
-        TEXT_MODEL_NAMES,
+        HUGGINGFACE_NAMES,
         parts=LLAMA_PARTS
         | {
             "feed_forward.gate": "feed_forward.gate_proj",

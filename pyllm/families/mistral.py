@@ -20,11 +20,10 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
-    text_config,
 )
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, QueryScaling
-from pyllm.families.tensor_names import GGUF_NAMES, LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, LLAMA_PARTS, TensorNames
 
 # Defaults of the configuration classes in transformers, by model_type; null in sliding_window means no window.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -36,7 +35,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 def read(config: Config) -> ModelSpec:
     """The model that a config.json of Mistral describes."""
-    config = text_config(config)
     config = config.with_defaults(**_DEFAULTS.get(config.text("model_type", ""), {}))
     window, norm = config.optional_integer("sliding_window"), read_norm(config)
     attention = read_attention(config, query_scaling=_query_scaling(config))
@@ -85,7 +83,6 @@ FAMILY = Family(
         "Mistral3ForConditionalGeneration",
     ),
     read=read,
-    tensors=TEXT_MODEL_NAMES,
     # Mistral's earlier models are "llama" in GGUF files.
     gguf=GgufNames(
         architectures=("mistral3",),

@@ -112,7 +112,11 @@ SHARED_EXPERT_PARTS = {
     "feed_forward.shared.down": "mlp.shared_expert.down_proj",
     "feed_forward.shared_gate": "mlp.shared_expert_gate",
 }
-QWEN2 = Family(architectures=("Qwen2ForCausalLM",), read=read_qwen2, gguf=GgufNames(architectures=("qwen2",)))
+QWEN2 = Family(
+    architectures=("Qwen2ForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    read=read_qwen2,
+    gguf=GgufNames(architectures=("qwen2", "qwen2vl")),
+)
 QWEN2_MOE = Family(
     architectures=("Qwen2MoeForCausalLM",),
     read=read_qwen2_moe,
@@ -127,15 +131,31 @@ QWEN2_MOE = Family(
         complete=lambda config: config.replaced(qkv_bias=config.flag("attention_bias")),
     ),
 )
-QWEN3 = Family(architectures=("Qwen3ForCausalLM",), read=read_qwen3, gguf=GgufNames(architectures=("qwen3",)))
+QWEN3 = Family(
+    architectures=("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"),
+    read=read_qwen3,
+    gguf=GgufNames(architectures=("qwen3", "qwen3vl")),
+)
 QWEN3_MOE = Family(
     architectures=("Qwen3MoeForCausalLM",),
     read=read_qwen3_moe,
     gguf=GgufNames(
-        architectures=("qwen3moe",),
+        architectures=("qwen3moe", "qwen3vlmoe"),
         fields=GGUF_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"},
         # GGUF files do not have this field; it is true in every released model.
         complete=lambda config: config.replaced(norm_topk_prob=True),
+    ),
+)
+_EXPERTS = ("feed_forward.experts.gate", "feed_forward.experts.up", "feed_forward.experts.down")
+_OF_GATE_AND_UP, _OF_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+QWEN3_VL_MOE = Family(
+    architectures=("Qwen3VLMoeForConditionalGeneration",),
+    read=lambda config: read_qwen3_moe(config.replaced(norm_topk_prob=True)),
+    tensors=TensorNames(
+        parts=LLAMA_PARTS | {"feed_forward.experts.down": _OF_DOWN},
+        stacked={_OF_GATE_AND_UP: _EXPERTS[:2]},
+        bare=frozenset({_OF_GATE_AND_UP, _OF_DOWN}),
+        transposed=frozenset(_EXPERTS),
     ),
 )
 MELLUM = Family(

@@ -19,13 +19,12 @@ from pyllm.families.family import (
     read_model,
     read_norm,
     read_routing,
-    text_config,
     with_experts,
 )
 from pyllm.families.qwen import SHARED_EXPERT_PARTS
 from pyllm.families.rope import read_rope, rope_parameters
 from pyllm.families.spec import GatedDeltaSpec, LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TEXT_MODEL_NAMES
+from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, HUGGINGFACE_NAMES, LLAMA_PARTS
 
 
 def read_qwen3_next(config: Config) -> ModelSpec:
@@ -43,12 +42,12 @@ def read_qwen3_next(config: Config) -> ModelSpec:
 
 def read_qwen3_5(config: Config) -> ModelSpec:
     """The model that a config.json of Qwen 3.5 describes, or its text model."""
-    return _read(text_config(config))
+    return _read(config)
 
 
 def read_qwen3_5_moe(config: Config) -> ModelSpec:
     """The model that a config.json of Qwen 3.5 with experts describes, or its text model."""
-    return _read_experts(text_config(config).with_defaults(norm_topk_prob=True))
+    return _read_experts(config.with_defaults(norm_topk_prob=True))
 
 
 def _read(config: Config) -> ModelSpec:
@@ -106,7 +105,7 @@ _CONVOLVED = ("recurrence.query", "recurrence.key", "recurrence.value")
 _QUERY_AND_GATE = {"self_attn.q_proj": ("attention.query", "attention.gate")}
 _BARE = frozenset({"linear_attn.A_log", "linear_attn.dt_bias"})
 _NEXT_NAMES = replace_names(
-    TEXT_MODEL_NAMES,
+    HUGGINGFACE_NAMES,
     parts=_PARTS,
     stacked=_QUERY_AND_GATE
     | {

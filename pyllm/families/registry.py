@@ -80,6 +80,7 @@ FAMILIES = (
     qwen.QWEN2_MOE,
     qwen.QWEN3,
     qwen.QWEN3_MOE,
+    qwen.QWEN3_VL_MOE,
     qwen.MELLUM,
     qwen3_next.QWEN3_NEXT,
     qwen3_next.QWEN3_5,

@@ -236,6 +236,7 @@ def _factors(parameters: Config, size: int, _: int) -> RopeSpec:
 
 _KINDS: dict[str, Callable[[Config, int, int], RopeSpec]] = {
     "default": _default,
+    "mrope": _default,  # parts of a head rotate by other coordinates of an image, which are one position of a text
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,

@@ -164,7 +164,11 @@ def _parameters_in_files(
         elif expert is not None and (routing := layer.routing) is not None:
             matrix = (expert, routing.experts)
         tensor = f"{prefix}{_name_in_files(names, tensors, prefix, source, kind)}"
-        place = _Place(tensor, rows, sum(sizes), part in names.transposed and len(shape) == 2, matrix)
+        is_transposed = part in names.transposed and len(shape) == 2
+        if is_transposed and matrix is not None and tensor in tensors:
+            # transformers 5 writes the experts of Qwen3-VL as it computes them, and reads both.
+            is_transposed = tensors[tensor].shape[1:] != (sum(sizes), shape[1]) or shape[1] == sum(sizes)
+        place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
         transforms = _transforms(spec, layer, f"{part}.{kind}", names)
         if (factor := layer.factors.get(name)) is not None:
             transforms += (Scale(factor),)

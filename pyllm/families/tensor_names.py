@@ -72,6 +72,10 @@ GGUF_PER_LAYER_PARTS = {
 """The parts of per-layer inputs, in llama.cpp's names."""
 
 
+OF_TEXT_MODELS = ("language_model.model.", "model.language_model.", "model.text_model.")
+"""Prefixes of the text model's tensors within a model for images or sounds, too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
     """The names that a kind of file gives to a family's tensors.
@@ -96,7 +100,7 @@ class TensorNames:
       beyond num_hidden_layers.
     """
 
-    roots: tuple[str, ...] = ("model.", "")
+    roots: tuple[str, ...] = ("model.", *OF_TEXT_MODELS, "")
     embedding: str = "embed_tokens"
     position_embedding: str = "embed_positions"
     skipped_positions: int = 0
@@ -107,7 +111,7 @@ class TensorNames:
     per_layer_norm: str = "per_layer_projection_norm"
     streams_in: str = "altup_projections"
     streams_out: str = "altup_unembed_projections"
-    heads: tuple[str, ...] = ("lm_head",)
+    heads: tuple[str, ...] = ("lm_head", "language_model.lm_head")
     layer: str = "layers.{}."
     parts: Mapping[str, str] = field(default_factory=lambda: LLAMA_PARTS)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -165,11 +169,6 @@ class TensorNames:
 
 
 HUGGINGFACE_NAMES = TensorNames()
-TEXT_MODEL_NAMES = TensorNames(
-    roots=("model.", "language_model.model.", "model.language_model.", ""),
-    heads=("lm_head", "language_model.lm_head"),
-)
-"""transformers' names for a model alone, or for the text model within one with images."""
 GATE_UP = ("feed_forward.gate", "feed_forward.up")
 """Parts that many files stack in one tensor."""
 QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")

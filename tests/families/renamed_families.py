@@ -33,7 +33,8 @@ def rename(folder: Path, renaming: Renaming) -> None:
         tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     renamed = {new: value for name, value in config.items() if (new := renaming.fields.get(name, name))}
-    (folder / "config.json").write_text(json.dumps(renamed | renaming.added(config)))
+    added = renaming.added(config)
+    (folder / "config.json").write_text(json.dumps(added if "text_config" in added else renamed | added))
 
 
 def _stack_by_key_head(tensors: Tensors, config: dict[str, Any]) -> Tensors:
@@ -115,7 +116,52 @@ def _without_decays(tensors: Tensors, _: dict[str, Any]) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(("_decay", ".slope_rate"))}
 
 
+def _stack_experts(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    """The experts of a layer in two tensors with a column for each output, as in Qwen3-VL."""
+    stacked = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for name in [name for name in tensors if ".experts.0.up" in name]:
+        experts, of = name.rpartition(".0.")[0], range(config["num_local_experts"])
+        gate, up, down = ([tensors[f"{experts}.{index}.{part}_proj.weight"] for index in of] for part in _EXPERT_PARTS)
+        stacked[f"{experts}.gate_up_proj"] = torch.cat([torch.stack(gate), torch.stack(up)], dim=1).mT.contiguous()
+        stacked[f"{experts}.down_proj"] = torch.stack(down).mT.contiguous()
+    return stacked
+
+
+_EXPERT_PARTS = ("gate", "up", "down")
+
+
+def _qwen3_vl(kind: str, stack: Callable[[Tensors, dict[str, Any]], Tensors] = lambda tensors, _: tensors) -> Renaming:
+    """The text model within Qwen3-VL."""
+    mrope = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [3, 3, 2]}
+
+    def added(config: dict[str, Any]) -> dict[str, Any]:
+        text = {name: value for name, value in config.items() if name not in {"rope_parameters", "architectures"}}
+        rope = {"rope_theta": config["rope_parameters"]["rope_theta"], "rope_scaling": mrope}
+        return {
+            "architectures": [f"Qwen3VL{kind}ForConditionalGeneration"],
+            "model_type": f"qwen3_vl{'_moe' * bool(kind)}",
+            "text_config": text | rope | {"model_type": f"qwen3_vl{'_moe' * bool(kind)}_text"},
+            "tie_word_embeddings": config["tie_word_embeddings"],
+            "vision_config": {"deepstack_visual_indexes": [0], "depth": 1},
+        }
+
+    return Renaming({}, {"model.": "model.language_model."}, added, stack)
+
+
 RENAMED = {
+    "qwen2.5-vl": Renaming(
+        {"rope_parameters": ""},
+        {},
+        lambda config: {
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "model_type": "qwen2_5_vl",
+            "rope_theta": config["rope_parameters"]["rope_theta"],
+            "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 1]},
+            "vision_config": {"depth": 1},
+        },
+    ),
+    "qwen3-vl": _qwen3_vl(""),
+    "qwen3-vl-moe": _qwen3_vl("Moe", _stack_experts),
     "chatglm": Renaming(
         {
             "num_hidden_layers": "num_layers",

@@ -9,6 +9,7 @@ from pyllm.families import dots1, ernie, glm4_moe, hunyuan, llama4, minimax_m2, 
 from pyllm.families.config import Config
 from pyllm.families.family import Family
 from pyllm.families.spec import ModelSpec, QueryScaling
+from pyllm.families.text_models import text_model
 
 SIZES = {
     "vocab_size": 100,
@@ -50,7 +51,7 @@ def test_llama4_ends_with_its_first_chunk() -> None:
     rope = llama3 | {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
     text = {name: value for name, value in SIZES.items() if name != "moe_intermediate_size"}
     fields = {"text_config": text | {"rope_scaling": rope}, "architectures": ["Llama4ForConditionalGeneration"]}
-    spec = llama4.FAMILY.read(Config(fields))
+    spec = llama4.FAMILY.read(text_model(Config(fields)))
     assert spec.max_position_embeddings == 8192
     assert [attention.rope for attention in spec.attentions] == [0, 0, 0, None]
     assert spec.query_scaling == QueryScaling(beta=0.1, original_length=8192, first=1)

@@ -2,14 +2,22 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 
 from pyllm.checkpoint.reader import read_checkpoint
-from tests.families.tiny_families import write_tiny_family
+from pyllm.errors import ConfigError
+from tests.families.test_oracle import Sequences, expected_logits
+from tests.families.tiny_families import PROMPT, write_tiny_family
+from tests.plans import Row
+from tests.tiny_model import write_tokenizer
+from tests.workers.engine import loaded_runner
 
 
 @pytest.mark.parametrize("root", ["language_model.model.", "model.language_model."])
@@ -58,3 +66,88 @@ def test_what_a_text_config_leaves_out_is_that_of_its_class(tmp_path: Path) -> N
     full, local = spec.ropes
     assert full.inverse_frequencies[1] == pytest.approx(1e6 ** (-2 / 16))
     assert local.inverse_frequencies[1] == pytest.approx(1e4 ** (-2 / 16))
+
+
+_TEXT = {
+    "vocab_size": 264,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "eos_token_id": 257,
+}
+_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_TOWER |= {"image_size": 8, "patch_size": 4}
+_DEEP = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32}
+_EARS = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "num_mel_bins": 8, "d_model": 16}
+_CONVOLUTIONS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
+_PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+# A class of transformers without "ForConditionalGeneration", its text model, and its encoder of images or sounds.
+_WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Llava": ({"model_type": "llama"}, _TOWER | {"model_type": "clip_vision_model"}),
+    "SmolVLM": ({"model_type": "llama"}, _TOWER),
+    "InternVL": ({"model_type": "qwen2"}, _TOWER | {"image_size": [8, 8], "patch_size": [4, 4]}),
+    "Lfm2Vl": (_CONVOLUTIONS | {"model_type": "lfm2"}, _TOWER | {"model_type": "siglip2_vision_model"}),
+    "Qwen2Audio": ({"model_type": "qwen2"}, _EARS | {"model_type": "qwen2_audio_encoder"}),
+    "Qwen2VL": (
+        {"rope_parameters": _SECTIONS | {"mrope_section": [1, 2, 1]}},
+        _DEEP | {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 1},
+    ),
+    "Qwen3VL": (
+        {"head_dim": 16, "rope_parameters": _SECTIONS},
+        _DEEP | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    ),
+    "Qwen3VLMoe": (
+        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+        | {"head_dim": 16, "rope_parameters": _SECTIONS},
+        _DEEP | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    ),
+    "Glm4v": ({"head_dim": 8, "rope_parameters": _PARTIAL}, _DEEP | {"image_size": 8}),
+}
+
+
+@pytest.mark.parametrize("name", _WHOLE)
+def test_logits_equal_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
+    kind, (text, encoder) = getattr(transformers, f"{name}Config"), _WHOLE[name]
+    config = kind(text_config=_TEXT | text, **{"audio_config" if "Audio" in name else "vision_config": encoder})
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
+    model.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    sequences = Sequences(loaded_runner(str(tmp_path), num_blocks=256, max_model_len=128))
+    sequences.start(0)
+    np.testing.assert_allclose(sequences.logits(Row(0, PROMPT))[0], expected_logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_a_section_with_little_beside_its_class_has_that_of_transformers(tmp_path: Path) -> None:
+    folder = Path(write_tiny_family(tmp_path, "llama"))
+    # As in llava-hf/llava-1.5-7b-hf.
+    text = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 264}
+    outer = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": text}
+    (folder / "config.json").write_text(json.dumps(outer))
+    spec = read_checkpoint(str(folder), has_dummy_weights=True).spec
+    expected = transformers.LlavaConfig(text_config=text).text_config
+    assert (spec.hidden_size, len(spec.layers)) == (expected.hidden_size, expected.num_hidden_layers)
+    assert (spec.attention.heads, spec.attention.kv_heads) == (expected.num_attention_heads, 32)
+    assert spec.layers[0].feed_forward is not None
+    assert spec.layers[0].feed_forward.size == expected.intermediate_size
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("PaliGemmaForConditionalGeneration", "gemma"), ("MllamaForConditionalGeneration", "mllama_text_model")],
+)
+def test_text_models_that_differ_are_refused(tmp_path: Path, architecture: str, kind: str) -> None:
+    folder = Path(write_tiny_family(tmp_path, "gemma"))
+    config = json.loads((folder / "config.json").read_text())
+    outer = {"architectures": [architecture], "text_config": config | {"model_type": kind, "architectures": None}}
+    (folder / "config.json").write_text(json.dumps(outer))
+    with pytest.raises(ConfigError, match=f"architecture '{architecture}' is not supported"):
+        read_checkpoint(str(folder))
