@@ -1,4 +1,8 @@
-"""DeepSeek V2 (arXiv 2405.04434), V3 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534), Youtu without experts."""
+"""DeepSeek V2 (arXiv 2405.04434), V3 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534), Youtu without experts, and
+Mistral Small 4, whose queries grow with their positions.
+"""
+
+from msgspec.structs import replace
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
@@ -20,6 +24,7 @@ from pyllm.families.latents import (
     complete_latent_attention,
     read_latent_attention,
 )
+from pyllm.families.mistral import query_scaling
 from pyllm.families.spec import LayerSpec, ModelSpec
 
 _GLM_VOCABULARY = 154_880
@@ -81,6 +86,24 @@ def _read_youtu(config: Config) -> ModelSpec:
     return read_dense(config.with_defaults(tie_word_embeddings=True))
 
 
+def _read_mistral(config: Config) -> ModelSpec:
+    config = config.with_defaults(
+        kv_lora_rank=256,
+        q_lora_rank=1024,
+        qk_nope_head_dim=64,
+        n_routed_experts=128,
+        num_experts_per_tok=4,
+        moe_intermediate_size=2048,
+    )
+    config.refuse_unless(n_group=1, topk_group=1)
+    rope = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
+    config = config.with_section(rope, partial_rotary_factor=1.0)  # in files the rotary part of a query
+    spec = with_deepseek_experts(config, read_dense(config), read_deepseek_routing(config, "softmax"))
+    scaling = query_scaling(config)
+    layers = (replace(layer, attention=replace(layer.own_attention, query_scaling=scaling)) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
+
+
 _READERS = {
     "DeepseekV3ForCausalLM": _read_v3,
     "KimiK25ForConditionalGeneration": _read_v3,
@@ -119,5 +142,16 @@ FAMILY = Family(
         tensors=GGUF_LATENT_NAMES,
         fields=GGUF_DEEPSEEK_EXPERTS | GGUF_LATENT_FIELDS,
         complete=_complete,
+    ),
+)
+MISTRAL4 = Family(
+    architectures=("Mistral4ForCausalLM",),
+    read=_read_mistral,
+    tensors=LATENT_NAMES,
+    gguf=GgufNames(
+        architectures=("mistral4",),
+        tensors=GGUF_LATENT_NAMES,
+        fields=GGUF_DEEPSEEK_EXPERTS | GGUF_LATENT_FIELDS | {"attention.temperature_scale": "llama_4_scaling_beta"},
+        complete=complete_latent_attention,
     ),
 )

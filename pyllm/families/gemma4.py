@@ -227,7 +227,6 @@ _GGUF_NAMES = replace(
     GGUF_NAMES,
     parts=_GGUF_PARTS,
     bare=GGUF_NAMES.bare | {_GGUF_PARTS["router_norm"], _GGUF_PARTS["feed_forward.expert_factors"]},
-    stacked={"ffn_gate_up_exps": ("feed_forward.experts.gate", "feed_forward.experts.up")},
 )
 
 GEMMA4 = Family(

@@ -37,7 +37,7 @@ def read(config: Config) -> ModelSpec:
     """The model that a config.json of Mistral describes."""
     config = config.with_defaults(**_DEFAULTS.get(config.text("model_type", ""), {}))
     window, norm = config.optional_integer("sliding_window"), read_norm(config)
-    attention = read_attention(config, query_scaling=_query_scaling(config))
+    attention = read_attention(config, query_scaling=query_scaling(config))
     layers = [
         LayerSpec(
             attention=replace_struct(attention, window=window if kind == "sliding_attention" else None),
@@ -63,7 +63,8 @@ def read_mixtral(config: Config) -> ModelSpec:
     return read_model(config, [layer] * num_layers(config))
 
 
-def _query_scaling(config: Config) -> QueryScaling | None:
+def query_scaling(config: Config) -> QueryScaling | None:
+    """The growth of queries with their positions, if the configuration has one."""
     parameters = rope_parameters(config)
     if "llama_4_scaling_beta" in config:  # GGUF
         parameters = parameters.replaced(llama_4_scaling_beta=config.number("llama_4_scaling_beta"))

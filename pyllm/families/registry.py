@@ -158,6 +158,7 @@ FAMILIES = (
     gptj.GPTJ,
     gptj.CODEGEN,
     deepseek.FAMILY,
+    deepseek.MISTRAL4,
     dots1.FAMILY,
     dbrx.FAMILY,
     ernie.ERNIE,

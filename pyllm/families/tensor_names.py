@@ -133,8 +133,14 @@ class TensorNames:
     def of_files(self, tensors: Container[str], prefix: str) -> "TensorNames":
         """These names, for a layer of files whose parts may be in tensors of their own, or in one.
 
-        transformers 5 keeps all experts of a layer in one tensor.
+        transformers 5 keeps all experts of a layer in one tensor; llama.cpp's converter stacks parts if it is told to.
         """
+        fused = {
+            name for name in GGUF_FUSED.keys() - self.stacked if self.are_all and f"{prefix}{name}.weight" in tensors
+        }
+        if fused:
+            stacked = {**self.stacked, **{name: GGUF_FUSED[name] for name in fused}}
+            return replace(self, stacked=stacked).of_files(tensors, prefix)
         alone = {
             name
             for name, parts in self.stacked.items()
@@ -173,6 +179,11 @@ GATE_UP = ("feed_forward.gate", "feed_forward.up")
 """Parts that many files stack in one tensor."""
 QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
 """The same of attention."""
+GGUF_FUSED = {
+    "attn_qkv": QUERY_KEY_VALUE,
+    "ffn_gate_up_exps": ("feed_forward.experts.gate", "feed_forward.experts.up"),
+}
+"""What llama.cpp's converter stacks with `--fuse-qkv` and `--fuse-gate-up-exps`, in files of any architecture."""
 GGUF_NAMES = TensorNames(
     roots=("",),
     embedding="token_embd",

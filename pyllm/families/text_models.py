@@ -22,17 +22,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 def text_model(config: Config) -> Config:
     """The configuration of the text model in a config.json: of its section, or all of it if there is none.
 
-    Its architecture is that of the whole model if a family has this one, and otherwise the section's own.
+    Its architecture is the section's own if a family has it, and otherwise that of the whole model.
     """
     section = next((config.section(name) for name in _SECTIONS if name in config), None)
     is_beside = section is not None and "hidden_size" in config and "hidden_size" not in section  # a model's own fields
     if section is None or is_beside or "architectures" not in config:
         return config
-    architecture = str(config.items("architectures", 1)[0])
-    if not spelled_architecture(architecture):
-        named = (section.text("model_type", ""), *section.texts("architectures")[:1])
-        architecture = "" if architecture in _BOTH_WAYS else next(filter(None, map(spelled_architecture, named)), "")
-    if not architecture:
+    whole = str(config.items("architectures", 1)[0])
+    named = () if whole in _BOTH_WAYS else (section.text("model_type", ""), *section.texts("architectures")[:1], whole)
+    architecture = next(filter(None, map(spelled_architecture, named)), None)
+    if architecture is None:
         return config
     ties = {"tie_word_embeddings": config.value("tie_word_embeddings")} if "tie_word_embeddings" in config else {}
     defaults = _DEFAULTS.get(section.text("model_type", ""), {})

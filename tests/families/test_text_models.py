@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -49,7 +48,7 @@ def test_the_text_model_is_read_and_images_are_skipped(
     outer["tie_word_embeddings"] = config["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(outer))
     found = read_checkpoint(str(folder))
-    assert found.spec == msgspec.structs.replace(text.spec, architecture=architecture)
+    assert found.spec == text.spec
     assert [entry.name for entry in found.tensors] == [entry.name for entry in text.tensors]
     assert found.skipped == ("multi_modal_projector.x", "vision_tower.encoder.weight")
 

@@ -226,6 +226,8 @@ _LATENT = {
     "qk_nope_head_dim": 12,
     "v_head_dim": 32,
 }
+_MISTRAL4 = _LATENT | _QWEN3_MOE | {"n_routed_experts": 6, "num_experts_per_tok": 2, "routed_scaling_factor": 1.5}
+_MISTRAL4_ROPE = _YARN | {"llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
 _DEEPSEEK_YARN = _YARN | {"mscale": 0.9, "mscale_all_dim": 0.9}
 _NEMOTRON_H_EXPERTS = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
@@ -644,6 +646,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | _LATENT
         | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "norm_topk_prob": False, "v_head_dim": 64}
         | {"attention_bias": True, "rope_parameters": _DEEPSEEK_YARN | {"mscale": 0.7, "mscale_all_dim": 1.1}},
+    ),
+    "mistral-4": ("Mistral4", _MISTRAL4 | {"rope_parameters": _MISTRAL4_ROPE}),
+    "mistral-4-gguf": ("Mistral4", _MISTRAL4 | {"rope_parameters": _MISTRAL4_ROPE | {"llama_4_scaling_beta": 0.0}}),
+    "mistral-4-dense": (
+        "Mistral4",
+        _MISTRAL4
+        | {"first_k_dense_replace": 1, "norm_topk_prob": False, "attention_bias": True, "q_lora_rank": None}
+        | {"rope_parameters": _MISTRAL4_ROPE | {"mscale": 0.9, "mscale_all_dim": 0.7}},
     ),
     "glm4-flash": ("Glm4MoeLite", _DEEPSEEK | _LATENT | {"n_group": 2, "topk_group": 1}),
     "glm4-flash-bias": (
