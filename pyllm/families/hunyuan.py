@@ -2,8 +2,11 @@
 HunYuan 3: the attention of Qwen 3, and experts as in DeepSeek V3.
 """
 
+from dataclasses import replace
+
 from pyllm.families.config import Config
 from pyllm.families.family import (
+    GGUF_DEEPSEEK_EXPERTS,
     Family,
     GgufNames,
     num_layers,
@@ -14,11 +17,12 @@ from pyllm.families.family import (
     read_routing,
     with_deepseek_experts,
     with_experts,
+    without_further_layers,
 )
 from pyllm.families.qwen import read_qwen3
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import GGUF_NAMES, LLAMA_PARTS, TensorNames
 
 
 def read_dense(config: Config) -> ModelSpec:
@@ -57,6 +61,14 @@ def read_hy_v3(config: Config) -> ModelSpec:
         routed_scaling_factor=config.positive("router_scaling_factor", 2.826),
     )
     return with_deepseek_experts(config, read_qwen3(config))
+
+
+def _complete_hy_v3(config: Config) -> Config:
+    """The fields that GGUF files of HunYuan 3 have in other terms."""
+    config = without_further_layers(config)
+    kinds = [("dense", "sparse")[has] for has in config.items("expert_layers", num_layers(config))]
+    shared = config.integer("shared_expert_intermediate_size") // config.integer("moe_intermediate_size")
+    return config.replaced(mlp_layer_types=kinds, num_shared_experts=shared)
 
 
 def _with_one_of_each_layer(config: Config, *names: str) -> Config:
@@ -102,6 +114,16 @@ HY_V3 = Family(
             "feed_forward.shared.down": "mlp.shared_mlp.down_proj",
         },
         bare=frozenset({_CORRECTION}),
+    ),
+    gguf=GgufNames(
+        architectures=("hy_v3",),
+        tensors=replace(GGUF_NAMES, aliases={"exp_probs_b.bias": "exp_probs_b"}),
+        fields=GGUF_DEEPSEEK_EXPERTS
+        | {
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+            "expert_weights_scale": "router_scaling_factor",
+        },
+        complete=_complete_hy_v3,
     ),
 )
 HUNYUAN = Family(

@@ -81,6 +81,7 @@ FAMILIES = (
     "bitnet-first",
     "hunyuan",
     "hunyuan-moe",
+    "hy-v3",
     "llama4-scout",
     "deepseek-v2",
     "deepseek-v3",
