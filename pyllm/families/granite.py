@@ -34,7 +34,7 @@ from pyllm.families.state_space import (
     with_gguf_state_space,
     with_state_space,
 )
-from pyllm.families.tensor_names import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import GATE_UP, GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
 
 def read_granite(config: Config) -> ModelSpec:
@@ -90,7 +90,10 @@ def read_minicpm(config: Config) -> ModelSpec:
 
 
 def read_granite_swa(config: Config) -> ModelSpec:
-    """The model that a config.json of Granite with windows describes; a base of 0 means a layer without positions."""
+    """The model that a config.json of Granite with windows describes, dense or with experts.
+
+    A base of 0 means a layer without positions.
+    """
     spec, window = read_granite(config), config.integer("sliding_window", 128)
     types, head_size = layer_types(config, lambda index: index % 4 != 0), spec.attention.head_size
     bases = [rope_parameters(config).positive("rope_theta", 10_000.0)] * len(types)
@@ -113,17 +116,13 @@ def read_granite_swa(config: Config) -> ModelSpec:
         for layer, kind, base in zip(spec.layers, types, bases, strict=True)
     )
     ropes = (read_rope(config.with_section("rope_parameters", rope_theta=base), head_size) for base in of_ropes)
-    return replace(spec, layers=tuple(layers), ropes=tuple(ropes))
+    spec = replace(spec, layers=tuple(layers), ropes=tuple(ropes))
+    return _with_shared_expert(config, spec) if config.integer("num_local_experts", 0, least=0) else spec
 
 
 def read_granite_moe(config: Config) -> ModelSpec:
     """The model that a config.json of Granite 3 with experts describes; a shared one may be beside them."""
     return _with_shared_expert(config, read_granite(config))
-
-
-def read_granite_moe_swa(config: Config) -> ModelSpec:
-    """The same with windows, sinks and a base of RoPE for each layer."""
-    return _with_shared_expert(config, read_granite_swa(config))
 
 
 def _with_shared_expert(config: Config, spec: ModelSpec) -> ModelSpec:
@@ -163,6 +162,13 @@ def _complete(config: Config) -> Config:
     return config.replaced(position_embedding_type="rope" if rotates else "nope")
 
 
+def _complete_swa(config: Config) -> Config:
+    """Add the base of each layer, which is the same in all that rotate."""
+    count, base = num_layers(config), config.positive("rope_theta", 10_000.0)
+    rotates = config.items("rope_pattern", count) if "rope_pattern" in config else [True] * count
+    return _complete(config).replaced(layer_rope_theta=[base if each else 0 for each in rotates])
+
+
 _GGUF_FIELDS = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -170,6 +176,7 @@ _GGUF_FIELDS = {
     "logit_scale": "logits_scaling",
     "rope.scaling.finetuned": "rope_finetuned",
 }
+_SHARED_GATE_UP = ("feed_forward.shared.gate", "feed_forward.shared.up")
 _EXPERT_PARTS = LLAMA_PARTS | {
     "feed_forward.router": "block_sparse_moe.router.layer",
     "feed_forward.experts.down": "block_sparse_moe.output_linear",
@@ -177,7 +184,7 @@ _EXPERT_PARTS = LLAMA_PARTS | {
 }
 _STACKED_EXPERTS = {
     "block_sparse_moe.input_linear": ("feed_forward.experts.gate", "feed_forward.experts.up"),
-    "shared_mlp.input_linear": ("feed_forward.shared.gate", "feed_forward.shared.up"),
+    "shared_mlp.input_linear": _SHARED_GATE_UP,
 }
 GRANITE = Family(
     architectures=("GraniteForCausalLM",),
@@ -197,15 +204,8 @@ MINICPM = Family(
     ),
 )
 GRANITE_SWA = Family(
-    architectures=("GraniteSWAForCausalLM",),
+    architectures=("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"),
     read=read_granite_swa,
-    tensors=TensorNames(
-        parts=LLAMA_PARTS | {"attention.sinks": "self_attn.sinks"}, bare=frozenset({"self_attn.sinks"})
-    ),
-)
-GRANITE_MOE_SWA = Family(
-    architectures=("GraniteMoeSWAForCausalLM",),
-    read=read_granite_moe_swa,
     tensors=TensorNames(
         parts=LLAMA_PARTS
         | {
@@ -215,7 +215,23 @@ GRANITE_MOE_SWA = Family(
             "feed_forward.shared.down": "shared_mlp.output_linear",
         },
         bare=frozenset({"self_attn.sinks"}),
-        stacked={"shared_mlp.input_linear": _STACKED_EXPERTS["shared_mlp.input_linear"]},
+        stacked={"shared_mlp.input_linear": _SHARED_GATE_UP},
+    ),
+    gguf=GgufNames(
+        architectures=("granite_swa",),
+        tensors=replace_names(
+            GGUF_NAMES,
+            parts=GGUF_PARTS | {"attention.sinks": "attn_sinks"},
+            stacked={"ffn_up_shexp": _SHARED_GATE_UP},
+            interleaved=True,
+        ),
+        fields=_GGUF_FIELDS
+        | GGUF_EXPERTS
+        | {
+            "attention.rope_pattern": "rope_pattern",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+        },
+        complete=_complete_swa,
     ),
 )
 HYPERCLOVA = Family(

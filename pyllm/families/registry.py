@@ -106,7 +106,6 @@ FAMILIES = (
     granite.MINICPM,
     granite.HYPERCLOVA,
     granite.GRANITE_MOE,
-    granite.GRANITE_MOE_SWA,
     granite.GRANITE4,
     glm4.GLM,
     glm4.CHATGLM,

@@ -479,6 +479,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "xglm-unscaled": ("XGLM", {"d_model": 32, "ffn_dim": 48, "scale_embedding": False, "activation_function": "relu"}),
     "nanochat": ("NanoChat", {"final_logit_softcapping": 5.0}),
     "granite-swa": ("GraniteSWA", _SCALED | _WINDOW | {"num_hidden_layers": 4, "layer_rope_theta": [1e4, 0, 5e5, 1e4]}),
+    "granite-swa-gguf": (
+        "GraniteSWA",
+        _SCALED | _WINDOW | {"num_hidden_layers": 4, "layer_rope_theta": [1e4, 0, 1e4, 1e4]},
+    ),
+    "granite-moe-swa-gguf": (
+        "GraniteMoeSWA",
+        _SCALED | _EXPERTS | _WINDOW | {"num_hidden_layers": 4, "shared_intermediate_size": 48},
+    ),
     "granite-swa-one-base": ("GraniteSWA", _WINDOW | {"attention_multiplier": 0.2}),
     "hyperclova": ("HyperCLOVAX", _SCALED | _BIASES),
     "hyperclova-plain": ("HyperCLOVAX", {"use_post_norm": False}),
