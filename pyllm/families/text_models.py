@@ -6,6 +6,7 @@ from pyllm.families.config import Config
 from pyllm.families.registry import spelled_architecture
 
 _SECTIONS = ("text_config", "llm_config")  # the latter of InternVL's own code
+_GENERATORS = ("ForConditionalGeneration", "ChatModel")  # others classify, embed, or draft for another model
 # Their prompts attend to later tokens, too (PaliGemma, arXiv 2407.07726).
 _BOTH_WAYS = frozenset({"PaliGemmaForConditionalGeneration", "PI0ForConditionalGeneration"})
 # Defaults of transformers' classes, which files of models for images leave out: LLaVA's have little beside them.
@@ -29,9 +30,10 @@ def text_model(config: Config) -> Config:
     if section is None or is_beside or "architectures" not in config:
         return config
     whole = str(config.items("architectures", 1)[0])
-    named = () if whole in _BOTH_WAYS else (section.text("model_type", ""), *section.texts("architectures")[:1], whole)
+    named = (section.text("model_type", ""), *section.texts("architectures")[:1], whole)
     architecture = next(filter(None, map(spelled_architecture, named)), None)
-    if architecture is None:
+    generates = whole.endswith(_GENERATORS) and whole not in _BOTH_WAYS
+    if architecture is None or not (generates or spelled_architecture(whole)):
         return config
     ties = {"tie_word_embeddings": config.value("tie_word_embeddings")} if "tie_word_embeddings" in config else {}
     defaults = _DEFAULTS.get(section.text("model_type", ""), {})

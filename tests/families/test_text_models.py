@@ -141,7 +141,12 @@ def test_a_section_with_little_beside_its_class_has_that_of_transformers(tmp_pat
 
 @pytest.mark.parametrize(
     ("architecture", "kind"),
-    [("PaliGemmaForConditionalGeneration", "gemma"), ("MllamaForConditionalGeneration", "mllama_text_model")],
+    [
+        ("PaliGemmaForConditionalGeneration", "gemma"),
+        ("MllamaForConditionalGeneration", "mllama_text_model"),
+        ("Gemma3ForSequenceClassification", "gemma3_text"),
+        ("Gemma4UnifiedAssistantForCausalLM", "gemma4_unified_text"),
+    ],
 )
 def test_text_models_that_differ_are_refused(tmp_path: Path, architecture: str, kind: str) -> None:
     folder = Path(write_tiny_family(tmp_path, "gemma"))
