@@ -67,6 +67,11 @@ def gguf_config(
     config |= _of_layers(config, shapes)
     config["architectures"] = [family.architectures[0]]
     _check(own, config, architecture, known)
+    sections = own.get("rope.dimension_sections")
+    if family.gguf.tensors.interleaved and isinstance(sections, list) and all(sections[:2]):
+        # llama.cpp rotates the halves of a head then, whose rows its converter has moved (GLM-4.1V).
+        text = f"{prefix}rope.dimension_sections, as models for images have them, are not supported"
+        raise ConfigError(f"{text}: use the safetensors")
     if "rope.dimension_count" in own:
         rotary_size = Config(own, PLACE).integer("rope.dimension_count")
         config["partial_rotary_factor"] = rotary_size / Config(config, PLACE).integer("head_dim")

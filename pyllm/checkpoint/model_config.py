@@ -34,6 +34,8 @@ def read_model_config(folder: Path, overrides: Mapping[str, Any] | None = None) 
         ConfigError: the file is missing or damaged.
     """
     fields = read_json(folder / "config.json", dict[str, Any])
+    if isinstance(language_model := fields.get("llm_config"), dict):  # in InternVL's own code
+        fields = {"text_config": language_model} | fields
     fields = _with_one_rope(_overridden(fields, dict(overrides)) if overrides else fields)
     if isinstance(text := fields.get("text_config"), dict):
         fields["text_config"] = _with_one_rope(text)
@@ -92,4 +94,5 @@ def _with_architecture(fields: Fields) -> ModelFields:
     model_type = fields.get("model_type")
     spelled = spelled_architecture(named[0] or (model_type if isinstance(model_type, str) else ""))
     fields = fields | {"architectures": [spelled]} if spelled else fields
-    return ModelFields(fields, has_head="LMHead" in named[0] or not named[0].endswith("Model"))
+    is_bare = named[0].endswith("Model") and not named[0].endswith("ChatModel")
+    return ModelFields(fields, has_head="LMHead" in named[0] or not is_bare)

@@ -12,11 +12,12 @@ import msgspec
 
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
+from pyllm.families.tensor_names import OF_TEXT_MODELS
 
 QuantizationMethod = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitnet"]
 
-_ROOTS = ("", "model.", "model.language_model.", "language_model.model.")
-_ROOT = re.compile(r"^(?:model\.language_model\.|language_model\.model\.|model\.)")
+_ROOTS = ("", "model.", *OF_TEXT_MODELS)
+_ROOT = re.compile("|".join(f"^{re.escape(root)}" for root in (*OF_TEXT_MODELS, "model.")))
 _INSTEAD = "use the unquantised model, or a GGUF of it"
 
 

@@ -25,6 +25,7 @@ from pyllm.families.latents import (
     read_latent_attention,
 )
 from pyllm.families.mistral import query_scaling
+from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec
 
 _GLM_VOCABULARY = 154_880
@@ -34,6 +35,18 @@ _LATENTS = {
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
+}
+
+
+# The default of transformers, for files without any.
+_MISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
 }
 
 
@@ -96,6 +109,8 @@ def _read_mistral(config: Config) -> ModelSpec:
         moe_intermediate_size=2048,
     )
     config.refuse_unless(n_group=1, topk_group=1)
+    if not len(rope_parameters(config)):
+        config = config.replaced(rope_parameters=_MISTRAL_ROPE)
     rope = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
     config = config.with_section(rope, partial_rotary_factor=1.0)  # in files the rotary part of a query
     spec = with_deepseek_experts(config, read_dense(config), read_deepseek_routing(config, "softmax"))

@@ -23,14 +23,6 @@ from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
 
 _DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
-# Defaults of Gemma3TextConfig in transformers: files leave out fields that have these values.
-_TEXT_DEFAULTS = {
-    "vocab_size": 262_208,
-    "num_attention_heads": 8,
-    "max_position_embeddings": 131_072,
-    "sliding_window": 4096,
-    "rms_norm_eps": 1e-6,
-}
 
 
 def read_gemma(config: Config) -> ModelSpec:
@@ -68,7 +60,7 @@ def read_gemma2(config: Config) -> ModelSpec:
 
 def read_gemma3(config: Config) -> ModelSpec:
     """The model that a config.json of Gemma 3 describes; the text model if it is for images, too."""
-    config = config.with_defaults(**_DEFAULTS, **_TEXT_DEFAULTS)
+    config = config.with_defaults(**_DEFAULTS, sliding_window=4096)
     norm = read_norm(config, unit_offset=True)
     cap = config.optional_positive("attn_logit_softcapping")
     attention = read_attention(config, soft_cap=cap, query_key_norm=norm)

@@ -155,7 +155,7 @@ INTERNLM2 = Family(
     read=read_internlm2,
     tensors=TensorNames(
         embedding="tok_embeddings",
-        heads=("output",),
+        heads=("output", "language_model.output"),
         parts={
             "attention_norm": "attention_norm",
             "attention.output": "attention.wo",

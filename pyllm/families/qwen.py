@@ -146,17 +146,10 @@ QWEN3_MOE = Family(
         complete=lambda config: config.replaced(norm_topk_prob=True),
     ),
 )
-_EXPERTS = ("feed_forward.experts.gate", "feed_forward.experts.up", "feed_forward.experts.down")
-_OF_GATE_AND_UP, _OF_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 QWEN3_VL_MOE = Family(
     architectures=("Qwen3VLMoeForConditionalGeneration",),
     read=lambda config: read_qwen3_moe(config.replaced(norm_topk_prob=True)),
-    tensors=TensorNames(
-        parts=LLAMA_PARTS | {"feed_forward.experts.down": _OF_DOWN},
-        stacked={_OF_GATE_AND_UP: _EXPERTS[:2]},
-        bare=frozenset({_OF_GATE_AND_UP, _OF_DOWN}),
-        transposed=frozenset(_EXPERTS),
-    ),
+    tensors=TensorNames(transposed=frozenset(f"feed_forward.experts.{part}" for part in ("gate", "up", "down"))),
 )
 MELLUM = Family(
     architectures=("MellumForCausalLM",),

@@ -150,6 +150,7 @@ def _parameters_in_files(
     """The parameters of a layer, with their places in files that have `tensors`."""
     layer, prefix = spec.layers[index], f"{root}{names.layer.format(index)}"
     shapes = parameters_of_layer(spec, layer)
+    are_straight = _are_straight(names, shapes, tensors, prefix)
     for name, shape in shapes.items():
         part, _, kind = name.rpartition(".")
         part, expert = _expert_of(part)
@@ -165,14 +166,31 @@ def _parameters_in_files(
             matrix = (expert, routing.experts)
         tensor = f"{prefix}{_name_in_files(names, tensors, prefix, source, kind)}"
         is_transposed = part in names.transposed and len(shape) == 2
-        if is_transposed and matrix is not None and tensor in tensors:
-            # transformers 5 writes the experts of Qwen3-VL as it computes them, and reads both.
-            is_transposed = tensors[tensor].shape[1:] != (sum(sizes), shape[1]) or shape[1] == sum(sizes)
+        if expert is not None:
+            is_transposed = is_transposed and matrix is not None and not are_straight
         place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
         transforms = _transforms(spec, layer, f"{part}.{kind}", names)
         if (factor := layer.factors.get(name)) is not None:
             transforms += (Scale(factor),)
         yield _Parameter(f"layers.{index}.{name}", shape, place, transforms)
+
+
+def _are_straight(
+    names: TensorNames, shapes: Mapping[str, Shape], tensors: Mapping[str, FileTensor], prefix: str
+) -> bool:
+    """Whether all experts of a layer are in tensors with a row for each output, though `transposed` names them.
+
+    transformers 5 writes those of Qwen3-VL so, and reads both. Not all of them can be square, so that one shape tells.
+    """
+    for name in ("up", "down"):
+        part = f"feed_forward.experts.{name}"
+        if part in names.transposed and (shape := shapes.get(f"feed_forward.experts.0.{name}.weight")) is not None:
+            source, parts = names.source_of(part)
+            rows, columns = len(parts) * shape[0], shape[1]
+            found = tensors.get(f"{prefix}{names.tensor_of(source, 'weight')}")
+            if found is not None and found.shape[1:] == (rows, columns) and rows != columns:
+                return True
+    return False
 
 
 def _name_in_files(names: TensorNames, tensors: Mapping[str, FileTensor], prefix: str, source: str, kind: str) -> str:

@@ -109,6 +109,7 @@ def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, quantisation: str, dt
         ({"llama.attention.head_count": [6, 3]}, "head_count differs between layers"),
         ({"llama.attention.head_count_kv": [3, 6]}, "head_count_kv differs between layers"),
         ({"llama.attention.value_length": 8}, "attention.value_length = 8 is not supported, only 16"),
+        ({"llama.rope.dimension_sections": [4, 2, 2, 0]}, "rope.dimension_sections, as models for images have them"),
         ({"llama.block_count": None}, "no field num_hidden_layers"),
         ({"llama.block_count": 1_000_000}, "num_hidden_layers is 1000000; it must be a whole number from 1 to 1024"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps is nan; it must be a finite number"),

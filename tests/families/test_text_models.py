@@ -85,6 +85,7 @@ _EARS = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 1
 _CONVOLUTIONS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
 _PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+_DEEPSEEK = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 1}
 # A class of transformers without "ForConditionalGeneration", its text model, and its encoder of images or sounds.
 _WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Llava": ({"model_type": "llama"}, _TOWER | {"model_type": "clip_vision_model"}),
@@ -104,6 +105,11 @@ _WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
         | {"head_dim": 16, "rope_parameters": _SECTIONS},
         _DEEP | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    ),
+    "Glm4vMoe": (
+        _DEEPSEEK
+        | {"n_group": 1, "topk_group": 1, "head_dim": 16, "rope_parameters": _PARTIAL | {"mrope_section": [2, 1, 1]}},
+        _DEEP | {"image_size": 8},
     ),
     "Glm4v": ({"head_dim": 8, "rope_parameters": _PARTIAL}, _DEEP | {"image_size": 8}),
 }
@@ -155,3 +161,55 @@ def test_text_models_that_differ_are_refused(tmp_path: Path, architecture: str, 
     (folder / "config.json").write_text(json.dumps(outer))
     with pytest.raises(ConfigError, match=f"architecture '{architecture}' is not supported"):
         read_checkpoint(str(folder))
+
+
+def test_a_model_within_internvls_own_code_is_read(tmp_path: Path) -> None:
+    folder = Path(write_tiny_family(tmp_path, "internlm2"))
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    text = read_checkpoint(str(folder))
+    save_file({f"language_model.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    outer = {"architectures": ["InternVLChatModel"], "model_type": "internvl_chat", "llm_config": config}
+    (folder / "config.json").write_text(json.dumps(outer))
+    found = read_checkpoint(str(folder))
+    assert (found.spec, found.embedding, found.tokenizer) == (text.spec, text.embedding, text.tokenizer)
+    assert [entry.name for entry in found.tensors] == [entry.name for entry in text.tensors]
+    stretched = read_checkpoint(str(folder), overrides={"rope_scaling": {"rope_type": "linear", "factor": 2.0}})
+    assert stretched.spec.ropes != found.spec.ropes
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(False, True), (True, None), (None, True)])
+def test_a_tied_head_may_be_told_outside_or_inside(tmp_path: Path, outer: bool | None, inner: bool | None) -> None:
+    folder = Path(write_tiny_family(tmp_path, "qwen2"))
+    text = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": inner, "architectures": None}
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text, "tie_word_embeddings": outer}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_checkpoint(str(folder)).spec.tie_word_embeddings
+
+
+@pytest.mark.parametrize("is_straight", [False, True])
+def test_a_square_matrix_of_experts_is_as_the_other_one(tmp_path: Path, is_straight: bool) -> None:
+    hidden, inner, experts = 64, 32, 6  # so that gate and up together are square
+    config = transformers.Qwen3VLMoeConfig(
+        text_config=_TEXT
+        | {"hidden_size": hidden, "moe_intermediate_size": inner, "num_experts": experts, "num_experts_per_tok": 2}
+        | {"head_dim": 16, "rope_parameters": _SECTIONS},
+        vision_config=_DEEP
+        | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0], "out_hidden_size": hidden},
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen3VLMoeForConditionalGeneration(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
+    model.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    computed = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    orient = (lambda tensor: tensor) if is_straight else (lambda tensor: tensor.swapaxes(1, 2))
+    tensors = {
+        name: np.ascontiguousarray(orient(tensor)) if ".experts." in name else tensor
+        for name, tensor in computed.items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    sequences = Sequences(loaded_runner(str(tmp_path), num_blocks=256, max_model_len=128))
+    sequences.start(0)
+    np.testing.assert_allclose(sequences.logits(Row(0, PROMPT))[0], expected_logits(model), rtol=1e-4, atol=1e-4)
