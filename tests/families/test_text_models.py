@@ -117,16 +117,26 @@ _WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", _WHOLE)
 def test_logits_equal_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
-    kind, (text, encoder) = getattr(transformers, f"{name}Config"), _WHOLE[name]
-    config = kind(text_config=_TEXT | text, **{"audio_config" if "Audio" in name else "vision_config": encoder})
+    text, encoder = _WHOLE[name]
+    encoders = {"audio_config" if "Audio" in name else "vision_config": encoder}
+    check_logits(tmp_path, write_whole_model(tmp_path, name, text_config=_TEXT | text, **encoders))
+
+
+def write_whole_model(folder: Path, name: str, **sections: Any) -> transformers.PreTrainedModel:
+    """Write a model of a class of transformers with random weights, and a tokenizer."""
+    config = getattr(transformers, f"{name}Config")(**sections)
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).float().eval()
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
-    model.save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
-    sequences = Sequences(loaded_runner(str(tmp_path), num_blocks=256, max_model_len=128))
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+def check_logits(folder: Path, model: transformers.PreTrainedModel) -> None:
+    sequences = Sequences(loaded_runner(str(folder), num_blocks=256, max_model_len=128))
     sequences.start(0)
     np.testing.assert_allclose(sequences.logits(Row(0, PROMPT))[0], expected_logits(model), rtol=1e-4, atol=1e-4)
 
@@ -188,28 +198,12 @@ def test_a_tied_head_may_be_told_outside_or_inside(tmp_path: Path, outer: bool |
 
 @pytest.mark.parametrize("is_straight", [False, True])
 def test_a_square_matrix_of_experts_is_as_the_other_one(tmp_path: Path, is_straight: bool) -> None:
-    hidden, inner, experts = 64, 32, 6  # so that gate and up together are square
-    config = transformers.Qwen3VLMoeConfig(
-        text_config=_TEXT
-        | {"hidden_size": hidden, "moe_intermediate_size": inner, "num_experts": experts, "num_experts_per_tok": 2}
-        | {"head_dim": 16, "rope_parameters": _SECTIONS},
-        vision_config=_DEEP
-        | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0], "out_hidden_size": hidden},
-    )
-    torch.manual_seed(0)
-    model = transformers.Qwen3VLMoeForConditionalGeneration(config).float().eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
-    model.save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
-    computed = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    orient = (lambda tensor: tensor) if is_straight else (lambda tensor: tensor.swapaxes(1, 2))
-    tensors = {
-        name: np.ascontiguousarray(orient(tensor)) if ".experts." in name else tensor
-        for name, tensor in computed.items()
-    }
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32}  # so that gate and up together are square
+    text, encoder = _WHOLE["Qwen3VLMoe"]
+    sections = {"text_config": _TEXT | text | sizes, "vision_config": encoder | {"out_hidden_size": 64}}
+    model = write_whole_model(tmp_path, "Qwen3VLMoe", **sections)
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    if not is_straight:
+        tensors |= {name: tensor.swapaxes(1, 2).copy() for name, tensor in tensors.items() if ".experts." in name}
     save_file(tensors, tmp_path / "model.safetensors")
-    sequences = Sequences(loaded_runner(str(tmp_path), num_blocks=256, max_model_len=128))
-    sequences.start(0)
-    np.testing.assert_allclose(sequences.logits(Row(0, PROMPT))[0], expected_logits(model), rtol=1e-4, atol=1e-4)
+    check_logits(tmp_path, model)
