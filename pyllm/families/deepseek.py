@@ -25,7 +25,7 @@ from pyllm.families.latents import (
     read_latent_attention,
 )
 from pyllm.families.mistral import query_scaling
-from pyllm.families.rope import rope_parameters
+from pyllm.families.rope import rope_parameters, with_rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec
 
 _GLM_VOCABULARY = 154_880
@@ -111,8 +111,7 @@ def _read_mistral(config: Config) -> ModelSpec:
     config.refuse_unless(n_group=1, topk_group=1)
     if not len(rope_parameters(config)):
         config = config.replaced(rope_parameters=_MISTRAL_ROPE)
-    rope = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
-    config = config.with_section(rope, partial_rotary_factor=1.0)  # in files the rotary part of a query
+    config = with_rope_parameters(config, partial_rotary_factor=1.0)  # in files the rotary part of a query
     spec = with_deepseek_experts(config, read_dense(config), read_deepseek_routing(config, "softmax"))
     scaling = query_scaling(config)
     layers = (replace(layer, attention=replace(layer.own_attention, query_scaling=scaling)) for layer in spec.layers)

@@ -20,7 +20,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import ClampedGate, FeedForwardSpec, LayerSpec, ModelSpec
-from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import EXPERTS, GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
 
 def read(config: Config) -> ModelSpec:
@@ -60,7 +60,6 @@ _ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-_EXPERTS = ("feed_forward.experts.gate", "feed_forward.experts.up", "feed_forward.experts.down")
 FAMILY = Family(
     architectures=("GptOssForCausalLM",),
     read=read,
@@ -71,10 +70,10 @@ FAMILY = Family(
             "feed_forward.router": "mlp.router",
             "feed_forward.experts.down": "mlp.experts.down_proj",
         },
-        stacked={"mlp.experts.gate_up_proj": _EXPERTS[:2]},
+        stacked={"mlp.experts.gate_up_proj": EXPERTS[:2]},
         alternating=frozenset({"mlp.experts.gate_up_proj"}),
         bare=frozenset({"self_attn.sinks", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"}),
-        transposed=frozenset(_EXPERTS),
+        transposed=frozenset(EXPERTS),
     ),
     gguf=GgufNames(
         architectures=("gpt-oss",),

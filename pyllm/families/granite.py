@@ -23,7 +23,7 @@ from pyllm.families.family import (
     read_routing,
     with_experts,
 )
-from pyllm.families.rope import read_rope, rope_parameters
+from pyllm.families.rope import read_rope, rope_parameters, with_rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, SharedExpertSpec
 from pyllm.families.state_space import (
     ATTENTION_LAYERS,
@@ -34,7 +34,7 @@ from pyllm.families.state_space import (
     with_gguf_state_space,
     with_state_space,
 )
-from pyllm.families.tensor_names import GATE_UP, GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import EXPERTS, GATE_UP, GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
 
 def read_granite(config: Config) -> ModelSpec:
@@ -115,7 +115,7 @@ def read_granite_swa(config: Config) -> ModelSpec:
         )
         for layer, kind, base in zip(spec.layers, types, bases, strict=True)
     )
-    ropes = (read_rope(config.with_section("rope_parameters", rope_theta=base), head_size) for base in of_ropes)
+    ropes = (read_rope(with_rope_parameters(config, rope_theta=base), head_size) for base in of_ropes)
     spec = replace(spec, layers=tuple(layers), ropes=tuple(ropes))
     return _with_shared_expert(config, spec) if config.integer("num_local_experts", 0, least=0) else spec
 
@@ -183,7 +183,7 @@ _EXPERT_PARTS = LLAMA_PARTS | {
     "feed_forward.shared.down": "shared_mlp.output_linear",
 }
 _STACKED_EXPERTS = {
-    "block_sparse_moe.input_linear": ("feed_forward.experts.gate", "feed_forward.experts.up"),
+    "block_sparse_moe.input_linear": EXPERTS[:2],
     "shared_mlp.input_linear": _SHARED_GATE_UP,
 }
 GRANITE = Family(

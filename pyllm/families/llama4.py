@@ -20,7 +20,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, QueryScaling, SharedExpertSpec
-from pyllm.families.tensor_names import GGUF_NAMES, HUGGINGFACE_NAMES, LLAMA_PARTS
+from pyllm.families.tensor_names import EXPERTS, GGUF_NAMES, HUGGINGFACE_NAMES, LLAMA_PARTS
 
 
 def read(config: Config) -> ModelSpec:
@@ -104,7 +104,6 @@ _DEFAULTS = {
     "use_qk_norm": True,
 }
 _MAVERICK_EXPERTS = 128
-_EXPERTS = ("feed_forward.experts.gate", "feed_forward.experts.up", "feed_forward.experts.down")
 _OF_GATE_AND_UP, _OF_DOWN = "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"
 FAMILY = Family(
     architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
@@ -122,9 +121,9 @@ FAMILY = Family(
             "feed_forward.shared.up": "feed_forward.shared_expert.up_proj",
             "feed_forward.shared.down": "feed_forward.shared_expert.down_proj",
         },
-        stacked={_OF_GATE_AND_UP: _EXPERTS[:2]},
+        stacked={_OF_GATE_AND_UP: EXPERTS[:2]},
         bare=frozenset({_OF_GATE_AND_UP, _OF_DOWN}),
-        transposed=frozenset(_EXPERTS),
+        transposed=frozenset(EXPERTS),
         interleaved=True,
     ),
     gguf=GgufNames(

@@ -11,7 +11,7 @@ from pyllm.families.family import (
     read_routing,
 )
 from pyllm.families.mistral import MIXTRAL
-from pyllm.families.rope import read_rope, rope_parameters
+from pyllm.families.rope import read_rope, rope_parameters, with_rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec
 
 
@@ -37,13 +37,12 @@ def read(config: Config) -> ModelSpec:
 
 def _with_attention_factor(config: Config) -> Config:
     """The factor of cosines and sines under its usual name; it is the same for short and long contexts."""
-    name = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
     parameters = rope_parameters(config)
     if "short_mscale" not in parameters:
         return config
     factor = parameters.positive("short_mscale")
     parameters.refuse_unless(long_mscale=factor)
-    return config.with_section(name, attention_factor=factor)
+    return with_rope_parameters(config, attention_factor=factor)
 
 
 FAMILY = Family(architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM"), read=read, tensors=MIXTRAL.tensors)

@@ -24,7 +24,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, SharedExpertSpec
-from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
+from pyllm.families.tensor_names import EXPERTS, LLAMA_PARTS, TensorNames
 
 
 def read_qwen2(config: Config) -> ModelSpec:
@@ -149,7 +149,7 @@ QWEN3_MOE = Family(
 QWEN3_VL_MOE = Family(
     architectures=("Qwen3VLMoeForConditionalGeneration",),
     read=lambda config: read_qwen3_moe(config.replaced(norm_topk_prob=True)),
-    tensors=TensorNames(transposed=frozenset(f"feed_forward.experts.{part}" for part in ("gate", "up", "down"))),
+    tensors=TensorNames(transposed=frozenset(EXPERTS)),
 )
 MELLUM = Family(
     architectures=("MellumForCausalLM",),

@@ -35,14 +35,9 @@ def read_qwen3_next(config: Config) -> ModelSpec:
         experts,
         layers=tuple(
             layer if index not in without and (index + 1) % step == 0 else dense
-            for index, (layer, dense) in enumerate(zip(experts.layers, _read(config).layers, strict=True))
+            for index, (layer, dense) in enumerate(zip(experts.layers, read_qwen3_5(config).layers, strict=True))
         ),
     )
-
-
-def read_qwen3_5(config: Config) -> ModelSpec:
-    """The model that a config.json of Qwen 3.5 describes, or its text model."""
-    return _read(config)
 
 
 def read_qwen3_5_moe(config: Config) -> ModelSpec:
@@ -50,7 +45,8 @@ def read_qwen3_5_moe(config: Config) -> ModelSpec:
     return _read_experts(config.with_defaults(norm_topk_prob=True))
 
 
-def _read(config: Config) -> ModelSpec:
+def read_qwen3_5(config: Config) -> ModelSpec:
+    """The model that a config.json of Qwen 3.5 describes, or its text model."""
     config = config.with_defaults(head_dim=256)
     norm, bias = read_norm(config, unit_offset=True), config.flag("attention_bias", False)
     config.refuse_unless(hidden_act="silu")
@@ -84,7 +80,7 @@ def _read(config: Config) -> ModelSpec:
 def _read_experts(config: Config) -> ModelSpec:
     shared = SharedExpertSpec(size=config.integer("shared_expert_intermediate_size", 512), gated=True)
     routing = read_routing(config, config.flag("norm_topk_prob"), shared=shared)
-    return with_experts(_read(config), routing, config.integer("moe_intermediate_size"))
+    return with_experts(read_qwen3_5(config), routing, config.integer("moe_intermediate_size"))
 
 
 _PARTS = (

@@ -9,6 +9,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -65,11 +66,16 @@ def rope_parameters(config: Config) -> Config:
 
     An `original_max_position_embeddings` beside the section wins over the one in it, as in transformers and vLLM.
     """
-    section = config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    section = config.section(_section_name(config))
     original = config.optional_integer("original_max_position_embeddings")
     if original is None or not len(section) or _kind(section) == "dynamic":
         return section
     return section.replaced(original_max_position_embeddings=original)
+
+
+def with_rope_parameters(config: Config, **changes: Any) -> Config:
+    """A copy with other values in the RoPE section."""
+    return config.with_section(_section_name(config), **changes)
 
 
 def longest_context(config: Config) -> int:
@@ -97,6 +103,10 @@ def _context(stretched: float) -> int:
     if not 1 <= stretched < _LARGEST_CONTEXT:
         raise ConfigError(f"RoPE stretches the context to {stretched:g} tokens, not to 1 to {_LARGEST_CONTEXT}")
     return int(stretched)
+
+
+def _section_name(config: Config) -> str:
+    return "rope_parameters" if "rope_parameters" in config else "rope_scaling"
 
 
 def _kind(parameters: Config) -> str:

@@ -165,9 +165,8 @@ def _parameters_in_files(
         elif expert is not None and (routing := layer.routing) is not None:
             matrix = (expert, routing.experts)
         tensor = f"{prefix}{_name_in_files(names, tensors, prefix, source, kind)}"
-        is_transposed = part in names.transposed and len(shape) == 2
-        if expert is not None:
-            is_transposed = is_transposed and matrix is not None and not are_straight
+        may_be_transposed = expert is None or (matrix is not None and not are_straight)
+        is_transposed = may_be_transposed and part in names.transposed and len(shape) == 2
         place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
         transforms = _transforms(spec, layer, f"{part}.{kind}", names)
         if (factor := layer.factors.get(name)) is not None:

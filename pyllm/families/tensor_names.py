@@ -72,6 +72,8 @@ GGUF_PER_LAYER_PARTS = {
 """The parts of per-layer inputs, in llama.cpp's names."""
 
 
+EXPERTS = ("feed_forward.experts.gate", "feed_forward.experts.up", "feed_forward.experts.down")
+"""The parts of an expert; many files stack the first two in one tensor."""
 OF_TEXT_MODELS = ("language_model.model.", "model.language_model.", "model.text_model.")
 """Prefixes of the text model's tensors within a model for images or sounds, too."""
 
@@ -135,12 +137,10 @@ class TensorNames:
 
         transformers 5 keeps all experts of a layer in one tensor; llama.cpp's converter stacks parts if it is told to.
         """
-        fused = {
-            name for name in GGUF_FUSED.keys() - self.stacked if self.are_all and f"{prefix}{name}.weight" in tensors
-        }
+        may_be_fused = GGUF_FUSED.keys() - self.stacked.keys() if self.are_all else ()
+        fused = {name: GGUF_FUSED[name] for name in may_be_fused if f"{prefix}{name}.weight" in tensors}
         if fused:
-            stacked = {**self.stacked, **{name: GGUF_FUSED[name] for name in fused}}
-            return replace(self, stacked=stacked).of_files(tensors, prefix)
+            return replace(self, stacked={**self.stacked, **fused}).of_files(tensors, prefix)
         alone = {
             name
             for name, parts in self.stacked.items()
@@ -156,7 +156,7 @@ class TensorNames:
         return replace(
             self,
             parts={**self.parts, "feed_forward.experts.down": down},
-            stacked={**self.stacked, gate_up: ("feed_forward.experts.gate", "feed_forward.experts.up")},
+            stacked={**self.stacked, gate_up: EXPERTS[:2]},
             bare=self.bare | {gate_up, down},
         )
 
@@ -181,7 +181,7 @@ QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
 """The same of attention."""
 GGUF_FUSED = {
     "attn_qkv": QUERY_KEY_VALUE,
-    "ffn_gate_up_exps": ("feed_forward.experts.gate", "feed_forward.experts.up"),
+    "ffn_gate_up_exps": EXPERTS[:2],
 }
 """What llama.cpp's converter stacks with `--fuse-qkv` and `--fuse-gate-up-exps`, in files of any architecture."""
 GGUF_NAMES = TensorNames(

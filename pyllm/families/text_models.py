@@ -1,4 +1,4 @@
-"""The text model within a model for images or sounds, too. Knows no family's fields."""
+"""The text model within a model for images or sounds, too. Knows defaults of transformers' classes, and no family."""
 
 from typing import Any
 
