@@ -389,7 +389,7 @@ def _requests(
         _each("sampling_params", params, number),
         _each("scheduling", scheduling, number),
         _each("priority", priority, number),
-        _each("lora_request", lora_request or None, number),
+        _each("lora_request", lora_request, number),
         strict=True,
     )
     name = "sampling_params" if isinstance(params, list | tuple) else ""

@@ -81,6 +81,11 @@ def llm(model: str) -> Iterator[LLM]:
         yield llm
 
 
+def test_an_array_is_no_adapter(llm: LLM) -> None:
+    with pytest.raises(PyllmError, match="lora_request"):
+        llm.generate("hi", ONE, lora_request=np.array([1, 2]), use_tqdm=False)
+
+
 @given(data=st.data(), value=ANYTHING)
 @settings(max_examples=120)
 def test_every_argument_of_llm_may_be_anything(llm: LLM, data: st.DataObject, value: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pyllm_kernels import Kernels
 from pyllm_kernels.ops.blocks import swap_blocks
-from pyllm_kernels.tensors import Tensor, numpy_dtype
+from pyllm_kernels.tensors import Array, Tensor, numpy_dtype
 
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import KVGroup, plane_heads, planes_of_block
@@ -86,7 +86,8 @@ class CachedLayer(NamedTuple):
 class KVCache:
     """Keys and values of `num_blocks` blocks, each of which belongs to one group of layers at a time.
 
-    - `memory`: [planes, 2, num_blocks, block_size, kv_heads, head_dim]; 1 in place of 2 for latents.
+    - `memory`: [planes, 2, num_blocks, block_size, kv_heads, head_dim]; 1 in place of 2 for latents. On a CPU a
+      block's planes are together: few blocks in use take few huge pages, and a block moves in one copy.
     - `layers`: the group and the tensors of each layer, by its index in the model.
 
     The memory starts as zeros, because padded reads of blocks that were never written must find finite numbers.
@@ -98,8 +99,14 @@ class KVCache:
         self.shape = shape
         heads = (shape.num_kv_heads, shape.head_dim)
         groups = groups or (KVGroup(None, tuple(range(shape.num_layers)), heads),)
-        size = (shape.num_layers, shape.num_vectors, num_blocks, shape.block_size, *heads)
-        self.memory = _zeros(size, shape.dtype, device)
+        if device.type == "cpu":
+            # A token's room between blocks: where they are a power of two apart, a layer's share few sets of a cache.
+            width, gap = math.prod(shape.block_shape), math.prod(heads)
+            blocks = device.from_host(_untouched_zeros((num_blocks, width + gap), shape.dtype))[:, :width]
+            self.memory = blocks.reshape(num_blocks, *shape.block_shape).swapaxes(0, 1).swapaxes(1, 2)
+        else:
+            size = (shape.num_layers, shape.num_vectors, num_blocks, shape.block_size, *heads)
+            self.memory = device.zeros(size, shape.dtype)
         self.layers = {
             layer: CachedLayer(number, *self._keys_and_values(group, index))
             for number, group in enumerate(groups)
@@ -249,11 +256,11 @@ def host_blocks_of_rank(
     return num_blocks
 
 
-def _zeros(shape: tuple[int, ...], dtype: str, device: Device) -> Tensor:
-    """Zeros that take no memory until they are touched: on a CPU, the kernel maps their pages one by one."""
+def _untouched_zeros(shape: tuple[int, ...], dtype: str) -> Array:
+    """Zeros that take no memory until they are touched: the kernel maps their pages one by one."""
     size = math.prod(shape) * numpy_dtype(dtype).itemsize
-    if device.type != "cpu" or not size:  # A pipeline stage may have no layer with attention.
-        return device.zeros(shape, dtype)
+    if not size:  # A pipeline stage may have no layer with attention.
+        return np.zeros(shape, numpy_dtype(dtype))
     # Not from the heap, which may clear memory and so touch it.
     try:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -262,4 +269,4 @@ def _zeros(shape: tuple[int, ...], dtype: str, device: Device) -> Tensor:
         raise ConfigError(text) from None
     with suppress(OSError):  # Some kernels are built without huge pages.
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return device.from_host(np.frombuffer(memory, numpy_dtype(dtype)).reshape(shape))
+    return np.frombuffer(memory, numpy_dtype(dtype)).reshape(shape)

@@ -10,14 +10,14 @@ from pyllm_kernels.tensors import Tensor, address
 
 from pyllm.machine.memory import Memory, host_memory
 
-PREFAULTED_AHEAD = 64 << 20  # bytes
+PREFAULTED_AHEAD = 32 << 20  # bytes
 NICENESS = 10  # of the thread, above that of its process: a step comes first
 _HUGE_PAGE = 2 << 20  # bytes
 _MADV_POPULATE_WRITE = 23
 
 
 class PagePrefaulter:
-    """Prefaults `memory` [layers, 2, num_blocks, ...] on a CPU; blocks are used in order, from the first on.
+    """Prefaults `memory` [layers, 2, num_blocks, ...] of a `KVCache` on a CPU; blocks are used in order.
 
     The first touch of a huge page delays a step by up to 4 ms, so a thread touches pages in advance: only `ahead` bytes
     beyond the last block in use, so that a cache that is not full leaves memory to others. It changes nothing in the
@@ -28,8 +28,9 @@ class PagePrefaulter:
     def __init__(
         self, memory: Tensor, ahead: int = PREFAULTED_AHEAD, read: Callable[[], list[Memory]] = host_memory
     ) -> None:
-        self._planes = memory.reshape(-1, *memory.shape[2:])
         self._num_blocks = memory.shape[2]
+        self._start = address(memory)
+        self._block_bytes = (address(memory[:, :, -1]) - self._start) // max(1, self._num_blocks - 1)
         self._read = read
         self._ahead = max(1, ahead * self._num_blocks // memory.nbytes)  # blocks
         self._end = 0  # of the prefaulted blocks
@@ -53,29 +54,21 @@ class PagePrefaulter:
     def _prefault(self, end: int) -> None:
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS))
-        ranges = [_pages(plane[self._end : end]) for plane in self._planes]
-        self._is_over = not self._populate(ranges) or end == self._num_blocks
+        self._is_over = not self._populate(self._page(self._end), self._page(end)) or end == self._num_blocks
         self._end = end
 
-    def _populate(self, ranges: list[tuple[int, int]]) -> bool:
-        """Prefault ranges of addresses; False if memory is short, or the kernel does not support it."""
+    def _page(self, block: int) -> int:
+        """The address of the page in which a block begins."""
+        return (self._start + block * self._block_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+
+    def _populate(self, first: int, last: int) -> bool:
+        """Prefault a range of addresses; False if memory is short, or the kernel does not support it."""
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        left = sum(last - first for first, last in ranges)
         # In small steps: other threads that map memory wait until a call ends.
-        for first, last in ranges:
-            for start in range(first, last, _HUGE_PAGE):
-                size = min(_HUGE_PAGE, last - start)
-                if any(memory.available < 2 * left for memory in self._read()):
-                    return False
-                if madvise(start, size, _MADV_POPULATE_WRITE):
-                    return False
-                left -= size
+        for start in range(first, last, _HUGE_PAGE):
+            if any(memory.available < 2 * (last - start) for memory in self._read()):
+                return False
+            if madvise(start, min(_HUGE_PAGE, last - start), _MADV_POPULATE_WRITE):
+                return False
         return True
-
-
-def _pages(blocks: Tensor) -> tuple[int, int]:
-    """The page-aligned range of contiguous blocks: from the page of the first byte, without the last partial page."""
-    begin = address(blocks)
-    end = begin + blocks.nbytes
-    return begin // mmap.PAGESIZE * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE

@@ -36,10 +36,11 @@ def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: str) -> None:
     assert sum(tensor.nbytes for tensor in tensors) == 5 * shape.block_bytes
     assert address(cache.layers[0].keys) % 64 == 0
     for number, tensor in enumerate(tensors):
-        assert (tensor.shape, dtype_name(tensor.dtype), tensor.flags.c_contiguous) == ((5, 16, 2, 24), dtype, True)
+        assert (tensor.shape, dtype_name(tensor.dtype), tensor[0].flags.c_contiguous) == ((5, 16, 2, 24), dtype, True)
         assert not tensor.any()
         tensor[...] = number + 1
     assert [int(*np.unique(tensor.astype(int))) for tensor in tensors] == [1, 2, 3, 4, 5, 6]
+    assert cache.memory[:, :, 3].flags.c_contiguous, "all layers of a block are together"
 
 
 # Of 12,000 blocks 197 MB: more than the heap has in one piece of what was used and freed, so that the kernel gives it.
@@ -48,7 +49,7 @@ UNTOUCHED = KVCacheShape(num_layers=2, block_size=16, num_kv_heads=2, head_dim=6
 
 @pytest.mark.parametrize("num_blocks", [1 << 40, 1 << 55])
 def test_more_memory_than_can_be_mapped_is_refused_with_the_bytes(num_blocks: int) -> None:
-    size = UNTOUCHED.block_bytes * num_blocks
+    size = (UNTOUCHED.block_bytes + 256) * num_blocks  # with room for a token between blocks
     with pytest.raises(ConfigError, match=rf"no memory for a KV cache of {size:,} bytes .*--kv-cache-memory-bytes"):
         KVCache(UNTOUCHED, num_blocks, CPU)
 

@@ -67,7 +67,7 @@ def share_in_memory(cache: KVCache) -> float:
     """Of the pages that the cache fills, by what the kernel says."""
     begin = address(cache.memory)
     first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-    num_pages = (begin + cache.memory.nbytes - first) // mmap.PAGESIZE
+    num_pages = (address(cache.memory[-1, -1, -1, -1]) - first) // mmap.PAGESIZE
     pages = (ctypes.c_ubyte * num_pages)()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(num_pages * mmap.PAGESIZE), pages) == 0
     return sum(page & 1 for page in pages) / num_pages
