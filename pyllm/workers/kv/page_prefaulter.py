@@ -29,8 +29,8 @@ class PagePrefaulter:
         self, memory: Tensor, ahead: int = PREFAULTED_AHEAD, read: Callable[[], list[Memory]] = host_memory
     ) -> None:
         self._num_blocks = memory.shape[2]
-        self._start = address(memory)
-        self._block_bytes = (address(memory[:, :, -1]) - self._start) // max(1, self._num_blocks - 1)
+        self._start: int = address(memory)
+        self._block_bytes: int = (address(memory[:, :, -1]) - self._start) // max(1, self._num_blocks - 1)
         self._read = read
         self._ahead = max(1, ahead * self._num_blocks // memory.nbytes)  # blocks
         self._end = 0  # of the prefaulted blocks
