@@ -59,7 +59,7 @@ def test_tokens_are_those_of_the_family(tiny: str, native: list[list[int]], opti
 @pytest.mark.parametrize(
     ("family", "ranks", "options"),
     [
-        ("gemma3", 1, {"kv_offloading_size": "8MiB"}),
+        full("gemma3", 1, {"kv_offloading_size": "8MiB"}),
         full("gpt-oss", 1, {}),
         pytest.param("granite", 2, {}, marks=pytest.mark.oracle),
         pytest.param("qwen3-moe", 1, {}, marks=pytest.mark.oracle),

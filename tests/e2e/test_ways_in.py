@@ -361,7 +361,7 @@ async def test_random_bytes_on_the_core_socket_harm_nobody(headless_core: str) -
     client.close()
 
 
-SIMILAR = ("async_engine.py", "engine_client.py", "offline_llm.py")
+SIMILAR = ("async_engine.py", "engine_client.py", "offline_llm.py", "policy_gradient.py")
 
 
 def examples() -> list[str]:
@@ -370,7 +370,7 @@ def examples() -> list[str]:
     return found
 
 
-# Tests above make the same calls as some.
+# Tests above, and those of weights, make the same calls as some.
 @pytest.mark.parametrize("name", [full(name) if name in SIMILAR else name for name in examples()])
 def test_example_runs(name: str) -> None:
     result = subprocess.run(

@@ -21,12 +21,13 @@ from pyllm.frontend.app import create_app
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.client.fake_core import connected
 from tests.frontend.serving import answering, state_of
+from tests.tiers import cases
 
 T = TypeVar("T")
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-# How many requests are made up for each route.
-CASES = 20
+# How many requests are made up for each route in `make properties`, and a quarter of them in `make test`.
+CASES = 40
 
 
 class Server:
@@ -66,6 +67,7 @@ def server(tokenizer: Tokenizer) -> Generator[Server, None, None]:
     server.close()
 
 
+@pytest.mark.hypothesis
 def test_answers_to_requests_of_the_documented_form_are_as_documented(server: Server) -> None:
     served = {
         result.ok().label: _served(server, result.ok(), schemathesis.GenerationMode.POSITIVE)
@@ -80,6 +82,7 @@ def test_each_operation_has_an_id_of_its_own(server: Server) -> None:
     assert len(ids) == len(set(ids)) > 20
 
 
+@pytest.mark.hypothesis
 def test_answers_to_other_requests_are_as_documented(server: Server) -> None:
     for result in server.schema.get_all_operations():
         if result.ok().body:
@@ -91,7 +94,7 @@ def _served(server: Server, operation: Any, mode: schemathesis.GenerationMode) -
     served = 0
 
     @settings(
-        max_examples=CASES,
+        max_examples=cases(CASES),
         derandomize=True,
         database=None,
         phases=[Phase.generate],

@@ -39,6 +39,7 @@ def test_without_the_extra_the_model_is_refused_with_its_name(missing: str) -> N
         probe_model(request(), ask_process, lambda package: package != missing)
 
 
+@pytest.mark.full
 def test_a_process_that_fails_says_how() -> None:
     with pytest.raises(ConfigError, match=r"the process that asks transformers .* failed with 1: "):
         ask_process(b"{}")

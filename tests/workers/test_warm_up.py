@@ -12,6 +12,7 @@ from pyllm_kernels import select
 
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 from tests.families.tiny_families import write_tiny_family
+from tests.tiers import full
 from tests.tiny_model import write_tiny_model
 from tests.workers.compile_steps import make_forward
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 MAX_CALLS = 120
 
 
-@pytest.mark.parametrize(("family", "kernels"), [("", ()), ("qwen3-moe", ("_grouped_kernel", "_align_kernel"))])
+@pytest.mark.parametrize(("family", "kernels"), [full("", ()), ("qwen3-moe", ("_grouped_kernel", "_align_kernel"))])
 def test_no_step_waits_for_a_compilation(tmp_path: Path, family: str, kernels: tuple[str, ...]) -> None:
     folder = tmp_path / "model"
     model = write_tiny_family(folder, family) if family else write_tiny_model(folder)

@@ -114,7 +114,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Make]:
 
 # Workers are followed and signalled alike where a sandbox refuses pidfds.
 FORKED = pytest.param({}, id="forked")
-WITHOUT_PIDFD = pytest.param({"entry": f"{ENTRIES}:empty_without_pidfd"}, id="without_pidfd")
+WITHOUT_PIDFD = pytest.param({"entry": f"{ENTRIES}:empty_without_pidfd"}, id="without_pidfd", marks=pytest.mark.full)
 WAYS = [FORKED, WITHOUT_PIDFD, pytest.param({"forks": False}, id="spawned")]
 every_way = pytest.mark.parametrize("way", WAYS)
 
