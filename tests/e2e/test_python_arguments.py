@@ -81,9 +81,10 @@ def llm(model: str) -> Iterator[LLM]:
         yield llm
 
 
-def test_an_array_is_no_adapter(llm: LLM) -> None:
+@pytest.mark.parametrize("value", [np.array([1, 2]), np.array([1]), [], 0])
+def test_what_is_no_adapter_is_refused_with_the_arguments_name(llm: LLM, value: Any) -> None:
     with pytest.raises(PyllmError, match="lora_request"):
-        llm.generate("hi", ONE, lora_request=np.array([1, 2]), use_tqdm=False)
+        llm.generate("hi", ONE, lora_request=value, use_tqdm=False)
 
 
 @given(data=st.data(), value=ANYTHING)

@@ -179,9 +179,9 @@ def test_signal_while_loading_ends_quietly() -> None:
 
 
 def test_missed_ready_deadline_names_the_stage() -> None:
-    server = Server("--ready-timeout", "0.4")
+    server = Server("--ready-timeout", "0.05")
     assert server.wait() == 1
-    assert "was not ready after 0.4 s: it was still" in server.log
+    assert "was not ready after 0.05 s: it was still" in server.log
 
 
 def test_application_killed_with_an_engine_inside_leaves_no_orphan(model: str) -> None:

@@ -58,7 +58,7 @@ def test_triton_kernels_give_the_tokens_of_the_reference(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
-        full("gpt-oss-clamped", (*TWO_RANKS, "--enable-expert-parallel")),
+        ("gpt-oss-clamped", (*TWO_RANKS, "--enable-expert-parallel")),
         full("gpt-oss", TWO_RANKS),
         full("qwen3-moe", ()),
         full("qwen3-moe", TWO_RANKS),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.offline_driver import bytes_in_flight
+from tests.tiers import full
 
 KERNELS = {
     "_norm_kernel",
@@ -114,8 +115,7 @@ def test_latents_of_deepseek_compile_for_hopper(tmp_path: Path) -> None:
 
 
 # What all kernels become for every card is shown by `make gpu-compile`.
-@pytest.mark.full
-@pytest.mark.parametrize(("capability", "units"), [(86, {"mma"}), (75, set())])
+@pytest.mark.parametrize(("capability", "units"), [(86, {"mma"}), full(75, set())])
 def test_older_cards_have_other_tensor_cores(capability: int, units: set[str], tmp_path: Path) -> None:
     reports = compile_for(capability, "float16", ("attention_128",), tmp_path)
     found = [report for report in reports if report["kernel"] in {"_prefill_kernel", "_decode_split_kernel"}]

@@ -14,6 +14,7 @@ from pyllm.errors import ProtocolError
 from pyllm.families.kv_layout import KVGroup
 from pyllm.families.state_layout import state_bytes
 from pyllm.workers.devices.device import Device
+from pyllm.workers.devices.host import HostDevice
 from pyllm.workers.kv.host_blocks import HostBlocks, open_host_blocks
 from pyllm.workers.kv.host_states import HostStates
 from pyllm.workers.kv.kv_cache import HostPool, KVCache, KVCacheShape
@@ -148,7 +149,7 @@ class KVMemory:
             self._host_states, self.state_swap_seconds = self._host_blocks.make_states(
                 self._states, self._device, num_states, num_host_states, self._clock
             )
-        if self._device.type == "cpu" and self.shape.num_layers:
+        if isinstance(self._device, HostDevice) and self.shape.num_layers:
             self._prefaulter = PagePrefaulter(self._cache.memory)
             if self._has_paused:
                 self._prefaulter.use(0)

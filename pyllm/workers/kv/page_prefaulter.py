@@ -17,7 +17,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class PagePrefaulter:
-    """Prefaults `memory` [layers, 2, num_blocks, ...] of a `KVCache` on a CPU; blocks are used in order.
+    """Prefaults `memory` [layers, 2, num_blocks, ...] of a `KVCache` of numpy; blocks are used in order.
 
     The first touch of a huge page delays a step by up to 4 ms, so a thread touches pages in advance: only `ahead` bytes
     beyond the last block in use, so that a cache that is not full leaves memory to others. It changes nothing in the
