@@ -62,7 +62,8 @@ def gguf_config(
     config = {
         name: _one(f"{prefix}{key}", own[key]) for key, name in _FIELDS.items() if key in own and key not in known
     }
-    config |= {name: own[key] for key, name in known.items() if key in own}
+    # Some keys of a family have no prefix.
+    config |= {name: value for key, name in known.items() if (value := own.get(key, fields.get(key))) is not None}
     config |= _of_tensors(shapes)
     config |= _of_layers(config, shapes)
     config["architectures"] = [family.architectures[0]]

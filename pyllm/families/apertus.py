@@ -1,8 +1,11 @@
 """Apertus (arXiv 2509.14233): Llama with query and key norms, and xIELU, an activation with learned factors."""
 
+from msgspec.structs import replace
+
 from pyllm.families.config import Config
 from pyllm.families.family import (
     Family,
+    GgufNames,
     num_layers,
     read_attention,
     read_feed_forward,
@@ -10,7 +13,7 @@ from pyllm.families.family import (
     read_norm,
 )
 from pyllm.families.rope import rope_parameters
-from pyllm.families.spec import LayerSpec, ModelSpec
+from pyllm.families.spec import XIELU_BETA, LayerSpec, ModelSpec
 from pyllm.families.tensor_names import LLAMA_PARTS, TensorNames
 
 
@@ -21,13 +24,32 @@ def read(config: Config) -> ModelSpec:
     if not len(rope_parameters(config)):
         config = config.with_defaults(rope_parameters=_ROPE)
     bias, norm = config.flag("attention_bias", False), read_norm(config)
-    layer = LayerSpec(
-        attention=read_attention(config, bias=bias, output_bias=bias, query_key_norm=norm),
-        feed_forward=read_feed_forward(config.without("hidden_act"), activation="xielu", gated=False),
-        attention_norm=norm,
-        feed_forward_norm=norm,
+    attention = read_attention(config, bias=bias, output_bias=bias, query_key_norm=norm)
+    feed_forward = read_feed_forward(config.without("hidden_act"), activation="xielu", gated=False)
+    layers = [
+        LayerSpec(
+            attention=attention,
+            feed_forward=replace(feed_forward, xielu=factors),
+            attention_norm=norm,
+            feed_forward_norm=norm,
+        )
+        for factors in _factors(config)
+    ]
+    return read_model(config, layers)
+
+
+def _factors(config: Config) -> list[tuple[float, float] | None]:
+    """The learned factors of each layer, which GGUF has as fields; None where they are tensors."""
+    count = num_layers(config)
+    if "xielu_positive" not in config:
+        return [None] * count
+    if any(beta != XIELU_BETA for beta in config.items("xielu_beta", count)):
+        raise config.error("xielu_beta", config.value("xielu_beta"), f"{XIELU_BETA} in each layer")
+    positive, negative = (
+        [Config({name: value}, config.place).number(name) for value in config.items(name, count)]
+        for name in ("xielu_positive", "xielu_negative")
     )
-    return read_model(config, [layer] * num_layers(config))
+    return list(zip(positive, negative, strict=True))
 
 
 # The default of transformers, for files without any.
@@ -50,5 +72,14 @@ FAMILY = Family(
         | {"attention_norm": "attention_layernorm", "feed_forward_norm": "feedforward_layernorm"},
         bare=frozenset(_FACTORS.values()),
         derived=(".act_fn.beta", ".act_fn.eps"),  # the same in every model
+    ),
+    gguf=GgufNames(
+        architectures=("apertus",),
+        fields={
+            "xielu.alpha_p": "xielu_positive",
+            "xielu.alpha_n": "xielu_negative",
+            "xielu.beta": "xielu_beta",
+        },
+        complete=lambda config: config.replaced(hidden_act="xielu"),
     ),
 )

@@ -169,7 +169,7 @@ def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Sh
         shapes["feed_forward.expert_factors.weight"] = (routing.experts,)
     if feed_forward.inner_norm is not None:
         shapes |= _of_norm("feed_forward.inner_norm", feed_forward.inner_norm, feed_forward.size)
-    if feed_forward.activation == "xielu":
+    if feed_forward.activation == "xielu" and feed_forward.xielu is None:
         shapes |= {"feed_forward.positive.weight": (1,), "feed_forward.negative.weight": (1,)}
     return shapes
 

@@ -16,6 +16,7 @@ Shape = tuple[int, ...]
 ModelImpl = Literal["auto", "native", "transformers"]
 """Who computes a model: a family of ours, or transformers; "auto" takes a family where there is one."""
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
+XIELU_BETA = 0.5  # of every model with this activation
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -262,6 +263,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     With `routing` the layer has experts of this size, and `bias` also applies to the router. `clamped_gate` replaces
     the activation. With a `cutoff` the gate becomes its part above its mean and so many standard deviations (arXiv
     2506.06644), before the activation. `inner_norm` is a norm before the last projection, of a layer without experts.
+    `xielu` has the learned factors of this activation, as files store them (`apertus.py`); None: the weights have them.
     """
 
     size: int
@@ -272,6 +274,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     clamped_gate: ClampedGate | None = None
     cutoff: float | None = None
     inner_norm: NormSpec | None = None
+    xielu: tuple[float, float] | None = None
 
 
 class ShortConvolutionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="short_convolution"):

@@ -14,7 +14,7 @@ from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, s
 from pyllm_kernels.ops.streams import gaussian_top_k
 from pyllm_kernels.tensors import Tensor, numpy_dtype, split
 
-from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
+from pyllm.families.spec import XIELU_BETA, AttentionSpec, FeedForwardSpec, ModelSpec
 from pyllm.families.stage_layout import PipelineStage
 from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.experts import Experts
@@ -130,6 +130,12 @@ class Attention:
         return part.reshape(len(part), -1, self._head_size)
 
 
+def _xielu(positive: float, negative: float) -> Xielu:
+    """xIELU with its learned factors, which are stored as the inverse of softplus (arXiv 2411.13010)."""
+    softplus = [max(number, 0) + log1p(exp(-abs(number))) for number in (positive, negative)]
+    return Xielu(softplus[0], XIELU_BETA + softplus[1], XIELU_BETA, epsilon=-1e-6)
+
+
 class FeedForward:
     """Up, activation, down; gated as in SwiGLU and GeGLU (arXiv 2002.05202)."""
 
@@ -138,7 +144,11 @@ class FeedForward:
         self._cutoff, self._share = spec.cutoff, placement.share(spec.size)
         self._activation: str | Xielu = spec.activation
         self._gated = spec.gated
-        self._learned = placement.device.empty((2,), "float32") if spec.activation == "xielu" else None
+        self._learned: Tensor | None = None
+        if spec.xielu is not None:
+            self._activation = _xielu(*spec.xielu)
+        elif spec.activation == "xielu":
+            self._learned = placement.device.empty((2,), "float32")
         sizes = (spec.size, spec.size) if spec.gated else (spec.size,)
         self.norm = None
         if spec.inner_norm is not None:
@@ -153,16 +163,9 @@ class FeedForward:
         if self.norm is not None:
             self.norm.load(reader, f"{prefix}inner_norm")
         if self._learned is not None:
-            self._activation = self._read_xielu(reader, prefix, self._learned)
-
-    @staticmethod
-    def _read_xielu(reader: WeightReader, prefix: str, learned: Tensor) -> Xielu:
-        """xIELU with its learned factors, which are stored as the inverse of softplus (arXiv 2411.13010)."""
-        for index, name in enumerate(("positive", "negative")):
-            reader.read(f"{prefix}{name}.weight", (1,), learned[index : index + 1])
-        positive, negative = (max(number, 0) + log1p(exp(-abs(number))) for number in learned.tolist())
-        beta = 0.5
-        return Xielu(positive, beta + negative, beta, epsilon=-1e-6)
+            for index, name in enumerate(("positive", "negative")):
+                reader.read(f"{prefix}{name}.weight", (1,), self._learned[index : index + 1])
+            self._activation = _xielu(*self._learned.tolist())
 
     def packed(self) -> Iterator[PackedLinear]:
         """Every matrix, in order."""

@@ -53,6 +53,7 @@ FAMILIES = (
     "granite-moe-swa-gguf",
     "seed-oss",
     "arcee",
+    "apertus-llama3",
     "exaone4",
     "starcoder2",
     "stablelm",

@@ -441,6 +441,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", {"num_key_value_heads": 4}),
     "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": True}),
     "apertus": ("Apertus", _BIASES),
+    "apertus-llama3": ("Apertus", _HEAD | {"rope_parameters": _LLAMA3}),
     "nemotron": ("Nemotron", {}),
     "nemotron-biases": ("Nemotron", _HEAD | _BIASES),
     "jais2": ("Jais2", {}),
