@@ -1,6 +1,7 @@
 """A stream that broke off anywhere goes on exactly there, on whichever process the request is repeated."""
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -92,12 +93,12 @@ async def frontend_of(tokenizer: Tokenizer) -> AsyncGenerator[Frontend, None]:
 async def ask(
     frontend: Frontend, path: str, body: dict[str, Any], sizes: list[int], headers: dict[str, str]
 ) -> list[str]:
-    """One whole stream, whose tokens come in deltas of these sizes."""
+    """One whole stream without the time of its end, as a second may pass; tokens come in deltas of these sizes."""
     assert isinstance(frontend.core, RaggedCore)
     frontend.core.sizes = cycle(sizes)
     response = await frontend.http.post(path, json=body, headers=headers)
     assert response.status_code == 200, response.text
-    return blocks_of(response.text)
+    return blocks_of(re.sub(r'"completed_at":\d+', '"completed_at":0', response.text))
 
 
 @settings(max_examples=cases(25))
