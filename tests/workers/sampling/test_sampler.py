@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyllm_kernels.ops.sample import sample as op
 
@@ -90,6 +90,7 @@ parameters = st.tuples(
 @settings(max_examples=cases(60))
 @pytest.mark.parametrize("sample", SAMPLERS.values(), ids=SAMPLERS)
 @given(st.lists(parameters, min_size=1, max_size=9), st.integers(0, 2**32 - 1), st.sampled_from([0.01, 1.0, 4.0]))
+@example([*[(0.0, 0, 1.0, 0.0)] * 3, (0.1, 1500, 0.999, 0.0), (0.0, 0, 1.0, 0.0)], 16911, 0.01)
 def test_it_chooses_as_a_naive_loop_does(sample: Sample, chosen: list[Parameters], seed: int, spread: float) -> None:
     generator = np.random.default_rng(seed)
     logits = (generator.standard_normal((len(chosen), VOCABULARY)) * spread).astype(np.float32)
@@ -97,9 +98,14 @@ def test_it_chooses_as_a_naive_loop_does(sample: Sample, chosen: list[Parameters
     tokens = sample(logits, rows(*chosen), uniforms)
     assert tokens.dtype == np.int32
     for row, token in enumerate(tokens.tolist()):
-        # Both sums are rounded: where the uniform number falls on the edge of a token, either neighbour is right.
-        near = {naive(logits[row], float(uniforms[row]) + nudge, chosen[row]) for nudge in (-1e-5, 0, 1e-5)}
-        assert token in near
+        # Both sums are rounded: where the uniform number falls on the edge of a token, or top_p does, either neighbour
+        # is right.
+        temperature, top_k, top_p, min_p = chosen[row]
+        assert any(
+            token == naive(logits[row], float(uniforms[row]) + nudge, (temperature, top_k, top_p * edge, min_p))
+            for edge in ((1, 1 - 2e-6, 1 + 2e-6) if top_p < 1 else (1,))
+            for nudge in (0, -1e-5, 1e-5)
+        )
 
 
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
