@@ -65,7 +65,7 @@ class WorkerConnector:
         """Save the layer's keys and values, which it has written.
 
         `layer_name`: the layer's number in decimal. `kv_layer`: the keys and the values of the layer's whole cache,
-        [num_blocks, block_size, kv_heads, head_dim] each; on a CPU blocks are apart, so that `reshape` copies.
+        [num_blocks, block_size, kv_heads, head_dim] each; on a CPU blocks are apart, so `reshape` gives a copy.
         `attn_metadata`: `pyllm_kernels.AttentionMetadata`.
         """
 
