@@ -100,6 +100,7 @@ class Scheduler:
         cache_namespace: str = "",
         max_saving_blocks: int = 0,
         separate_outputs: bool = False,
+        whole_prompts: bool = False,
         enable_kv_cache_events: bool = False,
         incarnation: int = 0,
         swap_block_seconds: float = 0.0,
@@ -129,7 +130,8 @@ class Scheduler:
         back takes `swap_block_seconds` or `swap_state_seconds`. Pins may keep `max_pinned_blocks` from eviction, and a
         state each, half of them at most. `prefix_hash` is blake3, or sha256_cbor for vLLM's names of blocks, with
         `prefix_hash_seed` as PYTHONHASHSEED; with blake3 `cache_namespace` is a part of each name. With
-        `separate_outputs` the blocks of an output are found only by requests with the same prompt.
+        `separate_outputs` the blocks of an output are found only by requests with the same prompt. With `whole_prompts`
+        a step has all tokens of a prompt, or none.
         `max_saving_blocks` is the limit of blocks that `take_saves` keeps. `incarnation` names this run in its events.
         A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by prompt lookup. With
         several stages (`pipeline_parallel_size`) a sequence waits for its token before it is planned again, and each

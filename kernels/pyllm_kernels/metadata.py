@@ -32,6 +32,8 @@ class AttentionLayer:
     """The attention parameters of one layer. Scores are multiplied by `scale`.
 
     - `window`: a token at position p attends to the positions p - window + 1 to p; None: from 0.
+    - `bidirectional`: it attends to those up to p + window - 1, too; without a window, to its whole sequence, which is
+      in the cache by then.
     - `soft_cap`: a scaled score becomes `soft_cap * tanh(score / soft_cap)` (arXiv 2408.00118); None: no cap.
     - `sinks`: float32 [heads], contiguous, of this rank's heads: each is the score of one more position, which has a
       value of zeros (gpt-oss). It is neither scaled nor capped. None: no sinks.
@@ -43,6 +45,7 @@ class AttentionLayer:
 
     scale: float
     window: int | None = None
+    bidirectional: bool = False
     soft_cap: float | None = None
     sinks: Tensor | None = None
     slopes: Tensor | None = None

@@ -1,4 +1,5 @@
-//! Causal attention over the paged cache (arXiv 2309.06180), by the online softmax (arXiv 1805.02867).
+//! Attention over the paged cache (arXiv 2309.06180), by the online softmax (arXiv 1805.02867): causal, or of encoders,
+//! whose tokens see later ones, too.
 //!
 //! A head of a token goes through its keys in tiles of `TILE` and splits of `SPLIT`, both counted from position 0:
 //! within a split tile by tile, then the splits are merged in order, and a sink comes last. Only this order decides a
@@ -46,6 +47,8 @@ pub(crate) struct PagedAttention {
     pub(crate) scale: f32,
     /// Positions that a token attends to, its own included; `NO_WINDOW`: all before it.
     pub(crate) window: usize,
+    /// Whether a token attends to as many positions after it, too, up to the end of its sequence.
+    pub(crate) bidirectional: bool,
     /// Bound of the scores: `cap * tanh(score / cap)`.
     pub(crate) soft_cap: Option<f32>,
     /// Address of each head's sink, a logit that takes a share of its softmax, float32 [heads].
@@ -106,6 +109,7 @@ impl BatchArrays {
 pub(crate) struct LayerArguments {
     scale: f32,
     window: Option<usize>,
+    bidirectional: bool,
     soft_cap: Option<f32>,
     sinks: Option<Array>,
     slopes: Option<Array>,
@@ -137,6 +141,7 @@ pub(crate) fn paged_attention(
         heads,
         scale: layer.scale,
         window,
+        bidirectional: layer.bidirectional,
         soft_cap: layer.soft_cap,
         sinks: of_heads(&layer.sinks, "sinks")?,
         slopes: of_heads(&layer.slopes, "slopes")?,
@@ -189,6 +194,11 @@ impl Op for PagedAttention {
 }
 
 impl PagedAttention {
+    /// The end of the positions that a token sees, in a sequence of so many tokens.
+    fn end(&self, position: usize, length: usize) -> usize {
+        if self.bidirectional { position.saturating_add(self.window).min(length) } else { position + 1 }
+    }
+
     /// Query heads per KV head.
     fn group(&self) -> usize {
         self.heads / self.cache.kv_heads

@@ -47,7 +47,10 @@ class PagedBatch:
             for token in range(starts[row], starts[row + 1]):
                 position = lengths[row] - starts[row + 1] + token
                 first = 0 if self.layer.window is None else max(0, position + 1 - self.layer.window)
-                cells = [(tables[slot][p // block_size], p % block_size) for p in range(first, position + 1)]
+                end = position + 1
+                if self.layer.bidirectional:
+                    end = min(position + (self.layer.window or lengths[row]), lengths[row])
+                cells = [(tables[slot][p // block_size], p % block_size) for p in range(first, end)]
                 blocks, offsets = zip(*cells, strict=True)
                 keys, values = key_cache[blocks, offsets], value_cache[blocks, offsets]
                 for head in range(query.shape[1]):
@@ -56,7 +59,7 @@ class PagedBatch:
                     if (cap := self.layer.soft_cap) is not None:
                         scores = cap * np.tanh(scores / cap)
                     if self.layer.slopes is not None:
-                        scores = scores - float(self.layer.slopes[head]) * np.arange(position - first, -1, -1)
+                        scores = scores - float(self.layer.slopes[head]) * np.abs(np.arange(first, end) - position)
                     sink = -np.inf if self.layer.sinks is None else float(self.layer.sinks[head])
                     greatest = max(scores.max(), sink)
                     weights = np.exp(scores - greatest)
@@ -97,6 +100,10 @@ class PagedBatch:
         """The same batch for a layer with slopes: the first head's makes the near tokens outweigh all others."""
         slopes = torch.logspace(0, -3, self.query.shape[1]).to(self.query.device)
         return replace(self, layer=replace(self.layer, slopes=slopes))
+
+    def bidirectional(self) -> "PagedBatch":
+        """The same batch for a layer whose tokens see later ones, too."""
+        return replace(self, layer=replace(self.layer, bidirectional=True))
 
     def _without_passed(self, window: int) -> "PagedBatch":
         tables, caches = self.metadata.block_tables.clone(), (self.key_cache.clone(), self.value_cache.clone())

@@ -120,6 +120,26 @@ def test_scores_fall_with_distance(
         torch.testing.assert_close(output.double().cpu(), expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (1, None), (7, 2.0), (100, None)])
+def test_tokens_see_later_ones(
+    kernels: Kernels, device: torch.device, window: int | None, soft_cap: float | None
+) -> None:
+    rows = [(1, 0), (2, 0), (40, 0), (130, 20), (600, 0), (64, 0)]
+    batch = paged_batch(rows, Shape(heads=6, kv_heads=2, head_dim=32), device).windowed(window, soft_cap)
+    batch = batch.bidirectional() if soft_cap is None else batch.bidirectional().with_sinks().with_slopes()
+    expected = batch.expected()
+    for asked in (batch, batch.invariant()):
+        arguments = asked.key_cache, asked.value_cache, asked.metadata, asked.layer
+        output = kernels[paged_attention](asked.query, *arguments)
+        torch.testing.assert_close(output.double().cpu(), expected, atol=2e-5, rtol=2e-5)
+    batch = batch.invariant()
+    together = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    for index in range(len(rows)):
+        row = batch.row(index)
+        alone = kernels[paged_attention](row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
+        assert torch.equal(alone, together[batch.tokens_of(index)])
+
+
 def test_a_row_with_slopes_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device) -> None:
     batch = paged_batch([(1, 270), (30, 100), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device)
     batch = batch.with_slopes().invariant()

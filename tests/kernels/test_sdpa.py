@@ -29,6 +29,13 @@ def test_slopes(device: torch.device) -> None:
     check(paged_batch(ROWS, Shape(heads=6, kv_heads=2, head_dim=24), device).windowed(64).with_slopes())
 
 
+@pytest.mark.parametrize("window", [None, 7, 64])
+def test_tokens_see_later_ones(device: torch.device, window: int | None) -> None:
+    batch = paged_batch(ROWS, Shape(heads=6, kv_heads=2, head_dim=24), device).windowed(window).bidirectional()
+    check(batch)
+    check(batch.with_slopes())
+
+
 def test_caches_of_fp8(device: torch.device) -> None:
     batch = paged_batch(ROWS, Shape(), device)
     caches = (cache.to(torch.float8_e4m3fn) for cache in (batch.key_cache, batch.value_cache))

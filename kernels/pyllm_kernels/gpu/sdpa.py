@@ -51,9 +51,11 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) 
         grouped = query.view(1, kv_heads, heads // kv_heads, head_dim)
         attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], scale=layer.scale)
         return attended.reshape(1, heads, head_dim)
-    mask = _seen(queries, length, layer, query.device) if queries < length or is_windowed else None
+    is_masked = is_windowed or (queries < length and not layer.bidirectional)
+    mask = _seen(queries, length, layer, query.device) if is_masked else None
+    is_causal = mask is None and not layer.bidirectional
     attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1), keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=True
+        query.transpose(0, 1), keys, values, attn_mask=mask, is_causal=is_causal, scale=layer.scale, enable_gqa=True
     )
     return attended.transpose(0, 1)
 
@@ -68,7 +70,7 @@ def _attend_by_scores(query: Tensor, keys: Tensor, values: Tensor, layer: Attent
         scores = cap * torch.tanh(scores / cap)
     if layer.slopes is not None:
         positions = torch.arange(keys.shape[1], device=query.device)
-        scores = scores + layer.slopes[:, None, None] * (positions - positions[-queries:, None])
+        scores = scores - layer.slopes[:, None, None] * (positions - positions[-queries:, None]).abs()
     scores = scores.masked_fill_(~seen, -torch.inf)
     if layer.sinks is not None:
         scores = torch.cat((scores, layer.sinks[:, None, None].expand(heads, queries, 1)), dim=-1)
@@ -80,5 +82,5 @@ def _seen(queries: int, length: int, layer: AttentionLayer, device: torch.device
     """The mask of positions that each of the last tokens attends to; bool [queries, length]."""
     positions = torch.arange(length, device=device)
     own = positions[length - queries :, None]
-    seen = positions <= own
-    return seen if layer.window is None else seen & (positions > own - layer.window)
+    seen = (positions <= own) | layer.bidirectional
+    return seen if layer.window is None else seen & ((positions - own).abs() < layer.window)

@@ -48,17 +48,17 @@ def _paged_attention(
 def paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:
-    """Causal attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
+    """Attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
 
     query [tokens, heads, head_dim] (tokens any stride); key_cache, value_cache
     [num_blocks, block_size, kv_heads, head_dim] of query's dtype, or fp8 (e4m3) -> [tokens, heads, head_dim]. Blocks
     may be apart, by a multiple of a token's features. A CPU takes any mix of float32, bfloat16 and float16, but no fp8.
 
     Token j of a row of Q queries and L cached tokens is at position L - Q + j, attends to the positions up to its own,
-    and its keys are in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. `layer` has the scale,
-    window and cap of scores, sinks and slopes; softmax and sums are float32. Block-table entries before every window of
-    a row are not read. A row's result does not depend on other rows; only on a GPU without `batch_invariant` in the
-    metadata, the grouping of its positions in the sums does.
+    or to later ones, too (`layer.bidirectional`), and its keys are in the cache already. Query head h reads KV head
+    `h // (heads // kv_heads)`. `layer` has the scale, window and cap of scores, sinks and slopes; softmax and sums are
+    float32. Block-table entries before every window of a row are not read. A row's result does not depend on other
+    rows; only on a GPU without `batch_invariant` in the metadata, the grouping of its positions in the sums does.
     """
     out = graph.empty(query.shape, query)
     _cpu.ops.paged_attention(query, key_cache, value_cache, metadata, layer, out)
@@ -87,8 +87,8 @@ def _attend(query: Array, keys: Array, values: Array, layer: AttentionLayer) -> 
     if (cap := layer.soft_cap) is not None:
         scores = cap * np.tanh(scores / cap)
     if layer.slopes is not None:
-        distances = np.arange(length) - np.arange(length - queries, length)[:, None]
-        scores = scores + layer.slopes.reshape(kv_heads, -1, 1, 1) * distances
+        distances = np.abs(np.arange(length) - np.arange(length - queries, length)[:, None])
+        scores = scores - layer.slopes.reshape(kv_heads, -1, 1, 1) * distances
     scores = np.where(_seen(queries, length, layer), scores, -np.inf)
     if layer.sinks is not None:
         sinks = layer.sinks.reshape(kv_heads, -1, 1, 1)
@@ -101,5 +101,5 @@ def _seen(queries: int, length: int, layer: AttentionLayer) -> Array:
     """The mask of positions that each of the last tokens attends to; bool [queries, length]."""
     positions = np.arange(length)
     own = positions[length - queries :, None]
-    seen: Array = positions <= own
-    return seen if layer.window is None else seen & (positions > own - layer.window)
+    seen: Array = (positions <= own) | layer.bidirectional
+    return seen if layer.window is None else seen & (np.abs(positions - own) < layer.window)

@@ -103,7 +103,8 @@ impl<'a> TileBackend<'a> for Amx<'a> {
         for panel in 0..self.panels.count {
             let pairs: [_; SIDE] =
                 std::array::from_fn(|lane| self.work.token_and_head(self.panels.pair(panel, lane), group));
-            let end = |token| (self.work.position + token - self.work.first_token + 1) as i32;
+            let position = |token| self.work.position + token - self.work.first_token;
+            let end = |token| self.call.op.end(position(token), self.work.end) as i32;
             let query = |token, head| query.row::<Bfloat16>(token).wrapping_add(head * cache.head_dim).cast_const();
             let queries = pairs.map(|(token, head)| query(token, head).cast());
             // SAFETY: as the caller promises.
@@ -181,7 +182,7 @@ impl Amx<'_> {
         let parts = self.work.num_kv_heads.div_ceil(panels.heads);
         let mut ahead = step.coming.ahead(cache, first_head / panels.heads, parts);
         let shares = 3 * num_heads + WEIGH_SHARES;
-        let all_see_all = self.work.position + 1 >= step.first + cells.len();
+        let all_see_all = op.end(self.work.position, self.work.end) >= step.first + cells.len();
         for (index_of_panel, panel) in panels.of_head(first_head).enumerate() {
             let (state, ends) = (self.panel(state, panel), self.ends(panel));
             // SAFETY: as the caller promises.

@@ -88,6 +88,8 @@ impl<'a> TileBackend<'a> for Floats<'a> {
                 position: work.position,
                 first: step.first,
                 window: self.call.op.window,
+                ahead: self.ahead(),
+                end: work.end,
                 soft_cap: self.call.op.soft_cap,
                 slopes: self.call.op.slopes(work.first_kv_head + kv_head),
             };
@@ -139,10 +141,16 @@ impl<'a> TileBackend<'a> for Floats<'a> {
 }
 
 impl Floats<'_> {
+    /// Positions after its own that a token sees, before the end of the work's.
+    fn ahead(&self) -> usize {
+        let Work { position, end, .. } = self.work;
+        if self.call.op.bidirectional { (self.call.op.window - 1).min(end - position) } else { 0 }
+    }
+
     /// The tokens that see at least one of some positions.
     fn seeing(&self, first: usize, end: usize) -> Range<usize> {
         let Work { position, num_tokens, .. } = self.work;
-        let start = first.saturating_sub(position).min(num_tokens);
+        let start = first.saturating_sub(position + self.ahead()).min(num_tokens);
         let end = end.saturating_add(self.call.op.window - 1).saturating_sub(position).min(num_tokens);
         start..end.max(start)
     }

@@ -19,8 +19,9 @@ pub(super) struct Work {
     pub(super) num_tokens: usize,
     /// Position of the first token in its sequence.
     pub(super) position: usize,
-    /// The first position that the first token sees.
+    /// The first position that the first token sees, and the end of those that the last one sees.
     pub(super) begin: usize,
+    pub(super) end: usize,
     pub(super) first_kv_head: usize,
     pub(super) num_kv_heads: usize,
     /// Index of the partial result, if the work is one split.
@@ -41,17 +42,12 @@ impl Work {
 
     /// The splits with visible positions.
     pub(super) fn splits(&self) -> Range<usize> {
-        self.first_split()..self.end().div_ceil(SPLIT)
+        self.first_split()..self.end.div_ceil(SPLIT)
     }
 
     /// The positions of a split, from its first tile with a visible position on.
     pub(super) fn positions(&self, split: usize) -> Range<usize> {
-        (split * SPLIT).max(self.begin / TILE * TILE)..self.end().min((split + 1) * SPLIT)
-    }
-
-    /// The end of the positions that the last token sees.
-    pub(super) fn end(&self) -> usize {
-        self.position + self.num_tokens
+        (split * SPLIT).max(self.begin / TILE * TILE)..self.end.min((split + 1) * SPLIT)
     }
 
     /// The token and head of a pair. Pairs are ordered by KV head, then token, then query head.
@@ -83,7 +79,8 @@ impl Plan {
         let (apart, enough) = (num_rows * kv_heads < 4 * num_threads && num_threads > 1, num_rows >= 4 * num_threads);
         for row in 0..num_rows {
             let (start, end) = (sequences.query_starts[row] as usize, sequences.query_starts[row + 1] as usize);
-            let context = sequences.lengths[row] as usize - (end - start);
+            let length = sequences.lengths[row] as usize;
+            let context = length - (end - start);
             let few = end - start <= FEW_TOKENS;
             for first_token in (start..end).step_by(tokens_at_once) {
                 let num_tokens = tokens_at_once.min(end - first_token);
@@ -96,6 +93,7 @@ impl Plan {
                         num_tokens,
                         position,
                         begin: (position + 1).saturating_sub(window),
+                        end: op.end(position + num_tokens - 1, length),
                         first_kv_head,
                         num_kv_heads,
                         partial: None,

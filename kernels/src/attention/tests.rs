@@ -15,6 +15,7 @@ struct Case {
     lengths: Vec<usize>,
     elements: Elements,
     window: Option<usize>,
+    bidirectional: bool,
     soft_cap: Option<f32>,
     has_sinks: bool,
     has_slopes: bool,
@@ -114,6 +115,7 @@ impl Case {
             heads: kv_heads * group,
             scale: 0.3,
             window: self.window.unwrap_or(NO_WINDOW),
+            bidirectional: self.bidirectional,
             soft_cap: self.soft_cap,
             sinks: self.has_sinks.then(|| sinks.as_ptr().expose_provenance()),
             slopes: self.has_slopes.then(|| slopes.as_ptr().expose_provenance()),
@@ -164,14 +166,17 @@ impl Case {
                     let dot = |key: usize| -> f64 {
                         query.iter().enumerate().map(|(at, &q)| f64::from(q) * cell(1, key, head / group, at)).sum()
                     };
-                    let first = (position + 1).saturating_sub(self.window.unwrap_or(NO_WINDOW));
+                    let window = self.window.unwrap_or(NO_WINDOW);
+                    let first = (position + 1).saturating_sub(window);
+                    let end =
+                        if self.bidirectional { position.saturating_add(window).min(length) } else { position + 1 };
                     let held = |score: f64| {
                         self.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     };
                     let slope = if self.has_slopes { f64::from(self.slopes()[head]) } else { 0.0 };
-                    let distance = |key: usize| f64::from((position - key) as u32);
+                    let distance = |key: usize| f64::from(position.abs_diff(key) as u32);
                     let score = |key: usize| held(0.3 * dot(key)) - slope * distance(key);
-                    let scores: Vec<f64> = (first..=position).map(score).collect();
+                    let scores: Vec<f64> = (first..end).map(score).collect();
                     let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
                     let sink = if self.has_sinks { (f64::from(self.sinks()[head]) - greatest).exp() } else { 0.0 };
@@ -215,11 +220,22 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
     let elements = prop::sample::select(vec![FLOAT32, mixed, BFLOAT16, BFLOAT16, FLOAT16]);
     let block_sizes = prop::sample::select(vec![1, 3, 16, 128, 1024]);
     let windows = prop::sample::select(vec![None, None, Some(1), Some(7), Some(64), Some(100)]);
-    let layers = (windows, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>(), any::<bool>());
+    let seen = (windows, any::<bool>());
+    let layers = (seen, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>(), any::<bool>());
     (heads, block_sizes, lengths, elements, layers, any::<u32>()).prop_map(
-        |(heads, block_size, lengths, elements, (window, soft_cap, has_sinks, has_slopes), seed)| {
-            let seed = seed.into();
-            Case { heads, block_size, lengths, elements, window, soft_cap, has_sinks, has_slopes, seed }
+        |(heads, block_size, lengths, elements, ((window, bidirectional), soft_cap, has_sinks, has_slopes), seed)| {
+            Case {
+                heads,
+                block_size,
+                lengths,
+                elements,
+                window,
+                bidirectional,
+                soft_cap,
+                has_sinks,
+                has_slopes,
+                seed: seed.into(),
+            }
         },
     )
 }
@@ -250,10 +266,12 @@ proptest! {
                 let mut ends: Vec<_> = cuts.iter().copied().filter(|&cut| cut < length).chain([0, length]).collect();
                 ends.sort_unstable();
                 for ends in ends.windows(2) {
+                    // Tokens that see later ones are computed with all of these.
+                    let chunk = ends[0]..if case.bidirectional { length } else { ends[1] };
                     let mut ranges = vec![0..0; case.lengths.len()];
-                    ranges[row] = ends[0]..ends[1];
+                    ranges[row] = chunk.clone();
                     let part = case.attend(&elsewhere, &ranges, isa, num_threads);
-                    let same = &together[(before + ends[0]) * case.width()..(before + ends[1]) * case.width()];
+                    let same = &together[(before + chunk.start) * case.width()..(before + chunk.end) * case.width()];
                     prop_assert_eq!(&part, same, "{:?}", isa);
                 }
                 before += length;
@@ -273,6 +291,7 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
             lengths: vec![length, 3],
             elements: BFLOAT16,
             window,
+            bidirectional: false,
             soft_cap: window.map(|_| 5.0),
             has_sinks: head_dim == 64,
             has_slopes: window == Some(7) || head_dim == 64,
@@ -294,6 +313,33 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
     }
 }
 
+#[test]
+fn tokens_that_see_later_ones_are_the_same_alone_and_with_those_before() {
+    let length = 2 * SPLIT + 70;
+    for (isa, window) in
+        Isa::available().flat_map(|isa| [None, Some(100), Some(SPLIT + 90)].map(|window| (isa, window)))
+    {
+        let case = Case {
+            heads: (2, 3, 16),
+            block_size: 16,
+            lengths: vec![length],
+            elements: BFLOAT16,
+            window,
+            bidirectional: true,
+            soft_cap: None,
+            has_sinks: false,
+            has_slopes: false,
+            seed: 7,
+        };
+        let memory = case.memory(true);
+        let together = case.attend(&memory, &case.whole(), isa, 1);
+        for (first, num_threads) in [(length - 1, 5), (length - 3, 5), (length - 200, 2), (SPLIT + 3, 1)] {
+            let part = case.attend(&memory, std::slice::from_ref(&(first..length)), isa, num_threads);
+            assert_eq!(part, together[first * case.width()..], "{isa:?}, {window:?}, {first}, {num_threads}");
+        }
+    }
+}
+
 /// Positions outside all windows may share a tile with visible ones.
 #[test]
 fn what_lies_before_every_window_is_not_looked_at() {
@@ -308,6 +354,7 @@ fn what_lies_before_every_window_is_not_looked_at() {
             lengths: vec![length],
             elements,
             window: Some(window),
+            bidirectional: false,
             soft_cap: None,
             has_sinks: true,
             has_slopes: false,
@@ -343,6 +390,7 @@ fn what_a_later_position_holds_is_not_looked_at() {
                 lengths: vec![70],
                 elements,
                 window: None,
+                bidirectional: false,
                 soft_cap: None,
                 has_sinks: false,
                 has_slopes: false,

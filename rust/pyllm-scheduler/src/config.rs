@@ -50,6 +50,8 @@ pub struct Config {
     /// Whether an output's keys and values depend on the prompt's length, as with sparse attention: then only requests
     /// with the same prompt can reuse an output's blocks.
     pub separate_outputs: bool,
+    /// Whether a step has all tokens of a prompt, or none: for models whose tokens attend to later ones.
+    pub whole_prompts: bool,
     /// Whether `events` and `snapshot` report the contents of the prefix cache.
     pub enable_kv_cache_events: bool,
     /// An id of this run in its events; a subscriber that sees a new one starts over.
@@ -68,7 +70,7 @@ pub struct Config {
 
     /// *Live.* Token budget of a step, prefill chunks and decodes together.
     pub max_num_batched_tokens: u32,
-    /// *Live.* Tokens of one prompt per step. 0: only `max_num_batched_tokens` limits them.
+    /// *Live.* Tokens of one prompt per step. 0: only `max_num_batched_tokens` limits them. Not with `whole_prompts`.
     pub long_prefill_token_threshold: u32,
     /// *Live.* Upper bound of the seconds between two tokens of a stream while prefills run. 0: no bound.
     pub inter_token_target: f64,
@@ -156,6 +158,7 @@ impl Default for Config {
             cache_namespace: String::new(),
             max_saving_blocks: 0,
             separate_outputs: false,
+            whole_prompts: false,
             enable_kv_cache_events: false,
             incarnation: 0,
             swap_block_seconds: 0.0,
@@ -213,6 +216,20 @@ impl Config {
         not_negative("inter_token_target", self.inter_token_target, f64::MAX)?;
         not_negative("expected_growth", self.expected_growth, 16.0)?;
         not_negative("watermark", self.watermark, 0.99)?;
+        if self.whole_prompts {
+            in_range(
+                "max_num_batched_tokens, as a step has whole prompts,",
+                self.max_num_batched_tokens,
+                self.max_model_len,
+                most,
+            )?;
+            in_range(
+                "long_prefill_token_threshold, as a step has whole prompts,",
+                self.long_prefill_token_threshold,
+                0,
+                0,
+            )?;
+        }
         let capacity = u64::from(self.num_blocks) * u64::from(self.block_size);
         if capacity > u64::from(most) {
             return Err(Error::Config(format!(
@@ -270,6 +287,7 @@ impl Config {
             cache_namespace,
             max_saving_blocks,
             separate_outputs,
+            whole_prompts,
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
@@ -305,6 +323,7 @@ impl Config {
             ("cache_namespace", *cache_namespace == other.cache_namespace),
             ("max_saving_blocks", *max_saving_blocks == other.max_saving_blocks),
             ("separate_outputs", *separate_outputs == other.separate_outputs),
+            ("whole_prompts", *whole_prompts == other.whole_prompts),
             ("enable_kv_cache_events", *enable_kv_cache_events == other.enable_kv_cache_events),
             ("incarnation", *incarnation == other.incarnation),
             ("swap_block_seconds", swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),

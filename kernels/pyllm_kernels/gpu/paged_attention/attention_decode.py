@@ -228,6 +228,7 @@ def _decode_split_kernel(
                 scale_log2,
                 cap_scale,
                 WINDOW,
+                False,
                 CAPPED,
                 HAS_SLOPES,
                 BLOCK_SIZE,

@@ -42,8 +42,8 @@ def prefill_attention(
     assert metadata.tasks.tiles is not None
     heads = attended_heads(query.shape[1:], key_cache.shape, key_cache.stride(), layer.value_start)
     tiles, sinks, slopes = metadata.tasks.tiles, layer.sinks, layer.slopes
-    kind = layer.window or 0, layer.soft_cap is not None, sinks is not None, slopes is not None
-    launch, programs = _launcher(heads, *kind, tile)
+    kind = layer.soft_cap is not None, sinks is not None, slopes is not None
+    launch, programs = _launcher(heads, layer.window or 0, layer.bidirectional, *kind, tile)
     tensors = (
         query,
         key_cache,
@@ -64,13 +64,20 @@ def prefill_attention(
 
 @functools.cache
 def _launcher(
-    heads: AttendedHeads, window: int, capped: bool, has_sinks: bool, has_slopes: bool, tile: PrefillTile
+    heads: AttendedHeads,
+    window: int,
+    bidirectional: bool,
+    capped: bool,
+    has_sinks: bool,
+    has_slopes: bool,
+    tile: PrefillTile,
 ) -> tuple[Launcher, int]:
     """The launcher, and its number of programs for a tile."""
     group = heads.heads // heads.kv_heads
     members = heads_at_once(group, tile.block_m)
     constants = heads.constants() | {
         "WINDOW": window,
+        "BIDIRECTIONAL": bidirectional,
         "CAPPED": capped,
         "HAS_SINKS": has_sinks,
         "HAS_SLOPES": has_slopes,
@@ -103,6 +110,7 @@ def _prefill_kernel(
     query_stride,
     table_stride,
     WINDOW: tl.constexpr,
+    BIDIRECTIONAL: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
@@ -153,11 +161,15 @@ def _prefill_kernel(
     first_position = context_length + first_token
     start = 0
     # Tiles that end at or before the first query's position need no mask.
-    seen_by_all = (first_position + 1) // BLOCK_N * BLOCK_N
+    seen_by_all = (sequence_length if BIDIRECTIONAL else first_position + 1) // BLOCK_N * BLOCK_N
+    seen_by_some = sequence_length
     if WINDOW > 0:
         start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         seen_by_all = start
-    seen_by_some = tl.minimum(context_length + first_token + BLOCK_Q, sequence_length)
+        if BIDIRECTIONAL:
+            seen_by_some = tl.minimum(first_position + BLOCK_Q - 1 + WINDOW, sequence_length)
+    if not BIDIRECTIONAL:
+        seen_by_some = tl.minimum(first_position + BLOCK_Q, sequence_length)
     slopes = tl.load(slopes_ptr + heads) * (LOG2_E / scale_log2) if HAS_SLOPES else 0.0
     accumulator, running_max, running_sum = attend(
         query,
@@ -174,6 +186,7 @@ def _prefill_kernel(
         scale_log2,
         cap_scale,
         WINDOW,
+        BIDIRECTIONAL,
         CAPPED,
         HAS_SLOPES,
         BLOCK_SIZE,

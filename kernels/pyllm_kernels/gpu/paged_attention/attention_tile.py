@@ -79,6 +79,7 @@ def attend(
     scale_log2,
     cap_scale,
     WINDOW: tl.constexpr,
+    BIDIRECTIONAL: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -139,9 +140,12 @@ def attend(
             if CAPPED:
                 scores = 2 * tl.sigmoid(tl.maximum(2 * cap_scale * scores, -80.0)) - 1
             if HAS_SLOPES:
-                scores += slopes[:, None] * (positions[None, :] - query_positions[:, None])
+                distances = positions[None, :] - query_positions[:, None]
+                scores += slopes[:, None] * (-tl.abs(distances) if BIDIRECTIONAL else distances)
             if MASKED:
-                scores = tl.where(_seen(positions[None, :], query_positions[:, None], WINDOW), scores, float("-inf"))
+                ends = sequence_length if BIDIRECTIONAL else query_positions[:, None] + 1
+                seen = _seen(positions[None, :], query_positions[:, None], ends, WINDOW)
+                scores = tl.where(seen, scores, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
             # A query without a visible key so far has no maximum: its weights and sums stay 0.
             shift = tl.where(new_max == float("-inf"), 0.0, new_max) if WINDOW > 0 else new_max
@@ -244,8 +248,8 @@ def _powers(query, first_query, VALUE_START: tl.constexpr):
 
 
 @triton.jit
-def _seen(positions, query_positions, WINDOW: tl.constexpr):
-    seen = positions <= query_positions
+def _seen(positions, query_positions, ends, WINDOW: tl.constexpr):
+    seen = positions < ends
     if WINDOW > 0:
-        seen = seen & (positions > query_positions - WINDOW)
+        seen = seen & (tl.abs(positions - query_positions) < WINDOW)
     return seen

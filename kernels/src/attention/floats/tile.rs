@@ -106,6 +106,9 @@ pub(super) struct Tile {
     /// The tile's first position.
     pub(super) first: usize,
     pub(super) window: usize,
+    /// Positions after its own that a token sees; `end` is the end of what any token sees.
+    pub(super) ahead: usize,
+    pub(super) end: usize,
     pub(super) soft_cap: Option<f32>,
     /// The slope of each head of the group.
     pub(super) slopes: Option<*const f32>,
@@ -287,7 +290,7 @@ impl Tile {
                 if let Some(slopes) = self.slopes {
                     let (token, head) = self.token_and_head(pair + row);
                     #[expect(clippy::cast_precision_loss, reason = "no sequence is as long as 2^24")]
-                    let own = (self.position + token - self.first) as f32;
+                    let own = (self.position + token) as f32 - self.first as f32;
                     lower_by_distance::<V>(slopes.add(head).read_unaligned(), own, scores, &seen);
                 }
                 self.weigh::<V>(pair + row, scores, &seen);
@@ -325,7 +328,8 @@ impl Tile {
     /// Number of the tile's positions before a pair's end.
     #[inline(always)]
     fn visible(&self, pair: usize) -> usize {
-        (self.position + self.token_and_head(pair).0 + 1 - self.first).min(TILE)
+        let end = (self.position + self.token_and_head(pair).0 + 1 + self.ahead).min(self.end);
+        (end - self.first).min(TILE)
     }
 
     /// Number of the tile's first positions that the window hides from a pair.
@@ -425,8 +429,9 @@ unsafe fn lower_by_distance<V: Vector>(slope: f32, own: f32, scores: *mut f32, s
     for at in vectors_of(seen) {
         // SAFETY: as the caller promises.
         unsafe {
-            let distances = V::load(POSITIONS.as_ptr().add(at)).sub(V::splat(own));
-            distances.mul_add(V::splat(slope), V::load(scores.add(at))).store(scores.add(at));
+            let (zero, after) = (V::splat(0.0), V::load(POSITIONS.as_ptr().add(at)).sub(V::splat(own)));
+            let before = zero.sub(after.max(zero.sub(after)));
+            before.mul_add(V::splat(slope), V::load(scores.add(at))).store(scores.add(at));
         }
     }
 }

@@ -59,6 +59,9 @@ impl Planning<'_> {
         if sequence.num_samples > self.budget.samples || !self.may_begin(sequence, live) {
             return Err(Reason::Samples);
         }
+        if self.config.whole_prompts && self.budget.chunk(sequence, self.config) == 0 {
+            return Err(Reason::Budget);
+        }
         self.find_place(key)
     }
 

@@ -69,9 +69,13 @@ impl Budget {
         }
     }
 
-    /// Tokens of a prefilling sequence that this step may compute.
+    /// Tokens of a prefilling sequence that this step may compute. With `whole_prompts` no target of a stream bounds
+    /// them.
     pub(super) fn chunk(&self, sequence: &Sequence, config: &Config) -> u32 {
         let lag = sequence.length() - sequence.num_computed;
+        if config.whole_prompts {
+            return if lag <= self.tokens { lag } else { 0 };
+        }
         let cap = config.long_prefill_token_threshold;
         let num_placed = sequence.num_placed - sequence.num_computed;
         lag.min(self.prefill_tokens()).min(if cap == 0 { u32::MAX } else { cap }).min(num_placed)

@@ -34,7 +34,7 @@ pub fn wrong() -> impl Strategy<Value = Wrong> {
         pick().prop_map(|pick| Wrong::HoldTwice { pick }),
         pick().prop_map(|pick| Wrong::ReleaseNotHeld { pick }),
         (0..6_usize).prop_map(|kind| Wrong::UnknownRequest { kind }),
-        (0..16_usize).prop_map(|kind| Wrong::FixedSetting { kind }),
+        (0..17_usize).prop_map(|kind| Wrong::FixedSetting { kind }),
         (0..7_usize).prop_map(|kind| Wrong::BadSetting { kind }),
         (0..3_usize).prop_map(|kind| Wrong::BadToken { kind }),
         (pick(), 0..2_usize).prop_map(|(pick, kind)| Wrong::UnknownSample { pick, kind }),

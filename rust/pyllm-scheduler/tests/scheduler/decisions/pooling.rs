@@ -1,8 +1,9 @@
 //! Pooling requests: one row for the prompt's last token, and an embedding for it.
 
-use pyllm_scheduler::{Embeddings, Error, Finish, Plan, Pooling, Request, RequestId, Scheduler, replay};
+use proptest::prelude::*;
+use pyllm_scheduler::{Config, Embeddings, Error, Finish, Plan, Pooling, Request, RequestId, Scheduler, replay};
 
-use super::{CLIENT, plan, request, scheduler};
+use super::{CLIENT, config, plan, request, scheduler};
 use crate::sections::Sections;
 
 fn pooling(id: u64, prompt: impl Into<Vec<i32>>) -> Request {
@@ -63,6 +64,53 @@ fn a_whole_prompt_is_computed_whatever_is_cached() -> Result<(), Error> {
         assert_eq!(scheduler.take_deltas(CLIENT).expect("there are deltas").cached_tokens, [0]);
     }
     Ok(())
+}
+
+fn of_whole_prompts(max_num_seqs: u32, stages: u32) -> Config {
+    Config {
+        whole_prompts: true,
+        enable_prefix_caching: false,
+        max_model_len: 16,
+        inter_token_target: 1e-9,
+        pipeline_parallel_size: stages,
+        ..config(64, max_num_seqs, 16)
+    }
+}
+
+#[test]
+fn a_step_that_has_whole_prompts_has_room_for_the_longest() {
+    let config = of_whole_prompts(4, 1);
+    for wrong in
+        [Config { max_num_batched_tokens: 15, ..config.clone() }, Config { long_prefill_token_threshold: 4, ..config }]
+    {
+        assert!(matches!(Scheduler::new(wrong), Err(Error::Config(_))));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_step_has_all_tokens_of_a_prompt_or_none(
+        lengths in prop::collection::vec(1..17_usize, 1..20), max_num_seqs in 1..6_u32, stages in 1..4_u32,
+    ) {
+        let mut scheduler = Scheduler::new(of_whole_prompts(max_num_seqs, stages))?;
+        for (id, &length) in (0..).zip(&lengths) {
+            scheduler.add(pooling(id, vec![1; length]))?;
+        }
+        let mut planned = Vec::new();
+        while let Some(plan) = scheduler.schedule(0.0)? {
+            let sections = Sections::new(&plan);
+            let rows = plan.num_rows() as usize;
+            prop_assert_eq!(sections.uniforms.len(), rows, "each row ends a prompt");
+            planned.extend(sections.ints("query_starts").windows(2).map(|ends| (ends[1] - ends[0]) as usize));
+            let sampled: Vec<i32> = (0..=rows as i32).collect();
+            let embeddings = Embeddings { starts: sampled.clone(), values: vec![1.0; rows] };
+            scheduler.commit(plan.step, &sampled, &vec![7; rows], 0.0, None, Some(&embeddings)).map(drop)?;
+        }
+        prop_assert_eq!(planned, lengths);
+        prop_assert_eq!(scheduler.stats().num_requests, 0);
+    }
 }
 
 #[test]

@@ -193,6 +193,12 @@ impl World {
             12 => Config { prefix_hash_seed: "another".to_owned(), ..config },
             13 => Config { separate_outputs: true, ..config },
             14 => Config { max_loras: self.config.max_loras + 1, ..config },
+            15 => Config {
+                whole_prompts: true,
+                max_num_batched_tokens: max_model_len,
+                long_prefill_token_threshold: 0,
+                ..config
+            },
             _ => Config { swap_block_seconds: 0.5, ..config },
         };
         // The other changes of a refused call are not made either.
