@@ -12,8 +12,16 @@ from pyllm.errors import ConfigError
 
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
+PoolingKind = Literal["last", "mean", "cls"]
 # Text models have 'none'.
-_KINDS: dict[str, Literal["last", "mean"]] = {"none": "last", "last": "last", "lasttoken": "last", "mean": "mean"}
+_KINDS: dict[str, PoolingKind] = {
+    "none": "last",
+    "last": "last",
+    "lasttoken": "last",
+    "mean": "mean",
+    "cls": "cls",
+    "cls_token": "cls",
+}
 
 
 class Module(msgspec.Struct):
@@ -33,11 +41,11 @@ class PoolingConfig(msgspec.Struct):
     pooling_mode_lasttoken: bool = False
     pooling_mode: str | None = None
 
-    def mode(self) -> str:
-        """The name of the pooling mode, or several joined by a plus."""
+    def mode(self, usual: str) -> str:
+        """The name of the pooling mode, or several joined by a plus; `usual` where the file names none."""
         flags = [name for name in self.__struct_fields__ if getattr(self, name) is True]
         names = [name.removeprefix("pooling_mode_").removesuffix("_tokens") for name in flags]
-        return self.pooling_mode or "+".join(names) or "lasttoken"
+        return self.pooling_mode or "+".join(names) or usual
 
 
 class MatryoshkaConfig(msgspec.Struct):
@@ -50,20 +58,23 @@ class MatryoshkaConfig(msgspec.Struct):
 class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Pooling of a prompt's hidden states after the final norm into an embedding, which is normalised to length 1.
 
-    - `pooling`: the state of the last token, or the mean of all.
+    - `pooling`: the state of the last token, the mean of all, or the state of the first token (cls).
     - `is_matryoshka`: the model was trained so that prefixes of embeddings are embeddings (arXiv 2205.13147), of the
       sizes `dimensions`, or of any size if these are empty.
-    - `is_only_use`: the model has no head, and cannot generate.
+    - `is_only_use`: the model has no head or is an encoder, and cannot generate.
     """
 
-    pooling: Literal["last", "mean"] = "last"
+    pooling: PoolingKind = "last"
     is_matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
     is_only_use: bool = False
 
 
-def embedding_spec(modules: Sequence[Module], pooling: PoolingConfig, matryoshka: MatryoshkaConfig) -> EmbeddingSpec:
-    """The embedding settings of a folder; a missing file has its defaults.
+def embedding_spec(
+    modules: Sequence[Module], pooling: PoolingConfig, matryoshka: MatryoshkaConfig, is_encoder: bool = False
+) -> EmbeddingSpec:
+    """The embedding settings of a folder; a missing file has its defaults: the mean of an encoder, as in
+    sentence-transformers, else the last token.
 
     Raises:
         ConfigError: a module or pooling mode is not supported; the text names it.
@@ -73,21 +84,21 @@ def embedding_spec(modules: Sequence[Module], pooling: PoolingConfig, matryoshka
             raise ConfigError(f"modules.json: the module {name} is not supported, only {', '.join(_MODULES)}")
     sizes = tuple(sorted(matryoshka.matryoshka_dimensions or ()))
     is_matryoshka = bool(sizes or matryoshka.is_matryoshka)
-    return EmbeddingSpec(pooling=_kind(pooling.mode()), is_matryoshka=is_matryoshka, dimensions=sizes)
+    return EmbeddingSpec(pooling=_kind(pooling.mode("mean" if is_encoder else "last")), is_matryoshka=is_matryoshka, dimensions=sizes)
 
 
-def gguf_embedding_spec(pooling_type: int) -> EmbeddingSpec:
-    """The embedding settings of a GGUF file.
+def gguf_embedding_spec(pooling_type: int, is_encoder: bool = False) -> EmbeddingSpec:
+    """The embedding settings of a GGUF file. Files of encoders from before llama.cpp had the field name no type.
 
     Raises:
         ConfigError: the pooling type is not supported.
     """
-    return EmbeddingSpec(
-        pooling=_kind(_GGUF_POOLING[pooling_type] if pooling_type < len(_GGUF_POOLING) else str(pooling_type))
-    )
+    mode = _GGUF_POOLING[pooling_type] if pooling_type < len(_GGUF_POOLING) else str(pooling_type)
+    is_unnamed = is_encoder and mode == "none"
+    return EmbeddingSpec(pooling="mean" if is_unnamed else _kind(mode), is_only_use=is_encoder)
 
 
-def _kind(mode: str) -> Literal["last", "mean"]:
+def _kind(mode: str) -> PoolingKind:
     if mode not in _KINDS:
-        raise ConfigError(f"pooling by {mode!r} is not supported, only the last token's state and the mean")
+        raise ConfigError(f"pooling by {mode!r} is not supported, only by the last token, the mean, or the first token")
     return _KINDS[mode]

@@ -23,6 +23,7 @@ from pyllm.checkpoint.vocabularies.gguf_tokenizer import end_tokens, special_ids
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.registry import find_gguf_family
+from pyllm.families.spec import ModelSpec
 from pyllm.families.tensor_map import map_tensors
 from pyllm.families.tensors import FileTensor
 
@@ -63,15 +64,15 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
         tokenizer=tokenizer.with_ends(_ends(fields), spec),
         fingerprint=weights_fingerprint(files, entries),
         sampling=sampling_defaults(Config(fields, PLACE), GGUF_FIELDS),
-        embedding=_embedding(fields),
+        embedding=_embedding(fields, spec),
         skipped=skipped,
     )
     return checkpoint, content
 
 
-def _embedding(fields: Fields) -> EmbeddingSpec:
+def _embedding(fields: Fields, spec: ModelSpec) -> EmbeddingSpec:
     field = f"{fields['general.architecture']}.pooling_type"
-    return gguf_embedding_spec(Config(fields, PLACE).integer(field, 0, least=0))
+    return gguf_embedding_spec(Config(fields, PLACE).integer(field, 0, least=0), spec.is_bidirectional)
 
 
 def _ends(fields: Fields) -> list[int]:

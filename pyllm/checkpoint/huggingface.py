@@ -123,7 +123,7 @@ def read_dummy(
     dtypes = [place.text(name) for place in (config, text) for name in ("dtype", "torch_dtype") if name in place]
     dtype = dtypes[0] if dtypes and dtypes[0] in _TYPES else "float32"
     spec = msgspec.structs.replace(family.read(text), dtype=dtype)
-    mapped = _Mapped(spec, dummy_entries(spec, _TYPES[dtype]), (), has_head)
+    mapped = _Mapped(spec, dummy_entries(spec, _TYPES[dtype]), (), has_head and not spec.is_bidirectional)
     checkpoint = _checkpoint(folder, fields, mapped, tokenizer, _Weights("dummy"))
     logger.warning("the weights are made up (load_format dummy): answers mean nothing")
     return checkpoint
@@ -150,6 +150,7 @@ def _map_to_family(family: Family, config: Config, gathered: Gathered, files: Se
     spec = family.read(config)
     names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
     has_head = has_head or spec.tie_word_embeddings or has_own_head(names, gathered.tensors)
+    has_head = has_head and not spec.is_bidirectional
     spec = _with_own_head(spec, names, gathered, files) if has_head else without_head(spec)
     try:
         return _Mapped(spec, *map_tensors(spec, names, gathered.tensors, gathered.quantised), has_head)
@@ -182,7 +183,9 @@ def _checkpoint(
         tokenizer=tokenizer.with_ends(ends, mapped.spec),
         fingerprint=weights_fingerprint(weights.files, mapped.tensors),
         sampling=sampling,
-        embedding=msgspec.structs.replace(_embedding(folder, fields), is_only_use=not mapped.has_head),
+        embedding=msgspec.structs.replace(
+            _embedding(folder, fields, mapped.spec.is_bidirectional), is_only_use=not mapped.has_head
+        ),
         skipped=mapped.skipped,
         quantization=weights.quantization,
     )
@@ -248,7 +251,7 @@ def _generation(folder: Path, config: Config) -> tuple[SamplingDefaults, tuple[i
     return sampling, ends
 
 
-def _embedding(folder: Path, fields: Mapping[str, Any]) -> EmbeddingSpec:
+def _embedding(folder: Path, fields: Mapping[str, Any], is_encoder: bool) -> EmbeddingSpec:
     modules = folder / "modules.json"
     try:
         matryoshka = msgspec.convert(fields, MatryoshkaConfig)
@@ -258,4 +261,5 @@ def _embedding(folder: Path, fields: Mapping[str, Any]) -> EmbeddingSpec:
         read_json(modules, list[Module]) if modules.is_file() else (),
         read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
         matryoshka,
+        is_encoder,
     )

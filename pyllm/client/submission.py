@@ -66,7 +66,7 @@ def prepare(
         RequestTooLargeError: the request can never fit the context or the KV cache; the text has the numbers.
     """
     if not model.can_generate:
-        raise RequestError(f"{model.name} has no head, and only embeds: use /v1/embeddings or embed()", "model")
+        raise RequestError(f"{model.name} only embeds: use /v1/embeddings or embed()", "model")
     # Each sample takes a slot and a row of logits of its own, so more than these never run together.
     if params.n > model.max_num_seqs:
         text = (

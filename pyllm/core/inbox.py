@@ -39,6 +39,10 @@ from pyllm.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
+# The scheduler's names where they differ: for the first token as for the mean it computes the whole prompt, from its
+# beginning and without a break.
+_SCHEDULED_POOLING = {"": "none", "cls": "mean"}
+
 # The text for a request of a lost core.
 OTHER_WEIGHTS = "the engine has other weights now than this request has begun with"
 
@@ -165,7 +169,7 @@ class Inbox:
                 num_logprobs=submit.sampling.num_logprobs,
                 beam_width=submit.beam_width,
                 length_penalty=submit.length_penalty,
-                pooling=submit.sampling.pooling or "none",
+                pooling=_SCHEDULED_POOLING.get(submit.sampling.pooling, submit.sampling.pooling),
                 kv_cache_retention=submit.kv_cache_retention,
             )
             key = RequestKey(client, submit.request)

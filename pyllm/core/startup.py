@@ -204,6 +204,7 @@ def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: A
         vocab_size=config.checkpoint.spec.vocab_size,
         kv_groups=[{"window": group.window} for group in groups],
         separate_outputs=bool(engine.sparse.sparse_attention),
+        whole_prompts=config.checkpoint.spec.is_bidirectional,
         max_loras=engine.lora.num_slots,
         num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
         pipeline_parallel_size=engine.parallel.pipeline_parallel_size,

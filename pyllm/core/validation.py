@@ -50,7 +50,7 @@ def check_submit(submit: Submit, model: ModelInfo, sampling_plugins: Collection[
         text = f"pooling must be {kinds} and excludes all other sampling, got {sampling.pooling!r:.80}"
         raise RequestError(text, "pooling")
     if not sampling.pooling and not model.can_generate:
-        raise RequestError(f"{model.name} has no head, and only embeds", "model")
+        raise RequestError(f"{model.name} only embeds", "model")
     _check_numbers(sampling, submit.max_tokens, model)
     if submit.beam_width:
         num_candidates = 2 * submit.beam_width

@@ -293,7 +293,7 @@ class AsyncEngine:
         *,
         lora_request: LoRARequest | None = None,
     ) -> EmbeddingRequestOutput:
-        """A prompt's embedding, of length 1: the last token's final hidden state, or the mean of all.
+        """A prompt's embedding, of length 1: the last or first token's final hidden state, or the mean of all.
 
         The model's files choose which. `dimensions` shortens it, if the model was trained for this.
 

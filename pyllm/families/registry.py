@@ -12,6 +12,7 @@ from pyllm.families import (
     afmoe,
     apertus,
     bamba,
+    bert,
     bitnet,
     bloom,
     cohere,
@@ -51,6 +52,7 @@ from pyllm.families import (
     nanochat,
     nemotron,
     nemotron_h,
+    nomic_bert,
     olmo,
     olmo_hybrid,
     opt,
@@ -171,6 +173,9 @@ FAMILIES = (
     llama4.FAMILY,
     phimoe.FAMILY,
     bitnet.FAMILY,
+    bert.BERT,
+    bert.ROBERTA,
+    nomic_bert.FAMILY,
 )
 
 

@@ -1,4 +1,4 @@
-"""A decoder-only model as data: the computation of each layer. Knows no family, no file and no torch.
+"""A decoder-only model, or an encoder, as data: the computation of each layer. Knows no family, no file and no torch.
 
 The specs travel to every process with the checkpoint. `pyllm/workers/decoder.py` builds the model from them.
 """
@@ -119,6 +119,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - `rope`: the index in `ModelSpec.ropes`; None for a layer without positions.
     - `window`: the number of positions that a token attends to, its own included; None for all.
+    - `bidirectional`: it attends to as many positions after it, too, or to all of its sequence (arXiv 1810.04805).
     - `query_key_norm`: applied to query and key before the rotation, over each head or over all heads together; with
       `norm_after_rotation` after it, over each head.
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
@@ -142,6 +143,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     scale: float
     rope: int | None = 0
     window: int | None = None
+    bidirectional: bool = False
     query_key_norm: NormSpec | None = None
     norm_over: Literal["head", "all"] = "head"
     norm_after_rotation: bool = False
@@ -580,7 +582,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `factors` multiply parameters of the layer when they are loaded, by the parameters' names (Falcon-H1).
 
-    With a `post_norm_factor` the residual stream is what the norms give (MiniMax-01): the output of attention is added
+    With a `post_norm_factor` the residual stream is what the norms give (MiniMax-01, BERT): the output of attention is added
     to its normalised input times this factor, the output of feed-forward to its own times `residual_multiplier`.
     """
 
@@ -699,7 +701,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model. `dtype` is the dtype of the file: float32, bfloat16 or float16; float32 for a quantised file.
 
     The position embedding has `positions` rows, which are added to the embedding of tokens (GPT-2); 0 if there is none.
-    With `sinusoids` no file has it: its rows are sines and cosines, from that position on (arXiv 1706.03762).
+    With `sinusoids` no file has it: its rows are sines and cosines, from that position on (arXiv 1706.03762). The first
+    of `token_types` vectors is added, too (BERT).
     `embedding_norm` is a norm before the first layer. With `layer_scales` each layer has a number that multiplies the
     residual stream after it.
 
@@ -722,6 +725,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     logit_soft_cap: float | None = None
     positions: int = 0
     sinusoids: int | None = None
+    token_types: int = 0
     embedding_norm: NormSpec | None = None
     head_bias: bool = False
     per_layer_input: PerLayerInputSpec | None = None
@@ -771,6 +775,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def query_scaling(self) -> QueryScaling | None:
         """The query scaling of the layers that have some, which is the same in all of them."""
         return next((found for attention in self.attentions if (found := attention.query_scaling) is not None), None)
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether tokens attend to later ones, so that the model embeds whole texts and generates none."""
+        return any(attention.bidirectional for attention in self.attentions)
 
     @property
     def has_states(self) -> bool:

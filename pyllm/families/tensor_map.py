@@ -65,19 +65,21 @@ def map_tensors(
     embedding = f"{root}{names.embedding}"
     if spec.tie_word_embeddings and f"{embedding}.weight" not in tensors and f"{head}.weight" in tensors:
         embedding = head  # the same matrix
-    around: tuple[str, ...] = ("position_embedding", "embedding_norm", "norm", "streams_in", "streams_out")
-    around += ("per_layer_embedding", "per_layer_projection", "per_layer_norm")
+    around: tuple[str, ...] = ("position_embedding", "token_type_embedding", "embedding_norm", "norm")
+    around += ("streams_in", "streams_out", "per_layer_embedding", "per_layer_projection", "per_layer_norm")
     modules = {name: f"{root}{getattr(names, name)}" for name in around} | {"embedding": embedding, "head": head}
+    if names.end_norm:
+        modules["norm"] = f"{root}{_norm_before(names, len(spec.layers))}"
     entries = []
     for name, shape in parameters_around_layers(spec).items():
         module, _, kind = name.partition(".")
         source = f"{modules[module]}.{kind}"
         skipped = names.skipped_positions if module == "position_embedding" else 0
-        matrix = None
+        rows, matrix = spec.token_types if module == "token_type_embedding" else skipped + shape[0], None
         if module in {"streams_in", "streams_out"} and source not in tensors and spec.streams is not None:
             matrix = (int(kind.partition(".")[0]), spec.streams.count - 1)  # llama.cpp has all in one tensor.
             source = f"{modules[module]}.weight"
-        place = _Place(source, Rows(skipped, skipped + shape[0]), skipped + shape[0], matrix=matrix)
+        place = _Place(source, Rows(skipped, skipped + shape[0]), rows, matrix=matrix)
         entry = _with_quantised(_entry(tensors, name, shape, place), quantised.get(source))
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index in range(len(spec.layers)):
@@ -165,6 +167,8 @@ def _parameters_in_files(
         elif expert is not None and (routing := layer.routing) is not None:
             matrix = (expert, routing.experts)
         tensor = f"{prefix}{_name_in_files(names, tensors, prefix, source, kind)}"
+        if part == "attention_norm" and names.end_norm:
+            tensor = f"{root}{_norm_before(names, index)}.{kind}"
         may_be_transposed = expert is None or (matrix is not None and not are_straight)
         is_transposed = may_be_transposed and part in names.transposed and len(shape) == 2
         place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
@@ -172,6 +176,11 @@ def _parameters_in_files(
         if (factor := layer.factors.get(name)) is not None:
             transforms += (Scale(factor),)
         yield _Parameter(f"layers.{index}.{name}", shape, place, transforms)
+
+
+def _norm_before(names: TensorNames, index: int) -> str:
+    """The norm between a layer and the one before, or the embedding, in files that have it at a layer's end."""
+    return f"{names.layer.format(index - 1)}{names.end_norm}" if index else names.embedding_norm
 
 
 def _are_straight(

@@ -83,6 +83,8 @@ class TensorNames:
     """The names that a kind of file gives to a family's tensors.
 
     - `skipped_positions`: rows of the position embedding before that of the first token.
+    - `end_norm`: the norm at the end of a layer, for which `norm` and the `attention_norm` of the next layer are other
+      names; before the first layer stands `embedding_norm`.
     - `parts`: an expert's name has its number at {}, or names a tensor [experts, rows, columns].
     - `roots`: possible prefixes of the embedding, the norm and the layers; the first that fits is used.
     - `stacked`: tensors that hold several parts of a layer, stacked by rows; in files without a tensor of each.
@@ -106,7 +108,9 @@ class TensorNames:
     embedding: str = "embed_tokens"
     position_embedding: str = "embed_positions"
     skipped_positions: int = 0
+    token_type_embedding: str = "token_type_embeddings"
     embedding_norm: str = "embed_norm"
+    end_norm: str = ""
     norm: str = "norm"
     per_layer_embedding: str = "embed_tokens_per_layer"
     per_layer_projection: str = "per_layer_model_projection"
@@ -188,6 +192,7 @@ GGUF_NAMES = TensorNames(
     roots=("",),
     embedding="token_embd",
     position_embedding="position_embd",
+    token_type_embedding="token_types",
     embedding_norm="token_embd_norm",
     norm="output_norm",
     per_layer_embedding="per_layer_token_embd",

@@ -49,7 +49,13 @@ from pyllm.machine.processor import kernel_level, kernel_levels
 from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.workers.attention_backends import find_attention_backend
-from pyllm.workers.model_limits import check_cpu_layers, check_own_attention, check_states, check_supported
+from pyllm.workers.model_limits import (
+    check_cpu_layers,
+    check_encoder,
+    check_own_attention,
+    check_states,
+    check_supported,
+)
 from pyllm.workers.sparse_attention.sparse_limits import check_sparse_attention
 
 logger = logging.getLogger(__name__)
@@ -156,6 +162,7 @@ def resolve_settings(
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
+    check_encoder(config, spec, max_model_len)
     dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device, cards)
     if checkpoint.quantization and quantization == "none":
         logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
@@ -173,6 +180,7 @@ def resolve_settings(
         cache=msgspec.structs.replace(
             config.cache,
             kv_cache_dtype=kv_cache_dtype,
+            enable_prefix_caching=config.cache.enable_prefix_caching and not spec.is_bidirectional,
             kv_cache_dir=_absolute(config.cache.kv_cache_dir),
             state_checkpoint_tokens=_checkpoint_tokens(config.cache, spec, kv_cache_dtype),
         ),
@@ -180,7 +188,7 @@ def resolve_settings(
         scheduler=msgspec.structs.replace(
             config.scheduler,
             scheduler_recording=recording,
-            **_step_limits(config.scheduler, device, cards),
+            **_step_limits(config.scheduler, device, cards, max_model_len if spec.is_bidirectional else 0),
             num_speculative_tokens=_speculative_tokens(config, checkpoint, device),
         ),
         device=msgspec.structs.replace(config.device, device=device),
@@ -238,14 +246,16 @@ def _resolve_device(config: EngineConfig, cards: Sequence[VisibleCard], has_pack
     return "cuda" if cards and not missing else "cpu"
 
 
-def _step_limits(scheduler: SchedulerConfig, device: str, cards: Sequence[VisibleCard]) -> dict[str, int]:
-    """Sequences and tokens of a step: as set, else by the memory of the smallest card."""
+def _step_limits(
+    scheduler: SchedulerConfig, device: str, cards: Sequence[VisibleCard], longest: int
+) -> dict[str, int]:
+    """Sequences and tokens of a step: as set, else by the memory of the smallest card, and `longest` at least."""
     is_large = bool(cards) and min(card.memory_bytes for card in cards) >= LARGE_CARD_BYTES
     sequences = scheduler.max_num_seqs or (LARGE_CARD_SEQUENCES if is_large else SEQUENCES)
     usual_tokens = LARGE_CARD_BATCHED_TOKENS if is_large else BATCHED_TOKENS[device]
     return {
         "max_num_seqs": sequences,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens or max(usual_tokens, sequences),
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens or max(usual_tokens, sequences, longest),
     }
 
 
@@ -254,7 +264,7 @@ def _speculative_tokens(config: EngineConfig, checkpoint: Checkpoint, device: st
     if (chosen := config.scheduler.num_speculative_tokens) is not None:
         return chosen
     is_exact = checkpoint.spec.transformers is None and is_rust(config.device, device)
-    return SPECULATIVE_TOKENS if is_exact else 0
+    return SPECULATIVE_TOKENS if is_exact and not checkpoint.embedding.is_only_use else 0
 
 
 def _check_transformers(config: EngineConfig, checkpoint: Checkpoint) -> None:

@@ -44,9 +44,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     sampled before `min_tokens` of output. `logprobs` and `prompt_logprobs` are the number of likeliest tokens to report
     beside the token itself; None: no log-probabilities. `logprob_token_ids` are reported in place of the likeliest.
     `grammar` is llguidance's text; "": none. `extra_args` are arguments of logits processors, by their names. `pooling`
-    "last" or "mean" requests the prompt's embedding in place of tokens, see `POOLING`. After `thinking_budget` tokens
-    of reasoning the first of `thinking_ends` is forced; without ends there is no bound. The model reasons if one of
-    `thinking_starts` ends its prompt or begins its output, or if there are no starts.
+    "last", "mean" or "cls" requests the prompt's embedding in place of tokens, see `POOLING`. After `thinking_budget`
+    tokens of reasoning the first of `thinking_ends` is forced; without ends there is no bound. The model reasons if one
+    of `thinking_starts` ends its prompt or begins its output, or if there are no starts.
     """
 
     temperature: float = 1.0
@@ -99,9 +99,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
         )
 
 
-# The sampling parameters of embedding requests by pooling: the last token's hidden state after the final norm, or the
-# mean of all; scaled to length 1.
-POOLING = {kind: Sampling(temperature=0.0, pooling=kind) for kind in ("last", "mean")}
+# The sampling parameters of embedding requests by pooling: the last token's hidden state after the final norm, the mean
+# of all, or the first token's (cls); scaled to length 1.
+POOLING = {kind: Sampling(temperature=0.0, pooling=kind) for kind in ("last", "mean", "cls")}
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -167,7 +167,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pipeline_parallel_size: int = 1
     cache_namespace: str = ""  # with blake3, a part of the name of every KV block
     saves_kv_blocks: bool = False  # a KV store or connector gets the blocks that are computed
-    can_generate: bool = True  # False: the model has no head, and makes only embeddings
+    can_generate: bool = True  # False: the model only embeds
     weights_version: str = ""  # a digest of the weights; empty for those that the engine was started with
 
 

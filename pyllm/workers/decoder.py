@@ -1,4 +1,4 @@
-"""A decoder-only transformer, built from its spec: the model for every family in `pyllm/families`.
+"""A decoder-only transformer, or an encoder, built from its spec: the model for every family in `pyllm/families`.
 
 Knows no family and no file; `WeightReader` fills the parameters, under the names of `families/parameter_shapes.py`.
 """
@@ -342,6 +342,7 @@ class Decoder:
         self.position_embedding, self.embedding_norm = None, None
         if stage.is_first and spec.positions:
             self.position_embedding = VocabularyParallelEmbedding(spec.positions, spec.hidden_size, placement)
+        self.token_type = placement.empty(spec.hidden_size) if stage.is_first and spec.token_types else None
         if stage.is_first and spec.embedding_norm is not None:
             self.embedding_norm = Norm(spec.embedding_norm, spec.hidden_size, placement)
         self.per_layer_inputs = None
@@ -376,6 +377,8 @@ class Decoder:
         if self.position_embedding is not None:
             of_positions = reader if self._spec.sinusoids is None else SinusoidReader(self._spec.sinusoids)
             self.position_embedding.load(of_positions, "position_embedding.weight")
+        if self.token_type is not None:
+            reader.read("token_type_embedding.weight", (1, self._spec.hidden_size), self.token_type[None])
         if self.embedding_norm is not None:
             self.embedding_norm.load(reader, "embedding_norm")
         if self.per_layer_inputs is not None:
@@ -415,6 +418,8 @@ class Decoder:
                 x = self._kernels[scale_and_cap](x, self._embedding_scale)
             if self.position_embedding is not None:
                 x = self._kernels[add](self.position_embedding(context.positions), x)
+            if self.token_type is not None:
+                x = self._kernels[add_bias](x, self.token_type)
             if self.embedding_norm is not None:
                 x = self.embedding_norm(x)
             per_layer = None if self.per_layer_inputs is None else self.per_layer_inputs(tokens, x)

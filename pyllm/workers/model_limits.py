@@ -62,6 +62,35 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
             raise ConfigError(f"{name} {setting} copies states of CPUs only so far: leave it out, or use --device cpu")
 
 
+def check_encoder(config: EngineConfig, spec: ModelSpec, max_model_len: int) -> None:
+    """Refuse settings that do not fit a model whose tokens attend to later ones, as all of a text is one step.
+
+    Raises:
+        ConfigError: with the setting to change.
+    """
+    if not spec.is_bidirectional:
+        return
+    cache, scheduler = config.cache, config.scheduler
+    about_prefixes = {
+        "max_pinned_blocks": cache.max_pinned_blocks,
+        "enable_kv_cache_events": cache.enable_kv_cache_events,
+        "kv_transfer_config": config.kv_transfer.kv_transfer_config,
+        "kv_cache_dir": cache.kv_cache_dir,
+        "kv_cache_redis_url": cache.kv_cache_redis_url,
+    }
+    name = f"{spec.architecture} is an encoder, and"
+    for setting, is_set in about_prefixes.items():
+        if is_set:
+            raise ConfigError(f"{name} has no prefix cache, which {setting} is about: leave it out")
+    if scheduler.long_prefill_token_threshold:
+        raise ConfigError(f"{name} a step has whole texts: leave long_prefill_token_threshold out")
+    if 0 < scheduler.max_num_batched_tokens < max_model_len:
+        raise ConfigError(
+            f"{name} a step has whole texts: max_num_batched_tokens {scheduler.max_num_batched_tokens} is less than "
+            f"max_model_len {max_model_len}; raise it, or lower max_model_len"
+        )
+
+
 def check_own_attention(config: EngineConfig, spec: ModelSpec) -> None:
     """Refuse settings under which layers that only pyllm's own attention computes would not run.
 
@@ -72,6 +101,7 @@ def check_own_attention(config: EngineConfig, spec: ModelSpec) -> None:
     found = {
         "layers of latent attention": any(attention.latent is not None for attention in spec.attentions),
         "layers of unequal heads": len(heads) > 1,
+        "tokens that attend to later ones": spec.is_bidirectional,
         "layers that share keys and values": any(attention.kv_source is not None for attention in spec.attentions),
     }
     for name, is_there in found.items():

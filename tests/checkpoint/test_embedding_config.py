@@ -42,6 +42,8 @@ def read(
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}, "mean"),
         ({"pooling_mode": "mean"}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode": "cls"}, "cls"),
     ],
 )
 def test_of_a_folder(tmp_path: Path, pooling: Any, expected: str) -> None:
@@ -57,7 +59,9 @@ def test_a_model_may_be_trained_for_fewer_dimensions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pooling", "modules", "text"),
     [
-        ({"pooling_mode_cls_token": True}, MODULES, "pooling by 'cls_token' is not supported"),
+        ({"pooling_mode_max_tokens": True}, MODULES, "pooling by 'max' is not supported"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, MODULES, r"'cls_token\+mean'"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, MODULES, "'mean_sqrt_len'"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, MODULES, r"'mean\+max'"),
         ({"pooling_mode": "weightedmean"}, MODULES, "'weightedmean'"),
         (None, [{"type": "sentence_transformers.models.Dense"}], "the module Dense is not supported"),
@@ -70,14 +74,14 @@ def test_what_is_not_supported_is_named(tmp_path: Path, pooling: Any, modules: A
         read(tmp_path / "tiny", pooling, modules)
 
 
-@pytest.mark.parametrize(("number", "expected"), [(0, "last"), (1, "mean"), (3, "last")])
+@pytest.mark.parametrize(("number", "expected"), [(0, "last"), (1, "mean"), (2, "cls"), (3, "last")])
 def test_of_a_gguf_file(tmp_path: Path, number: int, expected: str) -> None:
     source = write_tiny_model(tmp_path / "tiny")
     path = write_tiny_gguf(source, tmp_path / "tiny.gguf", fields={"llama.pooling_type": number})
     assert read_checkpoint(path).embedding.pooling == expected
 
 
-@pytest.mark.parametrize(("number", "name"), [(2, "cls"), (4, "rank"), (9, "9")])
+@pytest.mark.parametrize(("number", "name"), [(4, "rank"), (9, "9")])
 def test_of_a_gguf_file_that_pools_otherwise(tmp_path: Path, number: int, name: str) -> None:
     source = write_tiny_model(tmp_path / "tiny")
     path = write_tiny_gguf(source, tmp_path / "tiny.gguf", fields={"llama.pooling_type": number})

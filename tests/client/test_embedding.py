@@ -46,10 +46,11 @@ async def test_what_is_asked_is_the_prompt_and_its_place_among_others() -> None:
     embedding.cancel()
 
 
-async def test_the_kind_of_pooling_is_the_models() -> None:
-    core = FakeCore(msgspec.structs.replace(MODEL, pooling="mean"))
+@pytest.mark.parametrize("kind", ["mean", "cls"])
+async def test_the_kind_of_pooling_is_the_models(kind: str) -> None:
+    core = FakeCore(msgspec.structs.replace(MODEL, pooling=kind))
     _, embedding, _ = await asked(core)
-    assert core.sent(Submit)[-1].sampling == POOLING["mean"]
+    assert core.sent(Submit)[-1].sampling == POOLING[kind]
     embedding.cancel()
 
 

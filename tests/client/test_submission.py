@@ -98,7 +98,7 @@ def test_more_samples_than_the_model_runs_at_once_are_refused() -> None:
 
 def test_a_model_without_a_head_only_embeds() -> None:
     model = msgspec.structs.replace(MODEL, can_generate=False)
-    with pytest.raises(RequestError, match="tiny has no head, and only embeds: use /v1/embeddings"):
+    with pytest.raises(RequestError, match="tiny only embeds: use /v1/embeddings"):
         prepare([1], SamplingParams(), model)
     assert prepare_embedding([1], model).max_tokens == 0
 

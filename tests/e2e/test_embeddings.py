@@ -102,13 +102,14 @@ def test_openais_library_asks_a_server(server: Server) -> None:
 
 
 @pytest.mark.torch
-def test_the_mean_of_all_tokens_though_prompts_begin_alike_and_are_preempted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["mean_tokens", "cls_token"])
+def test_the_mean_and_the_first_token_though_prompts_begin_alike_and_are_preempted(tmp_path: Path, mode: str) -> None:
     import torch
     from transformers import AutoModel
 
     folder = Path(write_tiny_model(tmp_path / "tiny"))
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (folder / "1_Pooling/config.json").write_text(f'{{"pooling_mode_{mode}": true}}')
     oracle = AutoModel.from_pretrained(folder, dtype=torch.float32)
     prompts = [[(3 * position) % 250 for position in range(length)] for length in (5, 150, 120, 140, 31)]
     options = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 17, "max_num_batched_tokens": 64, "max_num_seqs": 4}
@@ -117,6 +118,7 @@ def test_the_mean_of_all_tokens_though_prompts_begin_alike_and_are_preempted(tmp
     assert [output.num_cached_tokens for output in outputs] == [0] * len(outputs)
     for prompt, output in zip([*prompts, *prompts], outputs, strict=True):
         with torch.inference_mode():
-            expected = oracle(torch.tensor([prompt])).last_hidden_state[0].double().mean(dim=0)
+            states = oracle(torch.tensor([prompt])).last_hidden_state[0].double()
+        expected = states.mean(dim=0) if mode == "mean_tokens" else states[0]
         expected = (expected / expected.norm()).numpy()
         assert np.abs(np.array(output.outputs.embedding) - expected).max() < 1e-5

@@ -1,4 +1,4 @@
-"""Causal attention over the paged KV cache: rotation, write, read. Knows neither projections nor the use of hooks."""
+"""Attention over the paged KV cache: rotation, write, read. Knows neither projections nor the use of hooks."""
 
 from pyllm_kernels import UNSCALED, AttentionLayer, KVScales, QKNorm
 from pyllm_kernels.ops.elementwise import scale_and_cap
@@ -34,6 +34,7 @@ class PagedAttention:
         self._kernel = AttentionLayer(
             scale=spec.scale * scales.key,
             window=spec.window,
+            bidirectional=spec.bidirectional,
             soft_cap=spec.soft_cap,
             sinks=sinks,
             slopes=slopes,

@@ -1,4 +1,4 @@
-"""Embeddings of prompts: the last token's hidden state after the final norm, or the mean, scaled to length 1.
+"""Embeddings of prompts: the last or first token's hidden state after the final norm, or the mean; of length 1.
 
 Knows slots by their numbers, but not sampling.
 """
@@ -24,13 +24,14 @@ _Vectors = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A part of a prompt with mean pooling."""
+    """A part of a prompt with mean or first-token pooling."""
 
     row: int
     slot: int
     start: int  # the index of its first state in `PooledRows.hidden`
-    num_tokens: int
+    num_states: int
     position: int  # of its first token
+    is_mean: bool
     ends: bool  # whether it ends the prompt
 
 
@@ -53,9 +54,9 @@ class PooledRows:
         hidden = self.hidden.wait().astype(np.float64)
         vectors = dict(zip(self.rows.tolist(), hidden, strict=False))
         for chunk in self.chunks:
-            total = self.pooler.add(chunk, hidden[chunk.start : chunk.start + chunk.num_tokens])
+            vector = self.pooler.add(chunk, hidden[chunk.start : chunk.start + chunk.num_states])
             if chunk.ends:
-                vectors[chunk.row] = total / (chunk.position + chunk.num_tokens)
+                vectors[chunk.row] = vector
         if not vectors:
             return None
         rows = sorted(vectors)
@@ -72,7 +73,7 @@ class Pooler:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._sums: dict[int, _Vectors] = {}  # of a prompt's chunks so far, by slot
+        self._vectors: dict[int, _Vectors] = {}  # of a prompt's chunks so far, by slot
 
     def select(self, batch: Batch, hidden: Tensor, pooling: npt.NDArray[np.int8]) -> PooledRows | None:
         """The states for embeddings among a step's hidden states [tokens, hidden_size]; None if there are none.
@@ -87,10 +88,12 @@ class Pooler:
         rows = np.flatnonzero((kinds == POOLING_CODES["last"]) & ends)
         wanted = [host.logits_rows[host.sampled_starts[rows]].astype(np.int64)]
         chunks, num_states = [], len(rows)
-        for row in np.flatnonzero(kinds == POOLING_CODES["mean"]).tolist():
-            first, stop = int(host.query_starts[row]), int(host.query_starts[row + 1])
-            position = int(host.positions[first])
-            chunks.append(_Chunk(row, int(host.slots[row]), num_states, stop - first, position, bool(ends[row])))
+        for row in np.flatnonzero((kinds == POOLING_CODES["mean"]) | (kinds == POOLING_CODES["cls"])).tolist():
+            is_mean = bool(kinds[row] == POOLING_CODES["mean"])
+            first = int(host.query_starts[row])
+            stop = int(host.query_starts[row + 1]) if is_mean else first + 1
+            slot, position = int(host.slots[row]), int(host.positions[first])
+            chunks.append(_Chunk(row, slot, num_states, stop - first, position, is_mean, bool(ends[row])))
             wanted.append(np.arange(first, stop, dtype=np.int64))
             num_states += stop - first
         if not num_states:
@@ -99,12 +102,16 @@ class Pooler:
         return PooledRows(rows, chunks, self, self._device.host_copy(states))
 
     def add(self, chunk: _Chunk, states: _Vectors) -> _Vectors:
-        """The sum of a prompt's states [tokens, hidden_size] up to this chunk's end."""
+        """The sum of a prompt's states up to this chunk's end, which has the mean's direction; or its first state.
+
+        `states` [states, hidden_size] are all of the chunk for the mean, and its first one for first-token pooling.
+        """
         if chunk.position:  # The slot's former request may have ended within its prompt.
-            states = np.concatenate((self._sums[chunk.slot][None], states))
-        total: _Vectors = np.add.accumulate(states, axis=0)[-1]  # `sum` would add in another order.
+            states = np.concatenate((self._vectors[chunk.slot][None], states))
+        # `sum` would add in another order.
+        vector: _Vectors = np.add.accumulate(states, axis=0)[-1] if chunk.is_mean else states[0]
         if chunk.ends:
-            self._sums.pop(chunk.slot, None)
+            self._vectors.pop(chunk.slot, None)
         else:
-            self._sums[chunk.slot] = total
-        return total
+            self._vectors[chunk.slot] = vector.copy()  # without the step's other states
+        return vector

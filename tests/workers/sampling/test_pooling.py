@@ -58,13 +58,13 @@ def alone(runner: ModelRunner, kind: str = "last") -> Vectors:
     return found
 
 
-@pytest.mark.parametrize("kind", ["last", "mean"])
+@pytest.mark.parametrize("kind", list(POOLING))
 def test_embeddings_are_the_oracles(model: str, kind: str) -> None:
     oracle = LlamaModel.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     for prompt, vector in zip(PROMPTS, alone(loaded_runner(model), kind), strict=True):
         with torch.inference_mode():
             states = oracle(torch.tensor([prompt])).last_hidden_state[0].double()
-        expected = states[-1] if kind == "last" else states.mean(dim=0)
+        expected = {"last": states[-1], "mean": states.mean(dim=0), "cls": states[0]}[kind]
         expected = (expected / expected.norm()).numpy()
         assert float(vector.astype(np.float64) @ expected) > 1 - 1e-6
         assert np.abs(vector - expected).max() < 1e-5
@@ -83,13 +83,30 @@ def test_only_the_row_that_ends_a_prompt_has_one(model: str) -> None:
     assert [len(each) for each in embed(runner, planner.step(Row(5, [-1]), Row(2, [8, 8])), 2)] == [0, 0]
 
 
-def test_a_slot_whose_owner_ended_within_its_prompt_begins_at_nothing(model: str) -> None:
+@pytest.mark.parametrize("kind", ["mean", "cls"])
+def test_a_slot_whose_owner_ended_within_its_prompt_begins_at_nothing(model: str, kind: str) -> None:
     runner, planner = loaded_runner(model), Planner()
-    planner.start(0, POOLING["mean"])
+    planner.start(0, POOLING[kind])
     assert runner.run(*planner.step(Row(0, PROMPTS[2], ()))).embeddings is None
     again = Planner()
-    again.start(0, POOLING["mean"])
-    assert np.array_equal(embed(runner, again.step(Row(0, PROMPTS[1])), 1)[0], alone(runner, "mean")[1])
+    again.start(0, POOLING[kind])
+    assert runner.run(*again.step(Row(0, PROMPTS[1][:9], ()))).embeddings is None
+    assert np.array_equal(embed(runner, again.step(Row(0, PROMPTS[1][9:])), 1)[0], alone(runner, kind)[1])
+
+
+def test_the_first_tokens_state_is_kept_while_other_prompts_come_and_go(model: str) -> None:
+    runner, planner = loaded_runner(model), Planner()
+    expected = alone(runner, "cls")
+    for slot in (1, 4):
+        planner.start(slot, POOLING["cls"])
+    assert runner.run(*planner.step(Row(4, PROMPTS[4][:1], ()), Row(1, PROMPTS[1][:9], ()))).embeddings is None
+    planner.start(2, POOLING["cls"])
+    mixed = planner.step(Row(1, PROMPTS[1][9:]), Row(4, PROMPTS[4][1:40], ()), Row(2, PROMPTS[2]))
+    first, nothing, second = embed(runner, mixed, 3)
+    assert np.array_equal(first, expected[1])
+    assert np.array_equal(second, expected[2])
+    assert len(nothing) == 0
+    assert np.array_equal(embed(runner, planner.step(Row(4, PROMPTS[4][40:])), 1)[0], expected[4])
 
 
 def test_a_prompt_of_one_token_in_a_captured_decode(model: str) -> None:
@@ -112,7 +129,7 @@ def embed_one_token(runner: ModelRunner) -> npt.NDArray[np.float32]:
 @given(
     seed=st.integers(0, 1 << 32),
     num_threads=st.sampled_from([1, 2, 3]),
-    kinds=st.lists(st.sampled_from(["last", "mean"]), min_size=len(PROMPTS), max_size=len(PROMPTS)),
+    kinds=st.lists(st.sampled_from(list(POOLING)), min_size=len(PROMPTS), max_size=len(PROMPTS)),
 )
 def test_an_embedding_depends_on_its_prompt_alone(
     runner: ModelRunner, seed: int, num_threads: int, kinds: list[str]
