@@ -81,7 +81,7 @@ def test_the_vocabulary_comes_where_there_is_no_tokenizer_json(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "built"))
     folder = Path(write_tiny_model(tmp_path / "old"))
-    (folder / "vocab.txt").write_text("no part of it")
+    (folder / "tekken.json").write_text("no part of it")
     for name in ("vocab.json", "merges.txt"):
         (folder / name).write_text("{}" if name == "vocab.json" else "")
     server.add("me/both", folder)
@@ -92,7 +92,7 @@ def test_the_vocabulary_comes_where_there_is_no_tokenizer_json(
     server.add("me/old", folder)
     assert read_tokenizer("me/old", hub).eos_token == "<|endoftext|>"
     assert {"vocab.json", "merges.txt"} <= set(server.downloaded())
-    assert "vocab.txt" not in server.downloaded()
+    assert "tekken.json" not in server.downloaded()
     assert server.downloaded().count("model.safetensors") == 1
 
 

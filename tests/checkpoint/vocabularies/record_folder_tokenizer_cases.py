@@ -50,6 +50,7 @@ def main() -> None:
         ("spiece.model", _trained(**unigram, **_T5_IDS, rules=RULES), "t5", {"tokenizer_class": "T5Tokenizer"}),
         ("tiktoken.model", tiktoken, "kimi_linear", tiktoken_config),
         ("tokenizer.model", tiktoken, "llama", {"tokenizer_class": "PreTrainedTokenizerFast", **tiktoken_config}),
+        ("sentencepiece.bpe.model", _trained(**unigram, rules=RULES), "xlm-roberta", {}),
     ]
     by_sentencepiece = [
         (llama, "mistral", general),

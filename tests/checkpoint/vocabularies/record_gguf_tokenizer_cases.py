@@ -25,12 +25,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
 from pyllm.checkpoint.vocabularies.pre_tokenizers import BYTE_OF_CHARACTER, PRE_TOKENIZERS
+from tests.checkpoint.vocabularies.wordpiece_vocabulary import gguf_fields, wordpiece_tokens
 
 CASES = Path(__file__).with_name("gguf_tokenizer_cases.json")
 
 SPECIAL = {"<unk>": 2, "<s>": 3, "</s>": 3, "<|endoftext|>": 3, "<|user|>": 3, "<tool>": 4, "<|im_end|>": 1}
 
 _SPECIAL_TEXT = re.compile("|".join(map(re.escape, SPECIAL)))
+
+_NORMALIZER = "tokenizer.ggml.normalizer"
 
 UNMERGED = "Ġzebra"  # no merge makes it
 RUNS = ["\n\n", "\n\n\n", "      ", "▁▁▁▁▁"]  # Gemma has such tokens of its own, found before anything else
@@ -161,6 +164,24 @@ def unigram_vocabulary() -> dict[str, Any]:
     }
 
 
+def xlm_roberta_vocabulary() -> dict[str, Any]:
+    """Pieces of the unigram vocabulary, none across words, as llama.cpp's converter writes those of XLM-RoBERTa."""
+    vocabulary = unigram_vocabulary()
+    rows = zip(vocabulary["tokens"], vocabulary["scores"], strict=True)
+    known = {*SPECIAL, *RUNS}
+    pieces = [(token, score) for token, score in rows if token not in known and "▁" not in token[1:]]
+    return {
+        "tokens": ["<s>", "<pad>", "</s>", "<unk>", *(token for token, _ in pieces), "[PAD500]"],
+        "scores": [0.0] * 4 + [score for _, score in pieces] + [-10000.0],
+        "token_type": [3, 3, 3, 2, *[1] * len(pieces), 5],
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "unknown_token_id": 3,
+        "seperator_token_id": 2,
+        **dict.fromkeys(("add_bos_token", "add_eos_token", "add_space_prefix", "remove_extra_whitespaces"), True),
+    }
+
+
 def characters_map() -> list[int]:
     """A few rules, of which one makes a space of another whitespace."""
     import sentencepiece  # which `make peers` puts into llama/converter
@@ -184,6 +205,7 @@ def main(program: str) -> None:
         "gpt2": byte_level_vocabulary(),
         "llama": sentencepiece_vocabulary(),
         "t5": unigram_vocabulary(),
+        "bert": gguf_fields(wordpiece_tokens(TEXTS)),
     }
     types = vocabularies["llama"]["token_type"]
     runs = [4 if token in RUNS else kind for token, kind in zip(vocabularies["llama"]["tokens"], types, strict=True)]
@@ -206,6 +228,12 @@ def main(program: str) -> None:
             "precompiled_charsmap": characters_map(),
             "add_eos_token": False,
         },
+        {"model": "t5", "precompiled_charsmap": characters_map(), **xlm_roberta_vocabulary()},
+        {"model": "bert"},
+        {"model": "bert", "bos_token_id": 104, "seperator_token_id": 105, "unknown_token_id": 103},
+        {"model": "bert", f"{_NORMALIZER}.lowercase": False},
+        {"model": "bert", f"{_NORMALIZER}.lowercase": False, f"{_NORMALIZER}.strip_accents": True},
+        {"model": "bert", f"{_NORMALIZER}.strip_accents": False},
     ]
     groups: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,13 @@ from transformers import AutoTokenizer
 from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
 from pyllm.errors import ConfigError
 from pyllm.frontend.text.tokenizer import Tokenizer
-from tests.checkpoint.vocabularies.vocabulary_folders import CASES, GGUF_CASES, write_byte_level, write_case
+from tests.checkpoint.vocabularies.vocabulary_folders import (
+    CASES,
+    GGUF_CASES,
+    write_byte_level,
+    write_case,
+    write_words,
+)
 from tests.tiny_model import write_tiny_model
 
 TEXTS = GGUF_CASES["texts"]
@@ -60,6 +66,34 @@ def test_vocab_json_gives_the_ids_of_transformers(tmp_path: Path, model_type: st
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
+BERT_CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("bert", {"tokenizer_class": "BertTokenizer", "never_split": None}),
+    ("distilbert", {"do_lower_case": False}),
+    ("nomic_bert", {"strip_accents": False, "tokenize_chinese_chars": False}),
+    ("bert", {"do_lower_case": False, "strip_accents": True, "cls_token": "<s>", "unk_token": "[unused1]"}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "config"), BERT_CONFIGS, ids=str)
+def test_vocab_txt_gives_the_ids_of_transformers(tmp_path: Path, model_type: str, config: dict[str, Any]) -> None:
+    folder = write_words(tmp_path, model_type, config)
+    found, theirs = read_huggingface_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    ours = Tokenizer(found)
+    texts = [*TEXTS, "a [MASK] b[PAD] [unused1]", "中a文 の", "x" * 101]
+    assert {text: ours.encode(text) for text in texts} == {text: theirs.encode(text) for text in texts}
+    assert (found.bos_token, found.eos_token, found.num_tokens) == ("", "", len(theirs))
+    ids = theirs.encode("Hello, world! 12")
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_lines_of_vocab_txt_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    folder = write_words(tmp_path, "bert", {})
+    words = (folder / "vocab.txt").read_bytes()
+    (folder / "vocab.txt").write_bytes(words.replace(b"\n", b" \r\n") + b"\n\xe3\x80\x80\n[CLS]\n")
+    ours, theirs = Tokenizer(read_huggingface_tokenizer(folder)), AutoTokenizer.from_pretrained(folder)
+    assert {text: ours.encode(text) for text in TEXTS} == {text: theirs.encode(text) for text in TEXTS}
+
+
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_text_comes_back(tmp_path: Path, case: dict[str, Any]) -> None:
     tokenizer = Tokenizer(read_huggingface_tokenizer(write_case(tmp_path, case)))
@@ -87,6 +121,7 @@ def test_a_tokenizer_is_built_once(tmp_path: Path) -> None:
 
 LLAMA = CASES[0]
 MODEL = base64.b64decode(LLAMA["content"])
+WORDS, BERT = b"[UNK]\n[CLS]\n[SEP]\nthe\n", {"tokenizer_class": "BertTokenizer"}
 COMMAND = r"pip install 'pyllm\[transformers\]', then python -c"
 
 
@@ -94,7 +129,13 @@ COMMAND = r"pip install 'pyllm\[transformers\]', then python -c"
     ("files", "config", "error"),
     [
         ({}, {}, "has no tokenizer.json and no other vocabulary"),
-        ({"vocab.txt": b"[UNK]\nthe\n"}, {}, f"it has only vocab.txt.*{COMMAND}"),
+        ({"vocab.txt": WORDS}, {}, f"vocab.txt is for the tokenizer_class of an unknown model.*{COMMAND}"),
+        ({"vocab.txt": WORDS}, {"tokenizer_class": "MPNetTokenizer"}, f"for the tokenizer_class MPNetTok.*{COMMAND}"),
+        ({"vocab.txt": WORDS}, {**BERT, "never_split": ["a b"]}, f"its never_split has the words.*a b.*{COMMAND}"),
+        ({"vocab.txt": WORDS}, {**BERT, "sep_token": "<sep>"}, "vocab.txt has no token <sep>: it is damaged"),
+        ({"vocab.txt": WORDS + b"\xff\n"}, BERT, "vocab.txt is damaged: .* can't decode byte 0xff"),
+        ({"sentencepiece.bpe.model": MODEL}, {"tokenizer_class": "NllbTokenizer"}, f"NllbTokenizer.*{COMMAND}"),
+        ({"sentencepiece.bpe.model": MODEL}, {"tokenizer_class": "XLMRobertaTokenizer"}, "has the model_type 2 and "),
         ({"tekken.json": b"{}"}, {}, f"it has only tekken.json.*{COMMAND}"),
         ({"qwen.tiktoken": b"IQ== 0\n"}, {}, f"it has only qwen.tiktoken.*{COMMAND}"),
         ({"vocab.json": b"{}"}, {}, f"it has only vocab.json.*{COMMAND}"),
@@ -159,10 +200,11 @@ assert not REFUSED & set(sys.modules)
 
 
 def test_tokenizers_templates_and_configs_need_no_other_library(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("llama", "t5", "tiktoken", "gpt2")]
+    folders = [tmp_path / name for name in ("llama", "t5", "tiktoken", "gpt2", "bert")]
     for folder in folders:
         folder.mkdir()
     write_byte_level(folders[3], "gpt2", {})
+    write_words(folders[4], "bert", {})
     for folder, case in zip(folders, (CASES[0], CASES[4], CASES[5]), strict=False):
         write_case(folder, case)
     model = write_tiny_model(tmp_path / "model")

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, XLMRobertaTokenizer
 
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.checkpoint.vocabularies.gguf_tokenizer import tokenizer_json
 from pyllm.checkpoint.vocabularies.pre_tokenizers import PRE_TOKENIZERS
 from pyllm.errors import ConfigError
+from tests.checkpoint.vocabularies.wordpiece_vocabulary import SPECIAL, gguf_fields, wordpiece_tokens
 from tests.tiers import cases
 
 RECORDED = json.loads(Path(__file__).with_name("gguf_tokenizer_cases.json").read_text())
@@ -98,6 +99,15 @@ def _is_approximated_by_llama_cpp(pre: str, text: str) -> bool:
     return pre in _WITHOUT_MARKS and bool(kinds & {"Mn", "Mc", "Me", "Lu", "Ll", "Lt"})
 
 
+def _differs(variant: dict[str, Any], text: str) -> bool:
+    """Whether llama.cpp splits a text in another way, or drops marks of it that are no accents."""
+    if variant["model"] != "bert":
+        return "pre" in variant and _is_approximated_by_llama_cpp(variant["pre"], text)
+    lowercase = variant.get("tokenizer.ggml.normalizer.lowercase", True)
+    strips = variant.get("tokenizer.ggml.normalizer.strip_accents", lowercase)
+    return strips and any(unicodedata.category(character) in ("Mc", "Me") for character in text)
+
+
 def _is_as_good(text: str, found: list[int], ids: list[int]) -> bool:
     """Whether a unigram tokenizer may differ: see `unigram.py`; a token of llama.cpp's cannot have a NUL."""
     return sorted(found) == sorted(ids) or "\0" in text or not text.replace("<s>", "").strip(" ")
@@ -110,10 +120,56 @@ def test_the_ids_are_those_of_llama_cpp(variant: dict[str, Any], expected: list[
         found = tokenizer.encode(text).ids
         if variant["model"] == "t5" and _is_as_good(text, found, ids):
             compared += 1
-        elif "pre" not in variant or not _is_approximated_by_llama_cpp(variant["pre"], text):
+        elif not _differs(variant, text):
             assert found == ids, text
             compared += 1
     assert compared >= 80
+
+
+@pytest.mark.parametrize(("lowercase", "strip_accents"), [(True, None), (True, False), (False, None), (False, True)])
+def test_wordpiece_gives_the_ids_of_transformers(lowercase: bool, strip_accents: bool | None) -> None:
+    words = wordpiece_tokens(RECORDED["texts"])
+    ids = {word: index for index, word in enumerate(words)}
+    options = {"do_lower_case": lowercase, "strip_accents": strip_accents, "additional_special_tokens": SPECIAL}
+    theirs = BertTokenizer(vocab=ids, **options)
+    normalizer = {"lowercase": lowercase, "strip_accents": strip_accents}
+    fields = {f"tokenizer.ggml.normalizer.{name}": value for name, value in normalizer.items() if value is not None}
+    ours = _tokenizer({"model": "bert", **gguf_fields(words), **fields})
+    for text in [*RECORDED["texts"], *TEXTS, "a [MASK] b[SEP]", "x" * 100, "x" * 101]:
+        assert ours.encode(text).ids == theirs.encode(text), text
+    known = ours.encode("café, 12! isn't").ids
+    assert ours.decode(known) == theirs.decode(known, skip_special_tokens=True)
+
+
+def test_xlm_roberta_gives_the_ids_of_transformers() -> None:
+    variant = next(variant for variant, _ in VARIANTS if variant["model"] == "t5" and variant.get("bos_token_id") == 0)
+    pairs = list(zip(variant["tokens"], variant["scores"], strict=True))
+    map_ = bytes(variant["precompiled_charsmap"])
+    ours, theirs = recorded(**variant), XLMRobertaTokenizer(vocab=pairs, _spm_precompiled_charsmap=map_)
+    for text in [*RECORDED["texts"], *TEXTS, "a </s> b<unk>"]:
+        # Transformers ends words at any whitespace, and this small map, unlike that of the models, keeps some of it.
+        spaced = " ".join(text.replace("▁", " ").split())
+        found, expected = ours.encode(spaced).ids, theirs.encode(spaced)
+        assert found == expected or sorted(found) == sorted(expected), text  # of equal scores, either may be chosen
+
+
+def test_every_text_of_wordpiece_has_its_ends() -> None:
+    words = ["[UNK]", "[CLS]", "[SEP]", "▁a", "b"]
+    ids = {"unknown_token_id": 0, "cls_token_id": 1, "seperator_token_id": 2}
+    values = {"model": "bert", "tokens": words, "token_type": [3, 3, 3, 1, 1]} | ids
+    asked = {"add_bos_token": False, "add_eos_token": False, "bos_token_id": 9}
+    assert _tokenizer(values | asked).encode("A ab").tokens == ["[CLS]", "a", "a", "##b", "[SEP]"]
+    assert _tokenizer(values | {"bos_token_id": 3}).encode("").tokens == ["a", "[SEP]"]
+    del values["token_type"]
+    assert _tokenizer(values).encode("a[SEP]").tokens == ["[CLS]", "a", "[SEP]", "[SEP]"]
+
+
+def test_ambiguous_words_keep_their_ids() -> None:
+    words = ["[UNK]", "[CLS]", "[SEP]", "▁[CLS]", "▁##b", "b", "▁a", "▁", "▁▁", "", ""]
+    values = {"model": "bert", "tokens": words, "token_type": [3, 3, 3, *[1] * 8], "unknown_token_id": 0}
+    tokenizer = _tokenizer(values | {"bos_token_id": 1, "seperator_token_id": 2})
+    assert tokenizer.encode("ab [CLS] ##b a▁ ▁").ids == [1, 6, 5, 1, 0, 0, 0, 6, 7, 8, 2]
+    assert [tokenizer.token_to_id(token) for token in ("[CLS]", "▁[CLS]", "##b", "▁##b")] == [1, 3, 5, 4]
 
 
 def test_every_pre_tokenizer_was_recorded() -> None:
@@ -281,7 +337,9 @@ def test_bytes_without_a_token_separate_what_is_beside_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not supported"),
+        ({"model": "bert"}, "has no unknown token among its 11"),
+        ({"model": "bert", "unknown_token_id": 0}, "names no SEPERATOR token"),
         ({"pre": "mmbert"}, "tokenizer.ggml.pre 'mmbert' is not supported"),
         ({"merges": None}, "lacks its merges"),
         ({"merges": ["a 1"]}, "not all among its tokens"),

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.checkpoint.vocabularies.wordpiece_vocabulary import wordpiece_tokens
+
 CASES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("folder_tokenizer_cases.json").read_text())
 GGUF_CASES: dict[str, Any] = json.loads(Path(__file__).with_name("gguf_tokenizer_cases.json").read_text())
 
@@ -21,6 +23,12 @@ def write_byte_level(folder: Path, model_type: str, config: dict[str, Any]) -> P
     ids = {token: index for index, token in enumerate(vocabulary["tokens"])}
     (folder / "vocab.json").write_text(json.dumps(ids))
     (folder / "merges.txt").write_text("\n".join(("#version: 0.2", *vocabulary["merges"], "")))
+    return _with_configs(folder, model_type, config)
+
+
+def write_words(folder: Path, model_type: str, config: dict[str, Any]) -> Path:
+    """A vocab.txt."""
+    (folder / "vocab.txt").write_text("\n".join([*wordpiece_tokens(GGUF_CASES["texts"]), ""]))
     return _with_configs(folder, model_type, config)
 
 
