@@ -73,8 +73,9 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 def embedding_spec(
     modules: Sequence[Module], pooling: PoolingConfig, matryoshka: MatryoshkaConfig, is_encoder: bool = False
 ) -> EmbeddingSpec:
-    """The embedding settings of a folder; a missing file has its defaults: the mean of an encoder, as in
-    sentence-transformers, else the last token.
+    """The embedding settings of a folder.
+
+    A missing file has its defaults: pooling by the mean for an encoder, as in sentence-transformers, else the last.
 
     Raises:
         ConfigError: a module or pooling mode is not supported; the text names it.
@@ -84,7 +85,8 @@ def embedding_spec(
             raise ConfigError(f"modules.json: the module {name} is not supported, only {', '.join(_MODULES)}")
     sizes = tuple(sorted(matryoshka.matryoshka_dimensions or ()))
     is_matryoshka = bool(sizes or matryoshka.is_matryoshka)
-    return EmbeddingSpec(pooling=_kind(pooling.mode("mean" if is_encoder else "last")), is_matryoshka=is_matryoshka, dimensions=sizes)
+    kind = _kind(pooling.mode("mean" if is_encoder else "last"))
+    return EmbeddingSpec(pooling=kind, is_matryoshka=is_matryoshka, dimensions=sizes)
 
 
 def gguf_embedding_spec(pooling_type: int, is_encoder: bool = False) -> EmbeddingSpec:

@@ -45,8 +45,9 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
     assert family.gguf is not None
     factors = {tensor.name: _numbers(tensor, files) for tensor in tensors if tensor.name in ROPE_FACTORS}
     config = gguf_config(family, fields, {tensor.name: tensor.shape for tensor in tensors}, factors)
-    spec = msgspec.structs.replace(family.read(config), dtype=weights_dtype(tensors))
+    spec = family.read(config)
     entries, skipped = map_tensors(spec, family.gguf.tensors, tensors)
+    spec = msgspec.structs.replace(spec, dtype=weights_dtype(entries))
     content = b""
     if isinstance(tokenizer, str):
         content, tokenizer = tokenizer_json(fields), _tokenizer(fields, tokenizer)

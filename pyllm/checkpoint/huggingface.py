@@ -99,7 +99,7 @@ def read_huggingface(
         mapped = _map_to_transformers(probe, fields, gathered)
     else:
         raise ConfigError(f"{folder}: transformers cannot be asked about the model here")
-    dtype = weights_dtype([entry.source for entry in mapped.tensors if entry.quantised is None])
+    dtype = weights_dtype(mapped.tensors)
     mapped = mapped._replace(spec=msgspec.structs.replace(mapped.spec, dtype=dtype))
     method = quantization.method if quantization and gathered.quantised else ""
     return _checkpoint(folder, fields, mapped, tokenizer, _Weights("safetensors", files, method))

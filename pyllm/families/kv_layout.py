@@ -42,8 +42,9 @@ def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True, ranks: i
 
     Groups are as large as possible without losing more than a tenth of a sequence of `max_model_len` tokens to padding.
     Without `hybrid`, if no window is shorter than `max_model_len`, or if tokens attend to later ones, every group has
-    full attention, and layers of equal heads are one group. Layers that read the keys and values of others are in none. Without a layer with
-    attention there is a group without layers: its blocks have no bytes, and name the checkpoints of states alone.
+    full attention, and layers of equal heads are one group. Layers that read the keys and values of others are in none.
+    Without a layer with attention there is a group without layers: its blocks have no bytes, and name the checkpoints
+    of states alone.
     """
     layers: dict[_Kind, list[int]] = {}
     hybrid = hybrid and not spec.is_bidirectional

@@ -1,4 +1,4 @@
-"""NomicBERT (arXiv 2402.01613): BERT's layers with rotations, gated feed-forward layers and no biases but the norms'."""
+"""NomicBERT (arXiv 2402.01613): BERT with rotations, gated feed-forward layers, and no biases but those of norms."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ FAMILY = Family(
     tensors=TensorNames(
         roots=("", "nomic_bert."),
         embedding="embeddings.word_embeddings",
-        token_type_embedding="embeddings.token_type_embeddings",
+        type_embedding="embeddings.token_type_embeddings",
         embedding_norm="emb_ln",
         end_norm="norm2",
         layer="encoder.layers.{}.",

@@ -582,8 +582,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `factors` multiply parameters of the layer when they are loaded, by the parameters' names (Falcon-H1).
 
-    With a `post_norm_factor` the residual stream is what the norms give (MiniMax-01, BERT): the output of attention is added
-    to its normalised input times this factor, the output of feed-forward to its own times `residual_multiplier`.
+    With a `post_norm_factor` the residual stream is what the norms give (BERT, MiniMax-01): the output of attention is
+    added to its normalised input times this factor, the output of feed-forward to its own times `residual_multiplier`.
     """
 
     attention: AttentionSpec | None = None

@@ -14,7 +14,7 @@ from pyllm.families.tensors import TensorEntry
 
 _EMBEDDING = "embedding.weight"
 _BEFORE_LAYERS = (
-    *("embedding.", "position_embedding.", "token_type_embedding.", "embedding_norm."),
+    *("embedding.", "position_embedding.", "type_embedding.", "embedding_norm."),
     *("per_layer_embedding.", "per_layer_projection.", "per_layer_norm.", "streams_in."),
 )
 

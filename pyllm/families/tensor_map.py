@@ -65,7 +65,7 @@ def map_tensors(
     embedding = f"{root}{names.embedding}"
     if spec.tie_word_embeddings and f"{embedding}.weight" not in tensors and f"{head}.weight" in tensors:
         embedding = head  # the same matrix
-    around: tuple[str, ...] = ("position_embedding", "token_type_embedding", "embedding_norm", "norm")
+    around: tuple[str, ...] = ("position_embedding", "type_embedding", "embedding_norm", "norm")
     around += ("streams_in", "streams_out", "per_layer_embedding", "per_layer_projection", "per_layer_norm")
     modules = {name: f"{root}{getattr(names, name)}" for name in around} | {"embedding": embedding, "head": head}
     if names.end_norm:
@@ -75,7 +75,7 @@ def map_tensors(
         module, _, kind = name.partition(".")
         source = f"{modules[module]}.{kind}"
         skipped = names.skipped_positions if module == "position_embedding" else 0
-        rows, matrix = spec.token_types if module == "token_type_embedding" else skipped + shape[0], None
+        rows, matrix = spec.token_types if module == "type_embedding" else skipped + shape[0], None
         if module in {"streams_in", "streams_out"} and source not in tensors and spec.streams is not None:
             matrix = (int(kind.partition(".")[0]), spec.streams.count - 1)  # llama.cpp has all in one tensor.
             source = f"{modules[module]}.weight"

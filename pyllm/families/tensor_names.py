@@ -108,7 +108,7 @@ class TensorNames:
     embedding: str = "embed_tokens"
     position_embedding: str = "embed_positions"
     skipped_positions: int = 0
-    token_type_embedding: str = "token_type_embeddings"
+    type_embedding: str = "token_type_embeddings"
     embedding_norm: str = "embed_norm"
     end_norm: str = ""
     norm: str = "norm"
@@ -192,7 +192,7 @@ GGUF_NAMES = TensorNames(
     roots=("",),
     embedding="token_embd",
     position_embedding="position_embd",
-    token_type_embedding="token_types",
+    type_embedding="token_types",
     embedding_norm="token_embd_norm",
     norm="output_norm",
     per_layer_embedding="per_layer_token_embd",

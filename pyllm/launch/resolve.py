@@ -162,7 +162,6 @@ def resolve_settings(
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
-    check_encoder(config, spec, max_model_len)
     dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device, cards)
     if checkpoint.quantization and quantization == "none":
         logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
@@ -207,6 +206,7 @@ def _check_model(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     check_supported(spec)
     check_states(config, spec, device)
     check_own_attention(config, spec)
+    check_encoder(config, spec)
     check_cpu_layers(config, spec, device)
 
 
@@ -246,9 +246,7 @@ def _resolve_device(config: EngineConfig, cards: Sequence[VisibleCard], has_pack
     return "cuda" if cards and not missing else "cpu"
 
 
-def _step_limits(
-    scheduler: SchedulerConfig, device: str, cards: Sequence[VisibleCard], longest: int
-) -> dict[str, int]:
+def _step_limits(scheduler: SchedulerConfig, device: str, cards: Sequence[VisibleCard], longest: int) -> dict[str, int]:
     """Sequences and tokens of a step: as set, else by the memory of the smallest card, and `longest` at least."""
     is_large = bool(cards) and min(card.memory_bytes for card in cards) >= LARGE_CARD_BYTES
     sequences = scheduler.max_num_seqs or (LARGE_CARD_SEQUENCES if is_large else SEQUENCES)

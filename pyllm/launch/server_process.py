@@ -60,11 +60,20 @@ def say_ready(service: ServiceManager, address: str, line: str) -> str:
 
 
 def announcement_of(
-    listener: socket.socket, server: ServerConfig, model: str, *, has_keys: bool, can_chat: bool
+    listener: socket.socket,
+    server: ServerConfig,
+    model: str,
+    *,
+    has_keys: bool,
+    can_chat: bool,
+    only_embeds: bool = False,
 ) -> tuple[str, str]:
     """The address, and the text printed when the server is ready: a request to try, and the page in another line."""
-    prompt = "The capital of France is"
-    body = msgspec.json.encode({"model": model, "prompt": prompt, "max_tokens": 16}).decode()
+    text = "The capital of France is"
+    route, fields = "completions", {"model": model, "prompt": text, "max_tokens": 16}
+    if only_embeds:
+        route, fields = "embeddings", {"model": model, "input": text}
+    body = msgspec.json.encode(fields).decode()
     key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
     scheme = "https" if server.ssl_certfile else "http"
     if listener.family == socket.AF_UNIX:
@@ -73,7 +82,7 @@ def announcement_of(
     else:
         host, port = listener.getsockname()[:2]
         where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    command = f"curl {address}/v1/{route}{key} -H 'Content-Type: application/json' -d '{body}'"
     contents = "chat, routes and engine" if can_chat else "routes and engine"
     page = f"\n  {contents} in a browser: {where}{server.root_path}/"
     line = f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"

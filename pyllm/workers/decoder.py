@@ -378,7 +378,7 @@ class Decoder:
             of_positions = reader if self._spec.sinusoids is None else SinusoidReader(self._spec.sinusoids)
             self.position_embedding.load(of_positions, "position_embedding.weight")
         if self.token_type is not None:
-            reader.read("token_type_embedding.weight", (1, self._spec.hidden_size), self.token_type[None])
+            reader.read("type_embedding.weight", (1, self._spec.hidden_size), self.token_type[None])
         if self.embedding_norm is not None:
             self.embedding_norm.load(reader, "embedding_norm")
         if self.per_layer_inputs is not None:

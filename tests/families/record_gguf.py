@@ -1,4 +1,6 @@
-"""Writes the fixtures in `gguf/`: each tiny family as llama.cpp's own converter writes it, and llama.cpp's own logits.
+"""Writes the fixtures in `gguf/`: each tiny family as llama.cpp's own converter writes it, and llama.cpp's own answers.
+
+These are logits, or the embeddings of encoders.
 
     python -m tests.families.record_gguf LLAMA_CPP_SOURCE LLAMA_SERVER [FAMILY ...]
 
@@ -13,15 +15,18 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tests.families.tiny_encoders import ENCODERS, write_tiny_encoder
 from tests.families.tiny_families import PROMPT, write_tiny_family
 
 FOLDER = Path(__file__).with_name("gguf")
 LOGPROBS = FOLDER / "llama_cpp_logprobs.npz"
+EMBEDDINGS = FOLDER / "llama_cpp_embeddings.npz"
 LENGTHS = (5, 40, 90)  # of the prompt's beginnings after which llama.cpp gave its log-probabilities
 FAMILIES = (
     "llama",
@@ -125,6 +130,7 @@ FAMILIES = (
     "falcon-mamba",
     "mamba2",
 )
+ENCODERS_IN_GGUF = ("bert", "xlm-roberta", "nomic-bert")
 _KIMI_STATES = {
     "full_attn_layers": [3],
     "kda_layers": [1, 2, 4],
@@ -178,6 +184,15 @@ _OLDER_FIELDS = {
     "exaone": {"rms_norm_eps": 1e-6},
     "glm-9b": {"layernorm_epsilon": 1.5625e-7, "seq_length": 256},
     "mpt": {"architectures": ["MPTForCausalLM"]},
+    "nomic-bert": {
+        **dict.fromkeys(("causal", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm"), False),
+        "n_positions": 8192,
+        "max_trained_positions": 2048,
+        "activation_function": "swiglu",
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_base": 1000.0,
+    },
 }
 VOCABULARY = 264
 _PORT = 18_733
@@ -186,12 +201,13 @@ _PORT = 18_733
 def main(source: Path, server: Path, names: Sequence[str]) -> None:
     """Write the fixtures of some families, or of all."""
     FOLDER.mkdir(exist_ok=True)
-    logprobs = dict(np.load(LOGPROBS)) if names else {}
+    recorded = [dict(np.load(path)) if names and path.exists() else {} for path in (LOGPROBS, EMBEDDINGS)]
+    logprobs, embeddings = recorded
     with tempfile.TemporaryDirectory() as temporary:
-        for index, name in enumerate(names or FAMILIES):
+        for index, name in enumerate(names or (*FAMILIES, *ENCODERS_IN_GGUF)):
             # The folder's name becomes the model's, and llama.cpp has its own ideas of what is called phi3.
             folder, exact = Path(temporary, f"tiny-{index}"), Path(temporary, f"{name}.gguf")
-            write_tiny_family(folder, name)
+            (write_tiny_encoder if name in ENCODERS else write_tiny_family)(folder, name)
             config = json.loads((folder / "config.json").read_text())
             config |= _OLDER_FIELDS.get(name, {})
             published = {field: value for field, value in config.items() if value is not None}
@@ -199,33 +215,41 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
             command = [sys.executable, "-m", "tests.families.record_gguf", "convert", source, folder]
             command += [FOLDER / f"{name}.gguf", exact]
             subprocess.run(list(map(str, command)), check=True, stderr=subprocess.DEVNULL)
-            logprobs[name] = _logprobs(server, exact)
-            print(name, logprobs[name].shape)
+            if name in ENCODERS:
+                embeddings[name] = _answers(server, exact, _embedding, "--embedding --pooling mean")
+            else:
+                logprobs[name] = _answers(server, exact, _distribution, "--flash-attn off")
+            print(name)
     np.savez_compressed(LOGPROBS, **logprobs)
+    np.savez_compressed(EMBEDDINGS, **embeddings)
 
 
 def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
     """Convert a folder in this process, to float16 and to float32.
 
-    The vocabulary is byte-level BPE, whatever the family's own is.
+    The vocabulary is byte-level BPE, whatever the family's own is, or the pieces of words that an encoder makes of it.
     """
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     sys.path.append(str(source.parent / "converter"))
-    base = importlib.import_module("conversion.base")
+    base, encoders = (importlib.import_module(f"conversion.{name}") for name in ("base", "bert"))
+    set_pieces = encoders.BertModel.set_vocab
+    encoders.NomicBertModel._is_tokenizer_xlmroberta = lambda self: False
     for module in sorted((source / "conversion").glob("*.py")):
         importlib.import_module(f"conversion.{module.stem}")
 
     def patch(kind: type) -> None:
         for model in kind.__subclasses__():
             if "set_vocab" in vars(model):
-                model.set_vocab = lambda self: self._set_vocab_gpt2()
+                is_encoder = issubclass(model, encoders.BertModel)
+                model.set_vocab = set_pieces if is_encoder else lambda self: self._set_vocab_gpt2()
             if "_get_suppress_tokens" in vars(model):
                 model._get_suppress_tokens = lambda self: None
             patch(model)
 
     def load_hparams(folder: Path, *rest: object, **options: object) -> dict[str, object]:
         """As the converter reads them, with those of config.json that transformers 5 has under other names."""
-        return json.loads((folder / "config.json").read_text()) | read_hparams(folder, *rest, **options)
+        own = {"rotary_emb_scale_base": None} | json.loads((folder / "config.json").read_text())
+        return own | read_hparams(folder, *rest, **options)
 
     read_hparams = base.ModelBase.load_hparams
     base.ModelBase.load_hparams = staticmethod(load_hparams)
@@ -238,22 +262,29 @@ def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
         importlib.import_module("convert_hf_to_gguf").main()
 
 
-def _logprobs(server: Path, path: Path) -> np.ndarray:
-    """Log-probabilities of every token after each beginning of the prompt, float32 [beginnings, vocabulary]."""
-    flags = "--ctx-size 128 --cache-type-k f32 --cache-type-v f32 --flash-attn off --no-warmup --threads 2 --parallel 1"
+def _answers(server: Path, path: Path, ask: Callable[[list[int]], np.ndarray], flags: str) -> np.ndarray:
+    """What the server says of each beginning of the prompt, float32 [beginnings, numbers]."""
+    flags += " --ctx-size 128 --cache-type-k f32 --cache-type-v f32 --no-warmup --threads 2 --parallel 1"
     command = [server, "--model", path, "--port", _PORT, *flags.split()]
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while _ask("/health") is None:
             assert process.poll() is None, f"{server} ended with {process.returncode}"
             time.sleep(0.1)
-        return np.stack([_distribution(PROMPT[:length]) for length in LENGTHS])
+        return np.stack([ask(PROMPT[:length]) for length in LENGTHS])
     finally:
         process.kill()
         process.wait()
 
 
+def _embedding(tokens: list[int]) -> np.ndarray:
+    answer = _ask("/embedding", {"content": tokens})
+    assert answer is not None
+    return np.array(answer[0]["embedding"][0], np.float32)
+
+
 def _distribution(tokens: list[int]) -> np.ndarray:
+    """Log-probabilities of every token after these."""
     # Whatever the model prefers, the server is made to choose an "a": it tells nothing of an end or a part of a
     # character. What it tells is of the logits before this bias.
     chosen = {"n_predict": 1, "n_probs": VOCABULARY, "logit_bias": [[97, 1000.0]], "ignore_eos": True}
@@ -265,7 +296,7 @@ def _distribution(tokens: list[int]) -> np.ndarray:
     return distribution
 
 
-def _ask(route: str, body: dict[str, object] | None = None) -> dict | None:
+def _ask(route: str, body: dict[str, object] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{_PORT}{route}", data, {"Content-Type": "application/json"})
     try:

@@ -7,7 +7,9 @@ import pytest
 
 from pyllm import LLM
 from pyllm.errors import ConfigError, RequestError
+from tests.families.record_gguf import EMBEDDINGS, ENCODERS_IN_GGUF, FOLDER, LENGTHS
 from tests.families.tiny_encoders import CONTEXT, ENCODERS, expected, write_tiny_encoder
+from tests.families.tiny_families import PROMPT
 
 PROMPTS = [
     [2 + (17 * position * position + 5 * position + length) % 254 for position in range(length)]  # none is padding
@@ -57,3 +59,12 @@ def test_an_encoder_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"BertModel is an encoder, and .*{next(iter(setting))}"):
             LLM(folder, **OPTIONS | setting)
+
+
+@pytest.mark.parametrize("name", ENCODERS_IN_GGUF)
+def test_gguf_files_give_the_embeddings_of_transformers_and_llama_cpp(name: str) -> None:
+    with LLM(str(FOLDER / f"{name}.gguf"), **OPTIONS, distributed_executor_backend="uni") as llm:
+        found = vectors(llm, [PROMPT[:length] for length in LENGTHS])
+    np.testing.assert_allclose(found, [expected(name, PROMPT[:length], "mean") for length in LENGTHS], atol=1e-5)
+    # llama.cpp has GELU by its approximation with tanh.
+    np.testing.assert_allclose(found, np.load(EMBEDDINGS)[name], atol=5e-4)

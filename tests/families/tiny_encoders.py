@@ -42,7 +42,8 @@ def encoder(name: str) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
-            parameter.copy_(noise * 0.2 if parameter.ndim > 1 else parameter + noise * 0.2)
+            number = noise * 0.2 if parameter.ndim > 1 else parameter + noise * 0.2
+            parameter.copy_(number.half())  # as in the GGUF files
     return model
 
 

@@ -37,7 +37,10 @@ async def embeddings_of(
     await admit(state, context, len(inputs))
     too_long = refuse_input if truncation is None else None
     whole = await state.prompts.encode(inputs, add_special_tokens, too_long, "input")
-    prompts: Sequence[Sequence[int]] = whole if truncation is None else [truncation.kept(tokens) for tokens in whole]
+    prompts: Sequence[Sequence[int]] = whole
+    if truncation is not None:
+        around = state.tokenizer.encode("", add_special_tokens)
+        prompts = [truncation.kept(tokens, around) for tokens in whole]
     await charge(state, context, sum(map(len, prompts)))
     return EmbeddingBatch(state, prompts, scheduling, context, dimensions)
 

@@ -16,11 +16,16 @@ class Truncation(NamedTuple):
     limit: int
     side: Side
 
-    def kept(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens of a prompt that stay."""
+    def kept(self, tokens: Sequence[int], around: Sequence[int] = ()) -> Sequence[int]:
+        """The tokens of a prompt that stay. Special tokens `around` a text, as in BERT, stay at both of its ends."""
         if len(tokens) <= self.limit:
             return tokens
-        return tokens[-self.limit :] if self.side == "left" else tokens[: self.limit]
+        rest = self.limit - 1
+        if self.side == "left":
+            first = [*tokens[:1]] if rest and around and tokens[0] == around[0] else []
+            return [*first, *tokens[-(self.limit - len(first)) :]]
+        last = [*tokens[-1:]] if rest and around and tokens[-1] == around[-1] else []
+        return [*tokens[: self.limit - len(last)], *last]
 
 
 def truncation_from(limit: int | None, side: Side | None, num_reserved: int, model: ModelInfo) -> Truncation | None:
