@@ -129,7 +129,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("model-impl", vllm="native"),
         _always(
             "runner",
-            "every model generates text, and embeds at /v1/embeddings",
+            "every model embeds at /v1/embeddings, and generates text unless it is an encoder",
             *("auto", "generate", "pooling"),
             instead="models generate or embed: leave it auto",
         ),
@@ -412,7 +412,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _on("language-model-only", "only text is served", "only text is served"),
         _always(
             "task",
-            "every model generates text, and embeds at /v1/embeddings",
+            "every model embeds at /v1/embeddings, and generates text unless it is an encoder",
             *("auto", "generate", "embed", "embedding"),
             instead="models generate or embed: leave it auto",
         ),

@@ -1,11 +1,13 @@
 """Text to token ids and back, over the `tokenizers` library. Knows no template (`templates.py`) and no request."""
 
+import sys
 from array import array
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import tokenizers
 from tokenizers import decoders
+from tokenizers.models import WordPiece
 
 from pyllm.checkpoint.types import TokenizerFiles
 from pyllm.errors import ConfigError, RequestError
@@ -133,7 +135,9 @@ class Tokenizer:
     def _extent(self) -> tuple[int, int]:
         """The most characters of a token, and the largest id; see `prepare`."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        return max(map(len, vocabulary)), max(vocabulary.values())
+        # WordPiece makes one token of any word that is too long, and none of spaces.
+        is_bounded = not isinstance(self._tokenizer.model, WordPiece)
+        return max(map(len, vocabulary)) if is_bounded else sys.maxsize, max(vocabulary.values())
 
     def _token_text(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace")

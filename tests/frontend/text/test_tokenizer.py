@@ -5,7 +5,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tokenizers import processors
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -51,6 +52,16 @@ def test_the_least_number_of_tokens_never_exceeds_the_number(tokenizer: Tokenize
     for text in ("", "Hello", "naïve ✓" * 9, "x" * 100, SPECIAL[1] * 3):
         assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text))
     assert tokenizer.min_tokens("x" * 900) == 100
+
+
+def test_pieces_of_words_have_no_least_number(tmp_path: Path) -> None:
+    """A word that is too long is one token, and spaces are none."""
+    library = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "x": 1, "##x": 2}, unk_token="[UNK]"))
+    library.normalizer, library.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer = tiny_tokenizers.load(library, tmp_path)
+    text = "x" * 2000 + " " * 2000
+    assert tokenizer.encode(text) == [0]
+    assert tokenizer.min_tokens(text) == 0
 
 
 def test_a_file_that_is_no_tokenizer_is_a_config_error(tmp_path: Path) -> None:
