@@ -46,6 +46,11 @@ def random_seed() -> int:
     return secrets.randbits(63)
 
 
+def only_embeds(model: ModelInfo) -> RequestError:
+    """The error of a request for text to a model that has none."""
+    return RequestError(f"{model.name} only embeds: use /v1/embeddings or embed()", "model")
+
+
 def prepare(
     prompt: Prompt,
     params: SamplingParams,
@@ -66,7 +71,7 @@ def prepare(
         RequestTooLargeError: the request can never fit the context or the KV cache; the text has the numbers.
     """
     if not model.can_generate:
-        raise RequestError(f"{model.name} only embeds: use /v1/embeddings or embed()", "model")
+        raise only_embeds(model)
     # Each sample takes a slot and a row of logits of its own, so more than these never run together.
     if params.n > model.max_num_seqs:
         text = (

@@ -6,7 +6,7 @@ Field names are SGLang's, whose gateway reads most of them; vLLM's router reads 
 from msgspec import Struct
 
 from pyllm import __version__
-from pyllm.client.submission import SAMPLING_NUMBERS
+from pyllm.client.submission import SAMPLING_NUMBERS, only_embeds
 from pyllm.errors import EngineDeadError
 from pyllm.frontend.http.event_ids import model_hash
 from pyllm.frontend.http.routing import Route, get
@@ -128,9 +128,16 @@ def _model_info(state: ServerState) -> ModelDescription:
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         has_chat_template=state.chat_template is not None,
-        chat_template_notice="" if state.chat_template is not None else no_chat_template(state.model_name),
+        chat_template_notice=_chat_notice(state),
         preferred_sampling_params=_sampling_defaults(state),
     )
+
+
+def _chat_notice(state: ServerState) -> str:
+    """The reason why the model cannot chat; empty where it can."""
+    if not state.client.model.can_generate:
+        return str(only_embeds(state.client.model))
+    return "" if state.chat_template is not None else no_chat_template(state.model_name)
 
 
 def _sampling_defaults(state: ServerState) -> dict[str, float]:

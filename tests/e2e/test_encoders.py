@@ -70,11 +70,10 @@ def test_a_text_that_is_too_long_is_refused_or_loses_its_end_but_not_the_token_t
 
 def test_it_generates_nothing(encoder: Server) -> None:
     body = {"model": "bert", "messages": [{"role": "user", "content": "a"}]}
-    answer = httpx.post(f"{encoder.address}/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    answer = httpx.post(f"{encoder.address}/v1/completions", json={"model": "bert", "prompt": "a"})
-    assert answer.status_code == 400
-    assert "only embeds" in answer.json()["error"]["message"]
+    for route, asked in (("chat/completions", body), ("completions", {"model": "bert", "prompt": "a"})):
+        answer = httpx.post(f"{encoder.address}/v1/{route}", json=asked)
+        assert answer.status_code == 400
+        assert "bert only embeds: use /v1/embeddings" in answer.json()["error"]["message"]
     shown = httpx.post(f"{encoder.address}/api/show", json={"model": "bert"})
     assert shown.json()["capabilities"] == ["embedding"]
 

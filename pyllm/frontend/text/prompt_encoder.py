@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from pyllm.client.prompt_tokens import PromptTokens, known_tokens
-from pyllm.client.submission import refuse_prompt
+from pyllm.client.submission import only_embeds, refuse_prompt
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.frontend.text.encoding_threads import EncodingCache, EncodingCounts, EncodingThreads
 from pyllm.frontend.text.templates import ChatTemplate, Message, no_chat_template
@@ -85,7 +85,7 @@ class PromptEncoder:
             RequestError: there are no messages or no template, or the template refuses the messages.
         """
         if template is None:
-            raise RequestError(no_chat_template(), "messages")
+            raise RequestError(no_chat_template(), "messages") if self._model.can_generate else only_embeds(self._model)
         if not messages:
             raise RequestError("messages is empty; give at least one message", "messages")
         options = (messages, add_generation_prompt, continue_final_message, variables)
