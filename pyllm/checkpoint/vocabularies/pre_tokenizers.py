@@ -164,6 +164,7 @@ PRE_TOKENIZERS = {
     "default": PreTokenizer(_split(*_DEFAULT)),  # files older than the field
     "gpt-2": PreTokenizer(_GPT2),
     "phi-2": PreTokenizer(_GPT2),
+    "roberta-bpe": PreTokenizer(_GPT2),
     "mpt": PreTokenizer(_GPT2, normalizer=_NFC),
     "olmo": PreTokenizer(_GPT2, normalizer=_NFC),  # OLMo 1; later ones have dbrx
     "exaone4": PreTokenizer(_GPT2),
