@@ -3,14 +3,17 @@
 https://sbert.net/docs/package_reference/sentence_transformer/models.html and llama.cpp's `pooling_type`. Opens no file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
 
 from pyllm.errors import ConfigError
+from pyllm.families.spec import DenseSpec, ModelSpec, Shape
+from pyllm.families.tensor_map import dense_tensor
 
-_MODULES = ("Transformer", "Pooling", "Normalize")
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 _GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
 PoolingKind = Literal["last", "mean", "cls"]
 # Text models have 'none'.
@@ -28,6 +31,12 @@ class Module(msgspec.Struct):
     """An entry of modules.json."""
 
     type: str
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        """The class, without its package."""
+        return self.type.rpartition(".")[2]
 
 
 class PoolingConfig(msgspec.Struct):
@@ -48,6 +57,39 @@ class PoolingConfig(msgspec.Struct):
         return self.pooling_mode or "+".join(names) or usual
 
 
+class DenseConfig(msgspec.Struct):
+    """The fields of a Dense module's config.json, with the defaults of sentence-transformers."""
+
+    in_features: Annotated[int, msgspec.Meta(ge=1)]
+    out_features: Annotated[int, msgspec.Meta(ge=1)]
+    bias: bool = True
+    activation_function: str = "torch.nn.modules.activation.Tanh"
+    module_input_name: str | None = None
+    module_output_name: str | None = None
+
+    def spec(self) -> DenseSpec:
+        """The layer.
+
+        Raises:
+            ConfigError: its activation is not supported, or it is not for embeddings of texts.
+        """
+        kind = self.activation_function.rpartition(".")[2]
+        if kind not in _ACTIVATIONS:
+            raise ConfigError(f"the activation {kind} of a Dense module is not supported, only Identity and Tanh")
+        for name in (self.module_input_name, self.module_output_name):
+            if name not in {None, "sentence_embedding"}:
+                raise ConfigError(f"a Dense module for {name} is not supported, only for sentence_embedding")
+        return DenseSpec(
+            in_features=self.in_features,
+            out_features=self.out_features,
+            bias=self.bias,
+            activation=_ACTIVATIONS[kind],
+        )
+
+
+_ACTIVATIONS: dict[str, Literal["identity", "tanh"]] = {"Identity": "identity", "Tanh": "tanh"}
+
+
 class MatryoshkaConfig(msgspec.Struct):
     """The fields of config.json about Matryoshka embeddings, as in vLLM."""
 
@@ -57,6 +99,8 @@ class MatryoshkaConfig(msgspec.Struct):
 
 class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Pooling of a prompt's hidden states after the final norm into an embedding, which is normalised to length 1.
+
+    Between them come the layers of `ModelSpec.dense`.
 
     - `pooling`: the state of the last token, the mean of all, or the state of the first token (cls).
     - `is_matryoshka`: the model was trained so that prefixes of embeddings are embeddings (arXiv 2205.13147), of the
@@ -80,9 +124,12 @@ def embedding_spec(
     Raises:
         ConfigError: a module or pooling mode is not supported; the text names it.
     """
-    for module in modules:
-        if (name := module.type.rpartition(".")[2]) not in _MODULES:
-            raise ConfigError(f"modules.json: the module {name} is not supported, only {', '.join(_MODULES)}")
+    names = [module.name for module in modules]
+    if unknown := [name for name in names if name not in _MODULES]:
+        raise ConfigError(f"modules.json: the module {unknown[0]} is not supported, only {', '.join(_MODULES)}")
+    for before, name in pairwise(("", *names)):
+        if name == "Dense" and before not in {"Pooling", "Dense"}:
+            raise ConfigError(f"modules.json: Dense after {before or 'nothing'} is not supported, only after Pooling")
     sizes = tuple(sorted(matryoshka.matryoshka_dimensions or ()))
     is_matryoshka = bool(sizes or matryoshka.is_matryoshka)
     kind = _kind(pooling.mode("mean" if is_encoder else "last"))
@@ -98,6 +145,29 @@ def gguf_embedding_spec(pooling_type: int, is_encoder: bool = False) -> Embeddin
     mode = _GGUF_POOLING[pooling_type] if pooling_type < len(_GGUF_POOLING) else str(pooling_type)
     is_unnamed = is_encoder and mode == "none"
     return EmbeddingSpec(pooling="mean" if is_unnamed else _kind(mode), is_only_use=is_encoder)
+
+
+def with_dense(spec: ModelSpec, dense: Sequence[DenseSpec]) -> ModelSpec:
+    """A copy with layers after pooling.
+
+    Raises:
+        ConfigError: one of them takes another number of features than the one before it gives.
+    """
+    size = spec.hidden_size
+    for layer in dense:
+        if layer.in_features != size:
+            raise ConfigError(f"a layer after pooling takes {layer.in_features} features, and gets {size}")
+        size = layer.out_features
+    return msgspec.structs.replace(spec, dense=tuple(dense))
+
+
+def gguf_dense(shapes: Mapping[str, Shape]) -> list[DenseSpec]:
+    """The layers after pooling in a GGUF file, by the shapes of its tensors."""
+    found: list[DenseSpec] = []
+    while (shape := shapes.get(dense_tensor(f"{len(found)}.weight"))) is not None and len(shape) == 2:
+        has_bias = dense_tensor(f"{len(found)}.bias") in shapes
+        found.append(DenseSpec(in_features=shape[1], out_features=shape[0], bias=has_bias))
+    return found
 
 
 def _kind(mode: str) -> PoolingKind:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint.embedding_config import EmbeddingSpec, gguf_embedding_spec
+from pyllm.checkpoint.embedding_config import EmbeddingSpec, gguf_dense, gguf_embedding_spec, with_dense
 from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_header import read_header
@@ -44,8 +44,10 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
     family = find_gguf_family(str(fields.get("general.architecture")))
     assert family.gguf is not None
     factors = {tensor.name: _numbers(tensor, files) for tensor in tensors if tensor.name in ROPE_FACTORS}
-    config = gguf_config(family, fields, {tensor.name: tensor.shape for tensor in tensors}, factors)
-    spec = family.read(config)
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    spec = family.spec(gguf_config(family, fields, shapes, factors))
+    if spec.is_bidirectional:
+        spec = with_dense(spec, gguf_dense(shapes))
     entries, skipped = map_tensors(spec, family.gguf.tensors, tensors)
     spec = msgspec.structs.replace(spec, dtype=weights_dtype(entries))
     content = b""

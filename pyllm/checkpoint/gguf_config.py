@@ -20,6 +20,7 @@ _FIELDS = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
+    "attention.causal": "is_causal",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.layer_norm_epsilon": "layer_norm_eps",
     "attention.sliding_window": "sliding_window",
@@ -121,7 +122,7 @@ def _check(own: Mapping[str, Any], config: dict[str, Any], architecture: str, kn
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         config.setdefault("head_dim", hidden // heads)
-    neutral = {"expert_count": 0, "attention.value_length": config.get("head_dim"), "attention.causal": True}
+    neutral = {"expert_count": 0, "attention.value_length": config.get("head_dim")}
     for name, supported in neutral.items():
         if name not in known and own.get(name, supported) != supported:
             raise ConfigError(f"{architecture}.{name} = {own[name]!r:.80} is not supported, only {supported}")

@@ -22,8 +22,11 @@ _TOKENIZER = (
     *("config.json", "generation_config.json", "tokenizer*.json", "added_tokens.json", "special_tokens_map.json"),
     *("*chat_template*", "additional_chat_templates/tool_use.jinja"),
 )
-# Files beside the weights: those that the readers read, and those that describe embedding models.
-_DESCRIPTIONS = (*_TOKENIZER, INDEX, "modules.json", "1_Pooling/config.json")
+# Files beside the weights: those that the readers read, and those of embedding models.
+_DESCRIPTIONS = (
+    *(*_TOKENIZER, INDEX, "modules.json", "1_Pooling/config.json"),
+    *("*_Dense/config.json", f"*_Dense/{WEIGHTS}"),
+)
 # Quantizations that llama.cpp prefers where none is asked for, and name parts of GGUF files that are no models.
 _PREFERRED = ("Q4_K_M", "Q8_0")
 _NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -10,19 +10,22 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from pyllm.checkpoint.embedding_config import (
+    DenseConfig,
     EmbeddingSpec,
     MatryoshkaConfig,
     Module,
     PoolingConfig,
     embedding_spec,
+    with_dense,
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, end_token_ids, sampling_defaults
+from pyllm.checkpoint.hub_files import CONVERT, WEIGHTS
 from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
 from pyllm.checkpoint.quantization_config import read_quantization_config
-from pyllm.checkpoint.safetensors_files import read_tensors, unread_files
+from pyllm.checkpoint.safetensors_files import read_file, read_tensors, unread_files
 from pyllm.checkpoint.types import (
     Checkpoint,
     TokenizerFiles,
@@ -35,9 +38,10 @@ from pyllm.errors import ConfigError
 from pyllm.families.config import Config, UnsupportedFeatureError
 from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
-from pyllm.families.spec import ModelImpl, ModelSpec
+from pyllm.families.spec import DenseSpec, ModelImpl, ModelSpec
 from pyllm.families.tensor_map import (
     MissingTensorError,
+    dense_tensor,
     dummy_entries,
     has_own_head,
     map_probed,
@@ -92,7 +96,12 @@ def read_huggingface(
     family = None if implementation == "transformers" else _family(text, may_be_other)
     gathered = gather(tensors, quantization, files)
     if family is not None:
-        mapped = _map_to_family(family, text, gathered, files, has_head)
+        dense = _dense_layers(folder)
+        files += _gather_dense(dense, gathered, len(files))
+        spec = with_dense(family.spec(text), list(dense.values()))
+        mapped = _map_to_family(family.tensors, spec, gathered, files, has_head)
+    elif _dense_layers(folder):
+        raise ConfigError(f"{folder}: Dense modules are not supported where transformers computes the model")
     elif quantization is not None and quantization.method == "mxfp4":
         raise ConfigError("transformers cannot compute mxfp4 weights here: use --model-impl native")
     elif probe is not None:
@@ -122,7 +131,8 @@ def read_dummy(
     assert family is not None
     dtypes = [place.text(name) for place in (config, text) for name in ("dtype", "torch_dtype") if name in place]
     dtype = dtypes[0] if dtypes and dtypes[0] in _TYPES else "float32"
-    spec = msgspec.structs.replace(family.read(text), dtype=dtype)
+    spec = with_dense(family.spec(text), list(_dense_layers(folder).values()))
+    spec = msgspec.structs.replace(spec, dtype=dtype)
     mapped = _Mapped(spec, dummy_entries(spec, _TYPES[dtype]), (), has_head and not spec.is_bidirectional)
     checkpoint = _checkpoint(folder, fields, mapped, tokenizer, _Weights("dummy"))
     logger.warning("the weights are made up (load_format dummy): answers mean nothing")
@@ -146,9 +156,10 @@ class _Weights(NamedTuple):
     quantization: str = ""
 
 
-def _map_to_family(family: Family, config: Config, gathered: Gathered, files: Sequence[str], has_head: bool) -> _Mapped:
-    spec = family.read(config)
-    names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
+def _map_to_family(
+    names: TensorNames, spec: ModelSpec, gathered: Gathered, files: Sequence[str], has_head: bool
+) -> _Mapped:
+    names = replace(names, derived=names.derived + gathered.no_biases)
     has_head = has_head or spec.tie_word_embeddings or has_own_head(names, gathered.tensors)
     has_head = has_head and not spec.is_bidirectional
     spec = _with_own_head(spec, names, gathered, files) if has_head else without_head(spec)
@@ -200,7 +211,7 @@ def _family(config: Config, may_be_other: bool) -> Family | None:
                 'known: name one by --hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\''
             )
         family = find_family(str(config.items("architectures", 1)[0]))
-        family.read(config)
+        family.spec(config)
         return family
     except UnsupportedFeatureError as error:
         if not may_be_other:
@@ -251,14 +262,38 @@ def _generation(folder: Path, config: Config) -> tuple[SamplingDefaults, tuple[i
     return sampling, ends
 
 
+def _modules(folder: Path) -> list[Module]:
+    path = folder / "modules.json"
+    return read_json(path, list[Module]) if path.is_file() else []
+
+
+def _dense_layers(folder: Path) -> dict[Path, DenseSpec]:
+    """The layers after pooling, by the folders of their modules."""
+    folders = [folder / module.path for module in _modules(folder) if module.name == "Dense"]
+    return {path: read_json(path / "config.json", DenseConfig).spec() for path in folders}
+
+
+def _gather_dense(folders: Iterable[Path], gathered: Gathered, num_files: int) -> tuple[str, ...]:
+    """Add the tensors of layers after pooling, by llama.cpp's names; returns their files, after `num_files` others."""
+    files: list[str] = []
+    for index, folder in enumerate(folders):
+        path = folder / WEIGHTS
+        if not path.is_file():
+            raise ConfigError(f"there is no {path}; {CONVERT}")
+        for tensor in read_file(path, num_files + index):
+            name = dense_tensor(f"{index}.{tensor.name.removeprefix('linear.')}")
+            gathered.tensors.append(msgspec.structs.replace(tensor, name=name))
+        files.append(str(path))
+    return tuple(files)
+
+
 def _embedding(folder: Path, fields: Mapping[str, Any], is_encoder: bool) -> EmbeddingSpec:
-    modules = folder / "modules.json"
     try:
         matryoshka = msgspec.convert(fields, MatryoshkaConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.json: {error}") from None
     return embedding_spec(
-        read_json(modules, list[Module]) if modules.is_file() else (),
+        _modules(folder),
         read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
         matryoshka,
         is_encoder,

@@ -17,7 +17,7 @@ from pyllm.families.tensors import FileTensor, TensorEntry
 
 _PIECE = 2**24
 _BUFFERS = ("I64", "BOOL")  # such as positions and masks
-_TABLES = ("position_embedding.", "type_embedding.")
+_BESIDE_LAYERS = ("position_embedding.", "type_embedding.", "dense.")
 
 
 def read_tensor(tensor: FileTensor, files: Sequence[str]) -> bytes:
@@ -129,9 +129,11 @@ def check_unchanged(checkpoint: Checkpoint) -> None:
 def weights_dtype(entries: Sequence[TensorEntry]) -> str:
     """The dtype that all matrices share; float32 where they do not, and where they are quantised.
 
-    Tables of positions and of types count as vectors do: llama.cpp's converter keeps both in float32.
+    Tables of positions and of types count as vectors do: llama.cpp's converter keeps both in float32. So do layers
+    after pooling.
     """
-    matrices = (entry.source for entry in entries if entry.quantised is None and not entry.name.startswith(_TABLES))
+    own = (entry for entry in entries if entry.quantised is None and not entry.name.startswith(_BESIDE_LAYERS))
+    matrices = (entry.source for entry in own)
     types = {tensor.type for tensor in matrices if len(tensor.shape) > 1 and tensor.type not in _BUFFERS}
     return {"F16": "float16", "BF16": "bfloat16"}.get(types.pop(), "float32") if len(types) == 1 else "float32"
 

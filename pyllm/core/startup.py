@@ -243,7 +243,7 @@ def _model_info(
         tensor_parallel_size=engine.parallel.tensor_parallel_size,
         pipeline_parallel_size=engine.parallel.pipeline_parallel_size,
         max_logprobs=spec.vocab_size if (most := engine.model.max_logprobs) < 0 else min(most, spec.vocab_size),
-        hidden_size=spec.hidden_size,
+        hidden_size=spec.embedding_size,
         enable_prefix_caching=engine.cache.enable_prefix_caching,
         pooling=embedding.pooling,
         is_matryoshka=embedding.is_matryoshka,

@@ -75,17 +75,35 @@ class Family:
     tensors: TensorNames = HUGGINGFACE_NAMES
     gguf: GgufNames | None = None
 
+    def spec(self, config: Config) -> ModelSpec:
+        """The model that `read` returns; `is_causal` false is refused unless all layers attend to whole sequences.
+
+        Raises:
+            ConfigError: as `read`.
+        """
+        spec = self.read(config)
+        if not all(_sees_all(layer) for layer in spec.layers):
+            config.refuse_unless(is_causal=True)
+        return spec
+
+
+def _sees_all(layer: LayerSpec) -> bool:
+    attention = layer.attention
+    return attention is not None and attention.bidirectional and attention.window is None and layer.recurrence is None
+
 
 def read_attention(config: Config, **features: Any) -> AttentionSpec:
-    """The heads, their size and the usual scale, head_size ** -0.5; `features` override fields of `AttentionSpec`."""
+    """The heads, their size and the usual scale, head_size ** -0.5; `features` override fields of `AttentionSpec`.
+
+    With `is_causal` false tokens attend to later ones, too: an embedding model made of a text model (gte-Qwen2).
+    """
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads, {heads}")
     head_size = config.integer("head_dim", max(1, hidden // heads))
-    return AttentionSpec(
-        **{"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "scale": head_size**-0.5} | features
-    )
+    fields = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "scale": head_size**-0.5}
+    return AttentionSpec(**fields | {"bidirectional": not config.flag("is_causal", True)} | features)
 
 
 def alibi_slopes(heads: int, greatest: float = 8.0) -> tuple[float, ...]:

@@ -2,7 +2,8 @@
 and post-norms; VaultGemma (arXiv 2510.15001): Gemma 2 without post-norms.
 
 Gemma 2 caps scores and logits; Gemma 3 normalises query and key, and uses another RoPE base in sliding-window layers.
-Of a Gemma 3 model with images the text model is read, and the tensors for images are skipped.
+EmbeddingGemma (arXiv 2509.20354) is Gemma 3 as an encoder. Of a Gemma 3 model with images the text model is read, and
+the tensors for images are skipped.
 """
 
 from msgspec.structs import replace as replace_struct
@@ -52,6 +53,7 @@ def read_vault_gemma(config: Config) -> ModelSpec:
 def read_gemma2(config: Config) -> ModelSpec:
     """The model that a config.json of Gemma 2 describes."""
     config = config.with_defaults(**_DEFAULTS, sliding_window=4096)
+    config.refuse_unless(use_bidirectional_attention=False)
     attention = read_attention(config, soft_cap=_soft_cap(config, "attn_logit_softcapping", 50.0))
     types = layer_types(config, lambda index: index % 2 == 0)
     rope = read_rope(config, attention.head_size)
@@ -59,11 +61,17 @@ def read_gemma2(config: Config) -> ModelSpec:
 
 
 def read_gemma3(config: Config) -> ModelSpec:
-    """The model that a config.json of Gemma 3 describes; the text model if it is for images, too."""
+    """The model that a config.json of Gemma 3 describes; the text model if it is for images, too.
+
+    In EmbeddingGemma tokens attend to later ones: half of a window is before a token, half after it.
+    """
     config = config.with_defaults(**_DEFAULTS, sliding_window=4096)
+    bidirectional = config.flag("use_bidirectional_attention", False)
+    if bidirectional:
+        config = config.replaced(sliding_window=config.integer("sliding_window") // 2 + 1)
     norm = read_norm(config, unit_offset=True)
     cap = config.optional_positive("attn_logit_softcapping")
-    attention = read_attention(config, soft_cap=cap, query_key_norm=norm)
+    attention = read_attention(config, soft_cap=cap, query_key_norm=norm, bidirectional=bidirectional)
     pattern = config.integer("sliding_window_pattern", 6)
     types = layer_types(config, lambda index: (index + 1) % pattern != 0)
     full = read_rope(config, attention.head_size, theta=1_000_000.0, layer_type="full_attention")
@@ -86,7 +94,6 @@ def _local_rope(config: Config, attention: AttentionSpec) -> RopeSpec:
 def _read(
     config: Config, attention: AttentionSpec, types: list[str], ropes: list[RopeSpec], logit_soft_cap: float | None
 ) -> ModelSpec:
-    config.refuse_unless(use_bidirectional_attention=False)
     window, norm = config.integer("sliding_window"), read_norm(config, unit_offset=True)
     bias = config.flag("attention_bias", False)
     full = replace_struct(
@@ -157,4 +164,13 @@ GEMMA3 = Family(
     read=read_gemma3,
     tensors=TensorNames(parts=PARTS),
     gguf=GgufNames(architectures=("gemma3",), complete=_complete),
+)
+EMBEDDING_GEMMA = Family(
+    architectures=("Gemma3TextModel",),
+    read=read_gemma3,
+    tensors=TensorNames(parts=PARTS),
+    gguf=GgufNames(
+        architectures=("gemma-embedding",),
+        complete=lambda config: _complete(config.replaced(use_bidirectional_attention=True)),
+    ),
 )

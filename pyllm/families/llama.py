@@ -1,7 +1,8 @@
 """Llama 2, 3 and 3.1 onwards (arXiv 2302.13971, 2307.09288, 2407.21783): pre-norm, grouped queries, gated SiLU.
 
 Near relatives are here, too: Seed-OSS; Arcee, with a squared rectifier and no gate; Helium, with RoPE of adjacent
-pairs; CWM, with windows; EXAONE 3 (arXiv 2408.03541) and InternLM 2 (arXiv 2403.17297), with other names.
+pairs; CWM, with windows; EXAONE 3 (arXiv 2408.03541) and InternLM 2 (arXiv 2403.17297), with other names; EuroBERT
+(arXiv 2503.05500) and NVIDIA's Llama Nemotron Embed, which are encoders.
 """
 
 from dataclasses import replace
@@ -78,6 +79,12 @@ def read_internlm2(config: Config) -> ModelSpec:
     """The model that a config.json of InternLM 2 or 2.5 describes; biases are refused."""
     config.refuse_unless(bias=False)
     return read(config)
+
+
+def read_encoder(config: Config) -> ModelSpec:
+    """The model that a config.json of EuroBERT or Llama Nemotron Embed describes."""
+    config.refuse_unless(pooling="avg")
+    return read(config.with_defaults(rms_norm_eps=1e-5).replaced(is_causal=False))
 
 
 def _attention(config: Config) -> AttentionSpec:
@@ -168,4 +175,14 @@ INTERNLM2 = Family(
         grouped=frozenset({"attention.wqkv"}),
     ),
     gguf=GgufNames(architectures=("internlm2",), tensors=replace(GGUF_NAMES, interleaved=True)),
+)
+EUROBERT = Family(
+    architectures=("EuroBertModel", "EuroBertForMaskedLM"),
+    read=read_encoder,
+    gguf=GgufNames(architectures=("eurobert",)),
+)
+LLAMA_EMBED = Family(
+    architectures=("LlamaBidirectionalModel",),
+    read=read_encoder,
+    gguf=GgufNames(architectures=("llama-embed",), tensors=replace(GGUF_NAMES, interleaved=True)),
 )

@@ -207,6 +207,9 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
         shapes["head.weight"] = shapes["embedding.weight"]
     if spec.head_bias:
         shapes["head.bias"] = (spec.vocab_size,)
+    for index, dense in enumerate(spec.dense):
+        name = f"dense.{index}"
+        shapes |= _matrices({name: (dense.out_features, dense.in_features)}, (name,) if dense.bias else ())
     return shapes
 
 

@@ -48,6 +48,7 @@ from pyllm.families import (
     minimax_01,
     minimax_m2,
     mistral,
+    modernbert,
     mpt,
     nanochat,
     nemotron,
@@ -76,6 +77,8 @@ FAMILIES = (
     llama.CWM,
     llama.EXAONE,
     llama.INTERNLM2,
+    llama.EUROBERT,
+    llama.LLAMA_EMBED,
     mistral.FAMILY,
     mistral.MIXTRAL,
     qwen.QWEN2,
@@ -91,6 +94,7 @@ FAMILIES = (
     gemma.VAULT_GEMMA,
     gemma.GEMMA2,
     gemma.GEMMA3,
+    gemma.EMBEDDING_GEMMA,
     gemma3n.FAMILY,
     gemma4.GEMMA4,
     gemma4.GEMMA4_UNIFIED,
@@ -176,6 +180,7 @@ FAMILIES = (
     bert.BERT,
     bert.ROBERTA,
     nomic_bert.FAMILY,
+    modernbert.FAMILY,
 )
 
 
@@ -203,7 +208,7 @@ def spelled_architecture(name: str) -> str:
     """The architecture for another name: a model_type, a class without a head, another spelling; empty if unknown.
 
     `llama`, `LlamaModel`, `LLaMAForCausalLM` and `FSDPLlamaForCausalLM`, which a trainer may save, give
-    `LlamaForCausalLM`; `Gemma3TextModel` gives `Gemma3ForCausalLM`.
+    `LlamaForCausalLM`; `Gemma3nTextModel` gives `Gemma3nForCausalLM`.
     """
     names = [known for family in FAMILIES for known in family.architectures]
     if name in names or not (stem := _stem(name)):

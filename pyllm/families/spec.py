@@ -697,6 +697,15 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_torch_parameters * 10 > self.num_parameters
 
 
+class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`activation(weight @ pooled + bias)` of a pooled state, as in sentence-transformers."""
+
+    in_features: int
+    out_features: int
+    bias: bool = False
+    activation: Literal["identity", "tanh"] = "identity"
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model. `dtype` is the dtype of the file: float32, bfloat16 or float16; float32 for a quantised file.
 
@@ -704,7 +713,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     With `sinusoids` no file has it: its rows are sines and cosines, from that position on (arXiv 1706.03762). The first
     of `token_types` vectors is added, too (BERT).
     `embedding_norm` is a norm before the first layer. With `layer_scales` each layer has a number that multiplies the
-    residual stream after it.
+    residual stream after it. The layers in `dense` follow the pooling of an embedding.
 
     With `transformers` that package computes the model: there is one layer for each call of attention, and the other
     fields of layers, norms and multipliers are unused.
@@ -731,7 +740,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     per_layer_input: PerLayerInputSpec | None = None
     streams: StreamsSpec | None = None
     layer_scales: bool = False
+    dense: tuple[DenseSpec, ...] = ()
     transformers: TransformersSpec | None = None
+
+    @property
+    def embedding_size(self) -> int:
+        """The numbers of an embedding of a text."""
+        return self.dense[-1].out_features if self.dense else self.hidden_size
 
     @property
     def attention(self) -> AttentionSpec:

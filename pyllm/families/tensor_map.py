@@ -73,7 +73,7 @@ def map_tensors(
     entries = []
     for name, shape in parameters_around_layers(spec).items():
         module, _, kind = name.partition(".")
-        source = f"{modules[module]}.{kind}"
+        source = dense_tensor(kind) if module == "dense" else f"{modules[module]}.{kind}"
         skipped = names.skipped_positions if module == "position_embedding" else 0
         rows, matrix = spec.token_types if module == "type_embedding" else skipped + shape[0], None
         if module in {"streams_in", "streams_out"} and source not in tensors and spec.streams is not None:
@@ -240,6 +240,15 @@ def map_probed(
             raise ConfigError(f"tensor {name!r} has {kind}, and transformers takes {_LISTED}: use an unquantised model")
         entries.append(TensorEntry(f"{UNMAPPED}{name}", tensors[name].shape, tensors[name]))
     return tuple(entries)
+
+
+def dense_tensor(kind: str) -> str:
+    """The tensor of a layer after pooling, such as `0.weight`.
+
+    llama.cpp names it by the folder of sentence-transformers, where the first layer after pooling is module 2.
+    """
+    number, _, name = kind.partition(".")
+    return f"dense_{int(number) + 2}.{name}"
 
 
 def tied_matrices(

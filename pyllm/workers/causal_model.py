@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 from pyllm_kernels import PackedLinear
 from pyllm_kernels.tensors import Tensor
 
@@ -34,6 +36,9 @@ class CausalModel(Protocol):
         A pipeline stage before the last one returns tensors of `ModelSpec.stage_widths`, such as the pending output of
         its last layer and the residual stream. Stages after the first read `context.received` instead of the tokens.
         """
+
+    def embedding_of(self, pooled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The embedding, before it is scaled to length 1, of a pooled hidden state [hidden_size]; on the last stage."""
 
     def logits(self, x: Tensor) -> Tensor | None:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on the sampling rank; None on the others."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import exp, log1p
 
 import numpy as np
+import numpy.typing as npt
 from pyllm_kernels import PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate, softplus_gate
@@ -29,6 +30,7 @@ from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, Vo
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.sinusoids import SinusoidReader
 from pyllm.workers.loaders.weights import WeightReader
+from pyllm.workers.sampling.dense import DenseLayers
 
 _EMBEDDING = "embedding.weight"
 
@@ -356,6 +358,7 @@ class Decoder:
         self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
         assert spec.norm is not None, "the model is one of transformers"
         self.norm, self.head_rows, self.head, self.head_bias = None, None, None, None
+        self.dense = DenseLayers(spec.dense if stage.is_last else ())
         if stage.is_last:
             self.norm = Norm(spec.norm, spec.hidden_size, placement)
             is_shared = spec.tie_word_embeddings and self.embedding is not None
@@ -394,6 +397,7 @@ class Decoder:
             self.head_rows.load(reader, _EMBEDDING if self._spec.tie_word_embeddings else "head.weight")
         if self.head_bias is not None:
             reader.read("head.bias", (self._spec.vocab_size,), self.head_bias)
+        self.dense.load(reader)
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix but the embedding and the head, in order."""
@@ -431,6 +435,10 @@ class Decoder:
             return tuple(part for part in (x, residual, per_layer) if part is not None)
         x = x if self.streams_out is None else self.streams_out.end(x)
         return (self.norm(x) if residual is None else self.norm.add(x, residual, self._spec.residual_multiplier)[0],)
+
+    def embedding_of(self, pooled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """See `CausalModel`."""
+        return self.dense(pooled)
 
     def logits(self, x: Tensor) -> Tensor | None:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on the sampling rank; None on the others."""

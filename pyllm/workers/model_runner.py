@@ -253,7 +253,9 @@ class ModelRunner:
             return Draw(step, batch, sampled=Sampled(step, b"", b""))
         if on_gpu:
             self._sampler.follow(batch)  # After the launch of the forward pass: this waits for the step before.
-        return Draw(step, batch) if hidden is None else self._sampler.draw(step, batch, hidden, self.logits)
+        if hidden is None:
+            return Draw(step, batch)
+        return self._sampler.draw(step, batch, hidden, self.logits, self._weights.model.embedding_of)
 
     def add_attention_hook(self, hook: AttentionHook) -> None:
         """Call `hook` in every layer of every step from now on.

@@ -15,7 +15,7 @@ from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.wire.messages import Sampled
 from pyllm.workers.layers.weight_placement import WeightPlacement
-from pyllm.workers.sampling.pooling import Pooler
+from pyllm.workers.sampling.pooling import EmbeddingOf, Pooler
 from pyllm.workers.sampling.prompt_logprobs import score_prompts
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
@@ -63,14 +63,24 @@ class StepSampler:
         """Update the sampling slots with the plan, and begin to compile the grammars of new requests."""
         self._token_sampler.follow(batch)
 
-    def draw(self, step: int, batch: Batch, hidden: Tensor, logits: Callable[[Tensor, Tensor], Tensor | None]) -> Draw:
+    def draw(
+        self,
+        step: int,
+        batch: Batch,
+        hidden: Tensor,
+        logits: Callable[[Tensor, Tensor], Tensor | None],
+        embedding_of: EmbeddingOf,
+    ) -> Draw:
         """Draw a token for each sampled position of the plan; the rank that samples sends them to its stage.
 
-        `hidden` is [tokens, hidden_size]; `logits(hidden, rows)` gives [rows, vocab_size], or None on the other ranks.
+        `hidden` is [tokens, hidden_size]; `logits(hidden, rows)` gives [rows, vocab_size], or None on the other ranks;
+        `embedding_of` is the model's (`CausalModel`).
         """
         group, device = self._placement.group, self._placement.device
         prompts = score_prompts(batch, hidden, self._sampling_slots.prompts, logits, self._token_sampler)
-        pooled = self._pooler.select(batch, hidden, self._sampling_slots.pooling) if self.draws else None
+        pooled = None
+        if self.draws:
+            pooled = self._pooler.select(batch, hidden, self._sampling_slots.pooling, embedding_of)
         if not len(rows := batch.host.logits_rows):
             return Draw(step, batch, prompts=prompts, pooled=pooled)
         if self._graphs is not None and (draw := self._graphs.draw(step, batch, hidden)) is not None:

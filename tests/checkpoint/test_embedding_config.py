@@ -4,11 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from pyllm.checkpoint.embedding_config import EmbeddingSpec
 from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.checkpoint.types import check_unchanged
 from pyllm.errors import ConfigError
+from pyllm.families.spec import DenseSpec
 from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import write_tiny_model
 
@@ -20,10 +24,23 @@ MODULES = [
 ]
 
 
+DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+def write_dense(folder: Path, **fields: Any) -> None:
+    """Write a Dense module of 48 inputs and 8 outputs, with other `fields` in its config.json."""
+    folder.mkdir(exist_ok=True)
+    config = {"in_features": 48, "out_features": 8, "bias": False, "activation_function": IDENTITY}
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    save_file({"linear.weight": np.eye(8, 48, dtype=np.float32)}, folder / "model.safetensors")
+
+
 def read(
     path: Path, pooling: Any = None, modules: Any = MODULES, config: dict[str, Any] | None = None
 ) -> EmbeddingSpec:
     folder = Path(write_tiny_model(path))
+    write_dense(folder / "2_Dense")
     (folder / "modules.json").write_text(json.dumps(modules))
     if pooling is not None:
         (folder / "1_Pooling").mkdir()
@@ -64,7 +81,9 @@ def test_a_model_may_be_trained_for_fewer_dimensions(tmp_path: Path) -> None:
         ({"pooling_mode_mean_sqrt_len_tokens": True}, MODULES, "'mean_sqrt_len'"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, MODULES, r"'mean\+max'"),
         ({"pooling_mode": "weightedmean"}, MODULES, "'weightedmean'"),
-        (None, [{"type": "sentence_transformers.models.Dense"}], "the module Dense is not supported"),
+        (None, [{"type": "sentence_transformers.models.CNN"}], "the module CNN is not supported"),
+        (None, [MODULES[0], DENSE, MODULES[1]], "Dense after Transformer is not supported, only after Pooling"),
+        (None, [*MODULES, DENSE], "Dense after Normalize is not supported, only after Pooling"),
         (None, {"type": "x"}, r"modules\.json is damaged"),
         ({"pooling_mode_mean_tokens": "yes"}, MODULES, r"1_Pooling/config\.json is damaged"),
     ],
@@ -72,6 +91,49 @@ def test_a_model_may_be_trained_for_fewer_dimensions(tmp_path: Path) -> None:
 def test_what_is_not_supported_is_named(tmp_path: Path, pooling: Any, modules: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         read(tmp_path / "tiny", pooling, modules)
+
+
+def test_layers_after_pooling_belong_to_the_model(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    plain = read_checkpoint(str(folder))
+    (folder / "modules.json").write_text(json.dumps([*MODULES[:2], DENSE, MODULES[2]]))
+    write_dense(folder / "2_Dense")
+    found = read_checkpoint(str(folder))
+    assert (found.spec.dense, found.spec.embedding_size) == ((DenseSpec(in_features=48, out_features=8),), 8)
+    assert (plain.spec.dense, plain.spec.embedding_size) == ((), 48)
+    assert found.files == (*plain.files, str(folder / "2_Dense/model.safetensors"))
+    save_file({"linear.weight": np.ones((8, 48), np.float32)}, folder / "2_Dense/model.safetensors")
+    with pytest.raises(ConfigError, match="not those that pyllm was started with"):
+        check_unchanged(found)
+    assert read_checkpoint(str(folder), has_dummy_weights=True).spec.dense == found.spec.dense
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.GELU"}, "the activation GELU of a Dense module"),
+        ({"module_input_name": "token_embeddings"}, "a Dense module for token_embeddings is not supported"),
+        ({"in_features": 32}, "takes 32 features, and gets 48"),
+        ({"out_features": 16}, r"'dense_2\.weight' has the shape"),
+        ({"bias": True}, r"dense_2\.bias"),
+        ({"out_features": 0}, r"2_Dense/config\.json is damaged"),
+    ],
+)
+def test_what_is_not_supported_after_pooling_is_named(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    (folder / "modules.json").write_text(json.dumps([*MODULES[:2], DENSE]))
+    write_dense(folder / "2_Dense", **fields)
+    with pytest.raises(ConfigError, match=text):
+        read_checkpoint(str(folder))
+
+
+def test_pickled_layers_after_pooling_are_refused(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    (folder / "modules.json").write_text(json.dumps([*MODULES[:2], DENSE]))
+    write_dense(folder / "2_Dense")
+    (folder / "2_Dense/model.safetensors").rename(folder / "2_Dense/pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"there is no .*2_Dense/model\.safetensors; a pickle may run code"):
+        read_checkpoint(str(folder))
 
 
 @pytest.mark.parametrize(("number", "expected"), [(0, "last"), (1, "mean"), (2, "cls"), (3, "last")])

@@ -63,6 +63,18 @@ def test_all_parts_of_a_split_model_are_fetched() -> None:
     assert str(path) == fetched[0]
 
 
+def test_layers_after_pooling_are_fetched_with_a_model() -> None:
+    layers = [f"{number}_Dense/{file}" for number in (2, 3) for file in ("config.json", "model.safetensors")]
+    files = ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json", *layers]
+    fetched: list[str] = []
+    collect(
+        parse_hub_name("a/b"),
+        [*files, "onnx/model.onnx", "2_Dense/pytorch_model.bin"],
+        lambda file: Path(fetched.append(file) or file),
+    )
+    assert sorted(set(fetched)) == sorted(files)
+
+
 def test_without_a_preferred_quantisation_the_first_whole_file_is_taken() -> None:
     name = parse_hub_name("a/b")
     assert choose_gguf(name, ["m-Q2_K-00001-of-00002.gguf", "m-Q6_K.gguf", "m-Q5_0.gguf"]) == "m-Q5_0.gguf"

@@ -1,13 +1,17 @@
 """Encoders through the whole engine: embeddings equal transformers', each text in one step, in any company."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pyllm import LLM
+from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError, RequestError
 from tests.families.record_gguf import EMBEDDINGS, ENCODERS_IN_GGUF, FOLDER, LENGTHS
+from tests.families.test_gguf import write_changed
 from tests.families.tiny_encoders import CONTEXT, ENCODERS, expected, write_tiny_encoder
 from tests.families.tiny_families import PROMPT
 
@@ -35,12 +39,35 @@ def test_embeddings_equal_those_of_transformers_and_depend_on_the_text_alone(
     np.testing.assert_allclose(together, [expected(name, prompt, pooling) for prompt in PROMPTS], atol=1e-5)
 
 
+@pytest.mark.parametrize("fields", [{"use_sliding_window": True, "max_window_layers": 1}, {"is_causal": 0}])
+def test_windows_of_a_text_model_are_refused_where_it_attends_to_later_tokens(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    folder = write_tiny_encoder(tmp_path / "qwen2", "qwen2-bidirectional")
+    path = tmp_path / "qwen2/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_types": None, "sliding_window": 8} | fields))
+    with pytest.raises(ConfigError, match="is_causal"):
+        read_checkpoint(folder)
+
+
+def test_gguf_files_may_have_layers_after_pooling(tmp_path: Path) -> None:
+    matrices = [np.random.default_rng(0).normal(size=size).astype(np.float32) for size in ((48, 32), (16, 48))]
+    dense = {f"dense_{index}.weight": matrix for index, matrix in enumerate(matrices, 2)}
+    write_changed(FOLDER / "bert.gguf", tmp_path / "dense.gguf", tensors=lambda tensors: tensors | dense)
+    with LLM(str(tmp_path / "dense.gguf"), **OPTIONS, distributed_executor_backend="uni") as llm:
+        found = vectors(llm, PROMPTS)
+        with pytest.raises(RequestError, match="dimensions must be 16 or left out, got 32"):
+            llm.embed(PROMPTS, dimensions=32)
+    wanted = np.array([matrices[1] @ matrices[0] @ expected("bert", prompt, "mean") for prompt in PROMPTS])
+    np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=1e-5)
+
+
 @pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_two_ranks_and_two_stages_give_the_same(tmp_path: Path, split: str) -> None:
-    folder = write_tiny_encoder(tmp_path / "bert", "bert")
+    folder = write_tiny_encoder(tmp_path / "bert", "bert-dense")
     with LLM(folder, **OPTIONS, **{split: 2}) as llm:
         found = vectors(llm, PROMPTS)
-    np.testing.assert_allclose(found, [expected("bert", prompt, "mean") for prompt in PROMPTS], atol=1e-5)
+    np.testing.assert_allclose(found, [expected("bert-dense", prompt, "mean") for prompt in PROMPTS], atol=1e-5)
 
 
 def test_an_encoder_refuses_what_it_cannot_do(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """A tiny random encoder of each kind, written by transformers."""
 
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from pyllm_kernels.tensors import Array
+from safetensors.torch import save_file
+from torch import nn
 from transformers import PreTrainedModel
 
 from tests.tiny_model import write_tokenizer
@@ -23,14 +25,48 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
 }
 _ROBERTA = {"max_position_embeddings": CONTEXT + 2, "pad_token_id": 1}
+_MODERN_BERT = {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0}
+_OLDER_MODERN_BERT = {"global_attn_every_n_layers": 2, "global_rope_theta": 5000.0, "local_rope_theta": 100.0}
+_OTHER_MODERN_BERT = _OLDER_MODERN_BERT | {
+    "hidden_activation": "silu",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "norm_bias": True,
+}
+_EMBEDDING_GEMMA = {
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,  # as llama.cpp derives it
+    "sliding_window": 32,
+    "use_bidirectional_attention": True,
+}
+DENSE: dict[str, list[tuple[int, bool, str]]] = {
+    "embedding-gemma-dense": [(96, False, "Identity"), (32, False, "Identity")],
+    "bert-dense": [(40, True, "Identity"), (24, True, "Tanh"), (16, False, "Tanh")],
+}
+"""Layers after pooling: their numbers of outputs, whether they have biases, and their activations in torch.nn."""
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
     "bert-relu": ("Bert", {"hidden_act": "relu", "layer_norm_eps": 1e-5}),
     "roberta": ("Roberta", _ROBERTA | {"type_vocab_size": 1}),
     "xlm-roberta": ("XLMRoberta", _ROBERTA | {"type_vocab_size": 1}),
     "nomic-bert": ("NomicBert", {}),
+    "modernbert": ("ModernBert", _MODERN_BERT),
+    "modernbert-older": ("ModernBert", _MODERN_BERT | _OTHER_MODERN_BERT),
+    "eurobert": ("EuroBert", {"num_key_value_heads": 2, "pad_token_id": 1, "classifier_pooling": "mean"}),
+    "embedding-gemma": ("Gemma3Text", _EMBEDDING_GEMMA),
+    "embedding-gemma-dense": ("Gemma3Text", _EMBEDDING_GEMMA),
+    "bert-dense": ("Bert", {}),
+    "qwen2-bidirectional": ("Qwen2", {"num_key_value_heads": 2, "is_causal": False}),
+    "llama-embed": ("Llama", {"num_key_value_heads": 2, "is_causal": False}),
 }
 """Transformers' class without `Model`, and what its config.json has beside the sizes."""
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "modernbert-older": {"rope_parameters": None, "layer_types": None} | _OLDER_MODERN_BERT,
+    "llama-embed": {"architectures": ["LlamaBidirectionalModel"], "is_causal": None, "pooling": "avg"},
+}
+"""What a published config.json has instead."""
 
 
 @functools.cache
@@ -47,20 +83,58 @@ def encoder(name: str) -> PreTrainedModel:
     return model
 
 
+@functools.cache
+def dense(name: str) -> list[tuple[nn.Linear, nn.Module]]:
+    """The layers after pooling, in float64."""
+    torch.manual_seed(len(name))
+    layers, size = [], _SIZES["hidden_size"]
+    for features, bias, activation in DENSE.get(name, []):
+        linear = nn.Linear(size, features, bias).requires_grad_(False)
+        layers.append((linear.half().double(), getattr(nn, activation)()))
+        size = features
+    return layers
+
+
 @torch.inference_mode()
 def expected(name: str, prompt: Sequence[int], pooling: str) -> Array:
-    """The embedding by transformers, pooled by `mean` or `cls`: float64 [hidden_size], of length 1."""
+    """The embedding by transformers, pooled by `mean` or `cls`: float64 [features], of length 1."""
     states = encoder(name)(torch.tensor([prompt])).last_hidden_state[0].double()
-    vector = (states.mean(dim=0) if pooling == "mean" else states[0]).numpy()
-    found: Array = vector / np.linalg.norm(vector)
+    vector = states.mean(dim=0) if pooling == "mean" else states[0]
+    for linear, activation in dense(name):
+        vector = activation(linear(vector))
+    found: Array = (vector / vector.norm()).numpy()
     return found
 
 
 def write_tiny_encoder(folder: Path, name: str, pooling: str = "mean") -> str:
     """Write the model, a byte-level tokenizer and the pooling; gives the folder as a string."""
     encoder(name).save_pretrained(str(folder))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | _PUBLISHED.get(name, {})))
     write_tokenizer(folder, merges=["Ġ t", "h e", "i n", "a n"])
     (folder / "1_Pooling").mkdir(parents=True)
     mode = {"mean": "mean_tokens", "cls": "cls_token"}[pooling]
     (folder / "1_Pooling/config.json").write_text(f'{{"pooling_mode_{mode}": true}}')
+    write_dense(folder, name)
     return str(folder)
+
+
+def write_dense(folder: Path, name: str) -> None:
+    """Write the layers after pooling as sentence-transformers does."""
+    modules = ["Transformer", "Pooling", *["Dense"] * len(dense(name)), "Normalize"]
+    entries = [
+        {"idx": index, "name": str(index), "path": f"{index}_{kind}" if index else "", "type": f"{_PACKAGE}.{kind}"}
+        for index, kind in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    for index, (linear, activation) in enumerate(dense(name), start=2):
+        path, bias = folder / f"{index}_Dense", linear.bias is not None
+        path.mkdir()
+        sizes = {"in_features": linear.in_features, "out_features": linear.out_features, "bias": bias}
+        function = f"{type(activation).__module__}.{type(activation).__name__}"
+        (path / "config.json").write_text(json.dumps(sizes | {"activation_function": function}))
+        tensors = {f"linear.{kind}": tensor.float() for kind, tensor in linear.state_dict().items()}
+        save_file(tensors, path / "model.safetensors")
+
+
+_PACKAGE = "sentence_transformers.models"

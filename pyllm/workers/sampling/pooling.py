@@ -3,6 +3,7 @@
 Knows slots by their numbers, but not sampling.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ POOLING_CODES = {"": 0} | {kind: code for code, kind in enumerate(POOLING, 1)}
 _LEAST_LENGTH = 1e-12
 
 _Vectors = npt.NDArray[np.float64]
+EmbeddingOf = Callable[[_Vectors], _Vectors]
+"""Makes the embedding of one text, before it is scaled, from its pooled state [hidden_size]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class PooledRows:
     rows: npt.NDArray[np.signedinteger]  # rows with last-token pooling, ascending
     chunks: list[_Chunk]
     pooler: "Pooler"
+    embedding_of: EmbeddingOf
     hidden: HostCopy  # [states, hidden_size]: one for each of `rows`, then those of the chunks
 
     def is_done(self) -> bool:
@@ -60,7 +64,7 @@ class PooledRows:
         if not vectors:
             return None
         rows = sorted(vectors)
-        pooled = np.stack([vectors[row] for row in rows])
+        pooled = np.stack([self.embedding_of(vectors[row]) for row in rows])
         lengths = np.sqrt(np.square(pooled).sum(axis=1, keepdims=True))
         sizes = np.zeros(num_rows + 1, np.int32)
         sizes[np.array(rows) + 1] = pooled.shape[1]
@@ -75,7 +79,9 @@ class Pooler:
         self._device = device
         self._vectors: dict[int, _Vectors] = {}  # of a prompt's chunks so far, by slot
 
-    def select(self, batch: Batch, hidden: Tensor, pooling: npt.NDArray[np.int8]) -> PooledRows | None:
+    def select(
+        self, batch: Batch, hidden: Tensor, pooling: npt.NDArray[np.int8], embedding_of: EmbeddingOf
+    ) -> PooledRows | None:
         """The states for embeddings among a step's hidden states [tokens, hidden_size]; None if there are none.
 
         `pooling` [slots] has the code of each slot. A row gets its embedding at the chunk that ends its prompt.
@@ -99,10 +105,10 @@ class Pooler:
         if not num_states:
             return None
         states = self._device.take(hidden, np.concatenate(wanted))
-        return PooledRows(rows, chunks, self, self._device.host_copy(states))
+        return PooledRows(rows, chunks, self, embedding_of, self._device.host_copy(states))
 
     def add(self, chunk: _Chunk, states: _Vectors) -> _Vectors:
-        """The sum of a prompt's states up to this chunk's end, which has the mean's direction; or its first state.
+        """The sum of a prompt's states up to this chunk's end, at last their mean; or its first state.
 
         `states` [states, hidden_size] are all of the chunk for the mean, and its first one for first-token pooling.
         """
@@ -112,6 +118,6 @@ class Pooler:
         vector: _Vectors = np.add.accumulate(states, axis=0)[-1] if chunk.is_mean else states[0]
         if chunk.ends:
             self._vectors.pop(chunk.slot, None)
-        else:
-            self._vectors[chunk.slot] = vector.copy()  # without the step's other states
+            return vector / (chunk.position + chunk.num_states) if chunk.is_mean else vector
+        self._vectors[chunk.slot] = vector.copy()  # without the step's other states
         return vector

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from pyllm_kernels import PackedLinear, stay_awake
 from pyllm_kernels.tensors import Array
@@ -122,6 +124,10 @@ class TransformersModel:
             stay_awake(False)
         attend.finish()
         return (hidden_of(output)[0].to(self.dtype).contiguous(),)
+
+    def embedding_of(self, pooled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """See `CausalModel`."""
+        return pooled
 
     def logits(self, x: Tensor) -> Tensor | None:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on rank 0; None on the others."""
