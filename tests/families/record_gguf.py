@@ -130,7 +130,15 @@ FAMILIES = (
     "falcon-mamba",
     "mamba2",
 )
-ENCODERS_IN_GGUF = ("bert", "xlm-roberta", "nomic-bert")
+ENCODERS_IN_GGUF = (
+    "bert",
+    "xlm-roberta",
+    "nomic-bert",
+    "modernbert",
+    "eurobert",
+    "embedding-gemma",
+    "embedding-gemma-dense",
+)
 _KIMI_STATES = {
     "full_attn_layers": [3],
     "kda_layers": [1, 2, 4],
@@ -184,6 +192,12 @@ _OLDER_FIELDS = {
     "exaone": {"rms_norm_eps": 1e-6},
     "glm-9b": {"layernorm_epsilon": 1.5625e-7, "seq_length": 256},
     "mpt": {"architectures": ["MPTForCausalLM"]},
+    "modernbert": {
+        "layer_norm_eps": 1e-5,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160_000.0,
+        "local_rope_theta": 10_000.0,
+    },
     "nomic-bert": {
         **dict.fromkeys(("causal", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm"), False),
         "n_positions": 8192,
@@ -212,9 +226,9 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
             config |= _OLDER_FIELDS.get(name, {})
             published = {field: value for field, value in config.items() if value is not None}
             (folder / "config.json").write_text(json.dumps(published))
-            command = [sys.executable, "-m", "tests.families.record_gguf", "convert", source, folder]
-            command += [FOLDER / f"{name}.gguf", exact]
-            subprocess.run(list(map(str, command)), check=True, stderr=subprocess.DEVNULL)
+            for path, kind in ((FOLDER / f"{name}.gguf", "f16"), (exact, "f32")):
+                command = [sys.executable, "-m", "tests.families.record_gguf", "convert", source, folder, path, kind]
+                subprocess.run(list(map(str, command)), check=True, stderr=subprocess.DEVNULL)
             if name in ENCODERS:
                 embeddings[name] = _answers(server, exact, _embedding, "--embedding --pooling mean")
             else:
@@ -224,8 +238,8 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
     np.savez_compressed(EMBEDDINGS, **embeddings)
 
 
-def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
-    """Convert a folder in this process, to float16 and to float32.
+def convert(source: Path, folder: Path, path: Path, kind: str) -> None:
+    """Convert a folder in this process, to `f16` or `f32`; the converter has a state.
 
     The vocabulary is byte-level BPE, whatever the family's own is, or the pieces of words that an encoder makes of it.
     """
@@ -255,11 +269,12 @@ def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
     base.ModelBase.load_hparams = staticmethod(load_hparams)
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     patch(base.TextModel)
-    for path, kind in ((fixture, "f16"), (exact, "f32")):
-        sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outfile", str(path), "--outtype", kind]
-        if "qwen3-next" in fixture.name or "qwen3.5" in fixture.name:
-            sys.argv += ["--no-mtp"]  # The converter asks for layers that predict further tokens.
-        importlib.import_module("convert_hf_to_gguf").main()
+    sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outfile", str(path), "--outtype", kind]
+    if "qwen3-next" in path.name or "qwen3.5" in path.name:
+        sys.argv += ["--no-mtp"]  # The converter asks for layers that predict further tokens.
+    if "dense" in path.name:
+        sys.argv += ["--sentence-transformers-dense-modules"]
+    importlib.import_module("convert_hf_to_gguf").main()
 
 
 def _answers(server: Path, path: Path, ask: Callable[[list[int]], np.ndarray], flags: str) -> np.ndarray:
@@ -308,6 +323,6 @@ def _ask(route: str, body: dict[str, object] | None = None) -> Any:
 
 if __name__ == "__main__":
     if sys.argv[1] == "convert":
-        convert(*map(Path, sys.argv[2:]))
+        convert(*map(Path, sys.argv[2:5]), sys.argv[5])
     else:
         main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
