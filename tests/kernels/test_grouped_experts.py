@@ -137,6 +137,21 @@ def test_rules_and_activations(active: int, normalised: bool, kind: str, triton:
     )
 
 
+@pytest.mark.parametrize("kind", ["float", "q8_0", "int8"])
+def test_experts_without_a_gate(kind: str, triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(9, torch.float32, device)
+    matrices = replace(matrices_of(triton, (kind, kind, kind), torch.float32, device), gate=None)
+    matrices = replace(matrices, down_bias=torch.randn(EXPERTS, HIDDEN).to(device))
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+    check(
+        triton[experts](x, logits, router, "relu2", matrices),
+        reference(x, logits, router, "relu2", matrices),
+        0.02 if kind == "int8" else TOLERANCE[torch.float32],
+    )
+    with pytest.raises(ValueError, match="experts without a gate whose inputs are weighed"):
+        triton[experts](x, logits, replace(router, weighs_inputs=True), "relu2", matrices)
+
+
 def test_weights_of_inputs(triton: Kernels, device: torch.device) -> None:
     x, logits = inputs(9, torch.float32, device)
     matrices = matrices_of(triton, ("float", "float", "float"), torch.float32, device)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card, card_of
-from pyllm_kernels.gpu.elementwise import activate_gated
+from pyllm_kernels.gpu.elementwise import activate, activate_gated
 from pyllm_kernels.gpu.expert_routing import Blocks, align_block_size, choose_experts
 from pyllm_kernels.gpu.linears.linear_fp8 import fp8_sums
 from pyllm_kernels.gpu.linears.linear_invariant import float_sums
@@ -58,8 +58,8 @@ def experts(
     batch_invariant: bool = False,
     card: Card | None = None,
 ) -> Tensor:
-    if matrices.gate is None:
-        raise ValueError("experts without a gate have no kernel in Triton")
+    if matrices.gate is None and (router.weighs_inputs or not isinstance(kind, str)):
+        raise ValueError("experts without a gate whose inputs are weighed, or whose gate is clamped")
     _check(x, logits, router, kind, matrices)
     (tokens, hidden), output, card = x.shape, torch.empty_like(x), card or card_of(x.device)
     if not tokens:
@@ -67,9 +67,12 @@ def experts(
     tile = _tile(x, router, matrices, card, batch_invariant)
     choice = choose_experts(logits, router)
     step = _Step(align_block_size(choice.experts, router, tile.block_m), choice.experts.numel(), tile, card)
-    factors = choice.weights if router.weighs_inputs else None
-    gate = _Gate(matrices.gate, kind, matrices.gate_bias, matrices.up_bias, factors)
-    activated = _grouped_product(x, matrices.up, router.count, step, gate)
+    if matrices.gate is None:
+        activated = _grouped_product(x, matrices.up, router.count, step, kind=kind)
+    else:
+        factors = choice.weights if router.weighs_inputs else None
+        gate = _Gate(matrices.gate, kind, matrices.gate_bias, matrices.up_bias, factors)
+        activated = _grouped_product(x, matrices.up, router.count, step, gate)
     results = _grouped_product(activated, matrices.down, router.count, step)
     _weighted_sum_kernel[(tokens, ceil_div(hidden, _COLUMNS_AT_ONCE))](
         results,
@@ -141,7 +144,9 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu,
     if tokens * active > _MAX_PAIRS:
         raise ValueError(f"{tokens} tokens of {active} experts each: a step has up to {_MAX_PAIRS} such pairs")
     size = matrices.up.out_features // count
-    shapes = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
+    shapes = {"up": (size, hidden), "down": (hidden, size)}
+    if matrices.gate is not None:
+        shapes = {"gate": (size, hidden)} | shapes
     for name, (outputs, features) in shapes.items():
         packed: PackedLinear = getattr(matrices, name)
         if packed.out_features % (count * _FEATURES_UNIT):
@@ -201,18 +206,25 @@ def _layout(x: Tensor, packed: PackedLinear, card: Card) -> _Layout:
     return _Layout("w4a16", w4a16_block_k(has_cores, group_size), group_size)
 
 
-def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, gate: _Gate | None = None) -> Tensor:
+def _grouped_product(
+    x: Tensor,
+    packed: PackedLinear,
+    count: int,
+    step: _Step,
+    gate: _Gate | None = None,
+    kind: str | ClampedSwiglu | None = None,
+) -> Tensor:
     """Each pair's row of x times the matrix of its expert, [pairs, out_features]; x has a row for each token or pair.
 
-    With a gate, `act(gate product) * product`, after biases are added to both. Rows of pairs with experts of other
-    ranks are not written.
+    With a gate, `act(gate product) * product`, after biases are added to both; with a `kind` alone, `act(product)`.
+    Rows of pairs with experts of other ranks are not written.
     """
     out_features = packed.out_features // count
     output = torch.empty((step.num_pairs, out_features), dtype=x.dtype, device=x.device)
     num_blocks, tile = len(step.blocks.experts), step.tile
     matrices = [packed] if gate is None else [packed, gate.matrix]
     is_quantised = any(matrix.format == "int8" for matrix in matrices)
-    kind = None if gate is None else gate.kind
+    kind = kind if gate is None else gate.kind
     clamp = (kind.limit, kind.alpha) if isinstance(kind, ClampedSwiglu) else None
     _grouped_kernel[(num_blocks * ceil_div(out_features, tile.block_n),)](
         (x, *(quantise_rows(x) if is_quantised else (None, None))),
@@ -283,6 +295,8 @@ def _grouped_kernel(
     # The inputs of the activation are rounded, like a linear's result; early, as that needs fewer registers.
     if GATE_LAYOUT is None:  # Triton 3.6 cannot compare a tuple that contains None with None.
         product = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT)
+        if KIND is not None:
+            product = activate(product.to(dtype).to(tl.float32), KIND)
     else:
         gate = _sums(x, rows, is_row, gate_matrix, outputs, is_output, IN_FEATURES, GATE_LAYOUT, INTEGER_DOT)
         if factors_ptr is not None:  # Factors of the inputs are factors of the sums.

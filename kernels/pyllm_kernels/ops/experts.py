@@ -106,7 +106,7 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu
 
     x [tokens, hidden] and the router's logits [tokens, experts], of x's dtype or float32 -> [tokens, hidden]. An expert
     is `down(act(gate(x)) * up(x))`, with activations as in `activation`, or has a clamped gate; without a gate it is
-    `down(act(up(x)))`, on a CPU alone. Biases are added in float32. Of equal experts, and of equal groups, the first
+    `down(act(up(x)))`. Biases are added in float32. Of equal experts, and of equal groups, the first
     are chosen. Results are added in float32, in the order of the experts; experts of other ranks add nothing. On a CPU
     a token's result does not depend on other tokens. In Triton, except for float32, the number of tokens picks one of
     two tiles, as for `linear_w4a16`; `batch_invariant` uses one tile, and then a token's result does not depend on

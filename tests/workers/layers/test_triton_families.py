@@ -14,7 +14,7 @@ from pyllm.families.kv_layout import kv_groups
 from pyllm.launch.resolve import resolve_settings
 from pyllm.workers.model_limits import is_for_cpus_alone
 from tests.families.test_engine import prompts_and_answers
-from tests.families.tiny_families import CONTEXT, FAMILIES, write_tiny_family
+from tests.families.tiny_families import FAMILIES, write_tiny_family
 from tests.plans import Planner, Row
 from tests.workers.engine import loaded_runner, run
 
@@ -22,6 +22,7 @@ from tests.workers.engine import loaded_runner, run
 # latents.
 IN_EVERY_RUN = {"gemma2", "cohere2", "lfm2", "deepseek-v3"}
 CHUNK, NUM_TOKENS = 17, 3
+LENGTH = 128  # by which RoPE is scaled as for the sequences of the oracle
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,8 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
         with pytest.raises(ConfigError, match="triton"):
             resolve_settings(engine_config({"model": model, "device": "cpu", "kernel_backend": "triton"}))
         return
-    runner = loaded_runner(model, num_blocks=128, kernel_backend="triton", max_model_len=CONTEXT)
-    groups = len(kv_groups(runner._spec, CONTEXT, hybrid=True))
+    runner = loaded_runner(model, num_blocks=128, kernel_backend="triton", max_model_len=LENGTH)
+    groups = len(kv_groups(runner._spec, LENGTH, hybrid=True))
     planner = Planner(128, num_groups=groups, max_num_seqs=8)
     (first, first_answer), (second, second_answer) = prompts_and_answers(family)[2:4]
     planner.start(0)

@@ -23,6 +23,8 @@ from pyllm_kernels.tensors import dtype_name, numpy_dtype
 def plan_attention(
     metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None
 ) -> AttentionMetadata:
+    if not shape.heads:
+        return metadata  # of a model without attention
     device = metadata.slots.device
     into = None if planned is None else planned.tasks
     dtypes = shape.dtype, shape.cache_dtype or shape.dtype
