@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 /// Fields marked *live* may be changed by `Scheduler::reconfigure`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each setting is of its own")]
 pub struct Config {
     /// Tokens per block.
     pub block_size: u32,
