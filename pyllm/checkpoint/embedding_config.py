@@ -100,7 +100,7 @@ class MatryoshkaConfig(msgspec.Struct):
 class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Pooling of a prompt's hidden states after the final norm into an embedding, which is normalised to length 1.
 
-    Between them come the layers of `ModelSpec.dense`.
+    The layers of `ModelSpec.dense` follow pooling.
 
     - `pooling`: the state of the last token, the mean of all, or the state of the first token (cls).
     - `is_matryoshka`: the model was trained so that prefixes of embeddings are embeddings (arXiv 2205.13147), of the
@@ -137,7 +137,7 @@ def embedding_spec(
 
 
 def gguf_embedding_spec(pooling_type: int, is_encoder: bool = False) -> EmbeddingSpec:
-    """The embedding settings of a GGUF file. Files of encoders from before llama.cpp had the field name no type.
+    """The embedding settings of a GGUF file. Older files of encoders name no type: they are pooled by the mean.
 
     Raises:
         ConfigError: the pooling type is not supported.

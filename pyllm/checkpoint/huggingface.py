@@ -292,9 +292,11 @@ def _embedding(folder: Path, fields: Mapping[str, Any], is_encoder: bool) -> Emb
         matryoshka = msgspec.convert(fields, MatryoshkaConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.json: {error}") from None
+    modules = _modules(folder)
+    pooling = next((module.path for module in modules if module.name == "Pooling"), "1_Pooling")
     return embedding_spec(
-        _modules(folder),
-        read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
+        modules,
+        read_json(folder / pooling / "config.json", PoolingConfig, optional=True),
         matryoshka,
         is_encoder,
     )

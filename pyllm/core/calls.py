@@ -10,7 +10,7 @@ from typing import Any, cast, get_type_hints
 
 import msgspec
 
-from pyllm._rust import Scheduler
+from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.engine_settings import FIXED_SCHEDULER_SETTINGS, EngineConfig, SchedulerConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.rank_coordinates import num_ranks
@@ -127,13 +127,17 @@ class Calls:
         self._restore()
 
     def halve_budget(self) -> bool:
-        """Plan steps of half as many tokens from now on. False: they are already at the minimum."""
+        """Plan steps of half as many tokens from now on. False: they are at the minimum, or one has whole prompts."""
         before = self._settings.max_num_batched_tokens
         after = max(before // 2, LEAST_BUDGET, self._config.cache.block_size)
         if after >= before:
             return False
-        self._settings = msgspec.structs.replace(self._settings, max_num_batched_tokens=after)
-        self._scheduler.reconfigure(**live_settings(self._settings))
+        settings = msgspec.structs.replace(self._settings, max_num_batched_tokens=after)
+        try:
+            self._scheduler.reconfigure(**live_settings(settings))
+        except SchedulerError:
+            return False
+        self._settings = settings
         logger.warning("steps have at most %d tokens from now on, not %d: max_num_batched_tokens", after, before)
         return True
 

@@ -39,8 +39,7 @@ from pyllm.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-# The scheduler's names where they differ: for the first token as for the mean it computes the whole prompt, from its
-# beginning and without a break.
+# The scheduler's names where they differ. It knows no `cls`, which needs the whole prompt as `mean` does.
 _SCHEDULED_POOLING = {"": "none", "cls": "mean"}
 
 # The text for a request of a lost core.

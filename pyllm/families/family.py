@@ -82,7 +82,8 @@ class Family:
             ConfigError: as `read`.
         """
         spec = self.read(config)
-        if not all(_sees_all(layer) for layer in spec.layers):
+        is_encoder = "is_causal" in config and self.read(config.without("is_causal")).is_bidirectional
+        if not is_encoder and not all(_sees_all(layer) for layer in spec.layers):
             config.refuse_unless(is_causal=True)
         return spec
 

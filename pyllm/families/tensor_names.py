@@ -83,8 +83,8 @@ class TensorNames:
     """The names that a kind of file gives to a family's tensors.
 
     - `skipped_positions`: rows of the position embedding before that of the first token.
-    - `end_norm`: the norm at the end of a layer, for which `norm` and the `attention_norm` of the next layer are other
-      names; before the first layer stands `embedding_norm`.
+    - `end_norm`: the norm at the end of a layer. It is the `attention_norm` of the next layer, and the last one `norm`;
+      that of the first layer is `embedding_norm`.
     - `parts`: an expert's name has its number at {}, or names a tensor [experts, rows, columns].
     - `roots`: possible prefixes of the embedding, the norm and the layers; the first that fits is used.
     - `stacked`: tensors that hold several parts of a layer, stacked by rows; in files without a tensor of each.

@@ -60,6 +60,8 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """Bytes that the weights and processes of a core take on a CPU, without its KV cache."""
     processes = _PROCESS_BYTES * (num_ranks(engine.parallel) + 1)
+    if checkpoint.spec.is_bidirectional:  # whose steps may be of thousands of tokens
+        processes += num_ranks(engine.parallel) * activation_bytes(engine, checkpoint)
     return weights_bytes(engine, checkpoint) + processes + adapter_bytes(engine, checkpoint)
 
 
@@ -113,7 +115,7 @@ def kv_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 def activation_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """Estimated bytes of activations and logits on each rank, in the largest step. All layers reuse the same memory.
 
-    On a CPU these are part of `_PROCESS_BYTES`. A worker on a GPU measures them when it starts.
+    On a CPU these are part of `_PROCESS_BYTES`, but for an encoder. A worker on a GPU measures them when it starts.
     """
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
     heads = max((attention.query_size + attention.kv_size for attention in spec.attentions), default=0)

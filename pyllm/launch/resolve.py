@@ -66,6 +66,7 @@ BATCHED_TOKENS = {"cuda": 2048, "cpu": 192}
 # Cards with this much memory have room for more tokens and sequences: larger steps use all their multiprocessors.
 LARGE_CARD_BYTES = 40 * 10**9  # A card of 40 GiB reports a little less than its name says.
 LARGE_CARD_SEQUENCES, LARGE_CARD_BATCHED_TOKENS = 256, 8192
+LONGEST_TEXT = 8192  # tokens of a text for an encoder, unless max_model_len says otherwise
 OLDEST_BFLOAT16 = 80  # compute capability 8.0
 SPECULATIVE_TOKENS = 5
 # Matrices whose columns are split among ranks; a split cannot cut a quantised block.
@@ -154,14 +155,14 @@ def resolve_settings(
     _check_events(config)
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
-    _check_model(config, spec, device)
     _check_kernels(config, device)
     recording = _absolute(config.scheduler.scheduler_recording)
     log_file = _absolute(config.log.log_config_file)
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
-    max_model_len = config.model.max_model_len or longest
+    max_model_len = config.model.max_model_len or _usual_length(spec)
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
+    _check_model(config, spec, device, max_model_len)
     dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device, cards)
     if checkpoint.quantization and quantization == "none":
         logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
@@ -200,13 +201,22 @@ def resolve_settings(
     return resolved, checkpoint
 
 
-def _check_model(config: EngineConfig, spec: ModelSpec, device: str) -> None:
+def _usual_length(spec: ModelSpec) -> int:
+    """The context where the user names none. All of an encoder's is one step, whose memory it would take."""
+    longest = spec.max_position_embeddings
+    if not spec.is_bidirectional or longest <= LONGEST_TEXT:
+        return longest
+    logger.warning("texts of up to %d tokens, of %d that the model can: set max_model_len", LONGEST_TEXT, longest)
+    return LONGEST_TEXT
+
+
+def _check_model(config: EngineConfig, spec: ModelSpec, device: str, max_model_len: int) -> None:
     """Refuse features of the model that are not supported, alone or with a setting."""
     check_sparse_attention(config, spec, device)
     check_supported(spec)
     check_states(config, spec, device)
     check_own_attention(config, spec)
-    check_encoder(config, spec)
+    check_encoder(config, spec, max_model_len)
     check_cpu_layers(config, spec, device)
 
 

@@ -62,7 +62,7 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
             raise ConfigError(f"{name} {setting} copies states of CPUs only so far: leave it out, or use --device cpu")
 
 
-def check_encoder(config: EngineConfig, spec: ModelSpec) -> None:
+def check_encoder(config: EngineConfig, spec: ModelSpec, max_model_len: int) -> None:
     """Refuse settings that do not fit a model whose tokens attend to later ones, as all of a text is one step.
 
     Raises:
@@ -71,7 +71,6 @@ def check_encoder(config: EngineConfig, spec: ModelSpec) -> None:
     if not spec.is_bidirectional:
         return
     cache, scheduler = config.cache, config.scheduler
-    max_model_len = config.model.max_model_len or spec.max_position_embeddings
     about_prefixes = {
         "max_pinned_blocks": cache.max_pinned_blocks,
         "enable_kv_cache_events": cache.enable_kv_cache_events,

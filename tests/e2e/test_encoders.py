@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.e2e.server import Server
+from tests.e2e.server import Server, until
 from tests.e2e.titles import WORKER
 from tests.families.tiny_encoders import CONTEXT, expected, write_tiny_encoder
 
@@ -35,11 +35,11 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def ids(text: str) -> list[int]:
     """The pieces of a text of plain words: letters."""
     plain = text.lower().replace("á", "a").replace(",", " , ")
-    pieces = [1 if word == "," else None for word in plain.split()]
-    found: list[int] = []
-    for word, unknown in zip(plain.split(), pieces, strict=True):
-        found += [unknown] if unknown is not None else [VOCABULARY.index(word[0])]
-        found += [VOCABULARY.index(f"##{letter}") for letter in word[1:]]
+    found = [
+        1 if word == "," else VOCABULARY.index(f"##{letter}" if index else letter)
+        for word in plain.split()
+        for index, letter in enumerate(word)
+    ]
     return [CLS, *found, SEP]
 
 
@@ -79,11 +79,14 @@ def test_it_generates_nothing(encoder: Server) -> None:
 
 
 def test_texts_are_embedded_though_the_worker_is_killed(encoder: Server) -> None:
-    texts = [TEXTS[index % len(TEXTS)] for index in range(400)]
+    texts = [TEXTS[index % len(TEXTS)] for index in range(2000)]
 
     once = embed(encoder, texts)
     worker = encoder.titled(WORKER)
+    before = worker.cpu_times().user
     with ThreadPoolExecutor() as pool:
         again = pool.submit(embed, encoder, texts)
+        until(lambda: worker.cpu_times().user > before + 0.05, "texts that are computed")
         worker.send_signal(signal.SIGKILL)
         np.testing.assert_array_equal(again.result(), once)
+    assert encoder.titled(WORKER).pid != worker.pid

@@ -12,8 +12,9 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError, RequestError
 from tests.families.record_gguf import EMBEDDINGS, ENCODERS_IN_GGUF, FOLDER, LENGTHS
 from tests.families.test_gguf import write_changed
-from tests.families.tiny_encoders import CONTEXT, ENCODERS, expected, write_tiny_encoder
+from tests.families.tiny_encoders import CONTEXT, ENCODERS, LIKE_OTHERS, expected, write_tiny_encoder
 from tests.families.tiny_families import PROMPT
+from tests.tiers import full
 
 PROMPTS = [
     [2 + (17 * position * position + 5 * position + length) % 254 for position in range(length)]  # none is padding
@@ -26,8 +27,10 @@ def vectors(llm: LLM, prompts: list[list[int]]) -> np.ndarray:
     return np.array([output.outputs.embedding for output in llm.embed(prompts)], np.float32)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [("bert", "cls"), *(full(name, "mean") if name in LIKE_OTHERS else (name, "mean") for name in ENCODERS)],
+)
 def test_embeddings_equal_those_of_transformers_and_depend_on_the_text_alone(
     tmp_path: Path, name: str, pooling: str
 ) -> None:
@@ -37,6 +40,21 @@ def test_embeddings_equal_those_of_transformers_and_depend_on_the_text_alone(
         alone = np.concatenate([vectors(llm, [prompt]) for prompt in PROMPTS])
     np.testing.assert_array_equal(together, alone)
     np.testing.assert_allclose(together, [expected(name, prompt, pooling) for prompt in PROMPTS], atol=1e-5)
+
+
+def test_an_encoder_by_itself_may_say_that_it_is_not_causal(tmp_path: Path) -> None:
+    folder = Path(write_tiny_encoder(tmp_path / "encoder", "modernbert"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    assert read_checkpoint(str(folder)).spec.is_bidirectional
+
+
+def test_pooling_is_where_the_modules_say(tmp_path: Path) -> None:
+    folder = Path(write_tiny_encoder(tmp_path / "encoder", "bert", "cls"))
+    (folder / "1_Pooling").rename(folder / "9_Pooling")
+    path = folder / "modules.json"
+    path.write_text(path.read_text().replace("1_Pooling", "9_Pooling"))
+    assert read_checkpoint(str(folder)).embedding.pooling == "cls"
 
 
 @pytest.mark.parametrize("fields", [{"use_sliding_window": True, "max_window_layers": 1}, {"is_causal": 0}])

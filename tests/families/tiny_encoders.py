@@ -48,6 +48,7 @@ DENSE: dict[str, list[tuple[int, bool, str]]] = {
 """Layers after pooling: their numbers of outputs, whether they have biases, and their activations in torch.nn."""
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
+    "bert-masked": ("Bert", {}),
     "bert-relu": ("Bert", {"hidden_act": "relu", "layer_norm_eps": 1e-5}),
     "roberta": ("Roberta", _ROBERTA | {"type_vocab_size": 1}),
     "xlm-roberta": ("XLMRoberta", _ROBERTA | {"type_vocab_size": 1}),
@@ -62,11 +63,31 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-embed": ("Llama", {"num_key_value_heads": 2, "is_causal": False}),
 }
 """Transformers' class without `Model`, and what its config.json has beside the sizes."""
+LIKE_OTHERS = {"bert-relu", "roberta", "embedding-gemma", "llama-embed"}
+_MASKED = {"bert-masked", "modernbert-older"}  # written with a head for masked tokens, as base models are
 _PUBLISHED: dict[str, dict[str, Any]] = {
+    "nomic-bert": {
+        **dict.fromkeys(
+            ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps")
+        ),
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_inner": 48,
+        "layer_norm_epsilon": 1e-12,
+        "hidden_act": None,
+        "max_position_embeddings": None,
+        "n_positions": 8192,
+        "max_trained_positions": CONTEXT,
+        "rope_parameters": None,
+        "rotary_emb_base": 1000,
+        "activation_function": "swiglu",
+        "prenorm": False,
+    },
     "modernbert-older": {"rope_parameters": None, "layer_types": None} | _OLDER_MODERN_BERT,
     "llama-embed": {"architectures": ["LlamaBidirectionalModel"], "is_causal": None, "pooling": "avg"},
 }
-"""What a published config.json has instead."""
+"""What a published config.json has instead; None: it lacks the field."""
 
 
 @functools.cache
@@ -108,9 +129,15 @@ def expected(name: str, prompt: Sequence[int], pooling: str) -> Array:
 
 def write_tiny_encoder(folder: Path, name: str, pooling: str = "mean") -> str:
     """Write the model, a byte-level tokenizer and the pooling; gives the folder as a string."""
-    encoder(name).save_pretrained(str(folder))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | _PUBLISHED.get(name, {})))
+    model = encoder(name)
+    if name in _MASKED:
+        masked = getattr(transformers, f"{ENCODERS[name][0]}ForMaskedLM")(model.config)
+        masked.base_model.load_state_dict(model.state_dict(), strict=False)
+        model = masked
+    model.save_pretrained(str(folder))
+    config = json.loads((folder / "config.json").read_text()) | _PUBLISHED.get(name, {})
+    published = {field: value for field, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(published))
     write_tokenizer(folder, merges=["Ġ t", "h e", "i n", "a n"])
     (folder / "1_Pooling").mkdir(parents=True)
     mode = {"mean": "mean_tokens", "cls": "cls_token"}[pooling]

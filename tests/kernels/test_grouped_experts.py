@@ -148,8 +148,13 @@ def test_experts_without_a_gate(kind: str, triton: Kernels, device: torch.device
         reference(x, logits, router, "relu2", matrices),
         0.02 if kind == "int8" else TOLERANCE[torch.float32],
     )
-    with pytest.raises(ValueError, match="experts without a gate whose inputs are weighed"):
-        triton[experts](x, logits, replace(router, weighs_inputs=True), "relu2", matrices)
+    for arguments in (
+        (replace(router, weighs_inputs=True), "relu2", matrices),
+        (router, CLAMPED, matrices),
+        (router, "relu2", replace(matrices, up_bias=torch.randn(EXPERTS, SIZE).to(device))),
+    ):
+        with pytest.raises(ValueError, match="experts without a gate have no biases but those of down"):
+            triton[experts](x, logits, *arguments)
 
 
 def test_weights_of_inputs(triton: Kernels, device: torch.device) -> None:

@@ -58,8 +58,9 @@ def experts(
     batch_invariant: bool = False,
     card: Card | None = None,
 ) -> Tensor:
-    if matrices.gate is None and (router.weighs_inputs or not isinstance(kind, str)):
-        raise ValueError("experts without a gate whose inputs are weighed, or whose gate is clamped")
+    is_plain = isinstance(kind, str) and not router.weighs_inputs and matrices.up_bias is None
+    if matrices.gate is None and not is_plain:
+        raise ValueError("experts without a gate have no biases but those of down, weighed inputs or clamps in Triton")
     _check(x, logits, router, kind, matrices)
     (tokens, hidden), output, card = x.shape, torch.empty_like(x), card or card_of(x.device)
     if not tokens:

@@ -69,7 +69,7 @@ def model_info(checkpoint: Checkpoint, context_length: int) -> dict[str, Any]:
     attention = spec.attention
     shape = {
         "context_length": context_length,
-        "embedding_length": spec.hidden_size,
+        "embedding_length": spec.embedding_size,
         "block_count": len(spec.layers),
         "attention.head_count": attention.heads,
         "attention.head_count_kv": attention.kv_heads,

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 import tokenizers
 from tokenizers import decoders
-from tokenizers.models import WordPiece
+from tokenizers.models import BPE
 
 from pyllm.checkpoint.types import TokenizerFiles
 from pyllm.errors import ConfigError, RequestError
@@ -135,8 +135,8 @@ class Tokenizer:
     def _extent(self) -> tuple[int, int]:
         """The most characters of a token, and the largest id; see `prepare`."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        # WordPiece makes one token of any word that is too long, and none of spaces.
-        is_bounded = not isinstance(self._tokenizer.model, WordPiece)
+        # Others make one token of a word that is too long or of characters that they do not know, and none of spaces.
+        is_bounded = isinstance(self._tokenizer.model, BPE)
         return max(map(len, vocabulary)) if is_bounded else sys.maxsize, max(vocabulary.values())
 
     def _token_text(self, token: int) -> str:
