@@ -75,6 +75,7 @@ class Engine:
         adapter_source: AdapterSource | None = None,
         adapters: Sequence[ReadAdapter] = (),
         max_saving_blocks: int = 0,
+        whole_prompts: bool = False,
         weights_source: Any = None,
         weights: Any = None,
         **options: Any,
@@ -95,6 +96,7 @@ class Engine:
             enable_kv_cache_events=config.cache.enable_kv_cache_events,
             incarnation=epoch,
             max_loras=config.lora.num_slots,
+            whole_prompts=whole_prompts,
             **live_settings(config.scheduler),
         )
         self.now = 0.0

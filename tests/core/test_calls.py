@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import engine_config
 from pyllm.core.calls import MAX_EVENTS, Calls
 from pyllm.core.executors.host_inventory import HostInventory
@@ -112,11 +113,28 @@ async def test_a_setting_that_cannot_be_changes_nothing(changes: Any, text: str)
 @pytest.mark.parametrize(("block_size", "least"), [(4, 16), (64, 64)])
 async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwise(block_size: int, least: int) -> None:
     engine = Engine(block_size=block_size, max_num_batched_tokens=100)
-    config = engine_config({"block_size": block_size, "max_num_batched_tokens": 100})
+    calls = calls_of(engine, engine_config({"block_size": block_size, "max_num_batched_tokens": 100}))
+    assert [calls.halve_budget() for _ in range(5)][-1] is False
+    assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == least
+    engine.submit(1, list(range(100)))
+    await engine.core.step()
+    assert engine.executor.plans[-1]["tokens"].size == least
+    calls.answer(0, "reconfigure", ({"max_num_batched_tokens": 100},))
+    assert calls.halve_budget()
+
+
+async def test_steps_of_whole_prompts_stay_as_large_as_the_longest() -> None:
+    engine = Engine(whole_prompts=True, max_num_batched_tokens=128)
+    calls = calls_of(engine, engine_config({"max_num_batched_tokens": 128}))
+    assert not calls.halve_budget()
+    assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == 128
+
+
+def calls_of(engine: Engine, config: EngineConfig) -> Calls:
     profiling = Profiling(engine.executor, lambda: 0, clock=lambda: 0.0, sleep=engine.sleep)
     kept = KeptState(engine.scheduler, Kept(), lambda kept: None)
     inventory = HostInventory(engine.scheduler, engine.executor)
-    calls = Calls(
+    return Calls(
         engine.scheduler,
         config,
         None,
@@ -138,13 +156,6 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
         inventory=inventory,
         executor=engine.executor,
     )
-    assert [calls.halve_budget() for _ in range(5)][-1] is False
-    assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == least
-    engine.submit(1, list(range(100)))
-    await engine.core.step()
-    assert engine.executor.plans[-1]["tokens"].size == least
-    calls.answer(0, "reconfigure", ({"max_num_batched_tokens": 100},))
-    assert calls.halve_budget()
 
 
 async def test_a_policy_of_another_package_can_be_taken_while_the_engine_runs(
