@@ -74,11 +74,15 @@ def unread_files(files: Sequence[str]) -> list[str]:
 
 
 def _renamed(tensors: list[FileTensor]) -> list[FileTensor]:
-    """The tensors without the name parts of torch's wrappers and trl; one present under both names is kept once."""
+    """The tensors without the name parts of torch's wrappers and trl; one present under both names is kept once.
+
+    The scale and bias of a layer norm have the names of today: in BERT's first files they are `gamma` and `beta`.
+    """
     names = {tensor.name for tensor in tensors}
     renamed = []
     for tensor in tensors:
         name = _WRAPPED.sub("", _WRAPPER.sub("", tensor.name))
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         if name == tensor.name or name not in names:
             renamed.append(msgspec.structs.replace(tensor, name=name))
     return renamed

@@ -213,7 +213,10 @@ def spelled_architecture(name: str) -> str:
     names = [known for family in FAMILIES for known in family.architectures]
     if name in names or not (stem := _stem(name)):
         return name if name in names else ""
-    return next((known for known in names if _stem(known) == stem), "")
+    is_text_model = name.endswith("ForCausalLM")  # RobertaForCausalLM, which is no encoder
+    return next(
+        (known for known in names if _stem(known) == stem and not (is_text_model and known.endswith("Model"))), ""
+    )
 
 
 def _stem(name: str) -> str:

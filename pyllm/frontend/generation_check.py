@@ -63,6 +63,9 @@ class GenerationCheck:
             await asyncio.gather(own, others, return_exceptions=True)
 
     async def _own_token(self) -> str:
+        if not self._client.model.can_generate:
+            await self._client.embed(_PROMPT)
+            return ""
         async with aclosing(self._client.generate(_PROMPT, _ONE_TOKEN)) as deltas:
             async for delta in deltas:
                 if delta.tokens:

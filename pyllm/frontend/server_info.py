@@ -128,6 +128,7 @@ def _model_info(state: ServerState) -> ModelDescription:
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         has_chat_template=state.chat_template is not None,
+        is_generation=model.can_generate,
         chat_template_notice=_chat_notice(state),
         preferred_sampling_params=_sampling_defaults(state),
     )

@@ -69,6 +69,8 @@ def test_a_text_that_is_too_long_is_refused_or_loses_its_end_but_not_the_token_t
 
 
 def test_it_generates_nothing(encoder: Server) -> None:
+    assert httpx.get(f"{encoder.address}/health_generate").status_code == 200
+    assert not httpx.get(f"{encoder.address}/model_info").json()["is_generation"]
     body = {"model": "bert", "messages": [{"role": "user", "content": "a"}]}
     for route, asked in (("chat/completions", body), ("completions", {"model": "bert", "prompt": "a"})):
         answer = httpx.post(f"{encoder.address}/v1/{route}", json=asked)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from pyllm import LLM
 from pyllm.checkpoint.reader import read_checkpoint
@@ -47,6 +48,19 @@ def test_an_encoder_by_itself_may_say_that_it_is_not_causal(tmp_path: Path) -> N
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"is_causal": False}))
     assert read_checkpoint(str(folder)).spec.is_bidirectional
+
+
+def test_norms_have_the_names_of_the_first_files(tmp_path: Path) -> None:
+    folder = Path(write_tiny_encoder(tmp_path / "encoder", "bert"))
+    tensors = load_file(folder / "model.safetensors")
+    older = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in tensors.items()
+    }
+    assert older.keys() != tensors.keys()
+    before = read_checkpoint(str(folder)).tensors
+    save_file(older, folder / "model.safetensors")
+    assert [entry.name for entry in read_checkpoint(str(folder)).tensors] == [entry.name for entry in before]
 
 
 def test_pooling_is_where_the_modules_say(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pyllm.errors import ConfigError
 from pyllm.families import llama
 from pyllm.families.family import Family
-from pyllm.families.registry import FAMILIES, GROUP, find_family, find_gguf_family
+from pyllm.families.registry import FAMILIES, GROUP, find_family, find_gguf_family, spelled_architecture
 
 HERE = "tests.families.test_registry"
 THEIRS = Family(architectures=("TheirsForCausalLM", "LlamaForCausalLM"), read=llama.read, gguf=llama.FAMILY.gguf)
@@ -46,3 +46,8 @@ def test_another_package_adds_a_family_and_replaces_none() -> None:
 def test_what_is_no_family_is_named(value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"model family 'theirs' .*{message}"):
         find_family("TheirsForCausalLM", [entry(value)])
+
+
+def test_a_text_model_is_no_encoder_of_its_name() -> None:
+    assert spelled_architecture("RobertaForCausalLM") == ""
+    assert spelled_architecture("RobertaModel") == "RobertaModel"

@@ -42,4 +42,5 @@ def truncation_from(limit: int | None, side: Side | None, num_reserved: int, mod
         return None
     most = model.max_model_len
     check("truncate_prompt_tokens", limit, limit == -1 or 0 < limit <= most, f"-1, or from 1 to {most}")
-    return Truncation(max(most - num_reserved, 1) if limit == -1 else limit, side or "left")
+    usual: Side = "left" if model.can_generate else "right"
+    return Truncation(max(most - num_reserved, 1) if limit == -1 else limit, side or usual)
