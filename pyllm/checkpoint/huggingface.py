@@ -94,13 +94,12 @@ def read_huggingface(
     may_be_other = probe is not None and implementation == "auto"
     text = text_model(config)
     family = None if implementation == "transformers" else _family(text, may_be_other)
-    gathered = gather(tensors, quantization, files)
+    gathered, dense = gather(tensors, quantization, files), _dense_layers(folder)
     if family is not None:
-        dense = _dense_layers(folder)
         files += _gather_dense(dense, gathered, len(files))
         spec = with_dense(family.spec(text), list(dense.values()))
         mapped = _map_to_family(family.tensors, spec, gathered, files, has_head)
-    elif _dense_layers(folder):
+    elif dense:
         raise ConfigError(f"{folder}: Dense modules are not supported where transformers computes the model")
     elif quantization is not None and quantization.method == "mxfp4":
         raise ConfigError("transformers cannot compute mxfp4 weights here: use --model-impl native")

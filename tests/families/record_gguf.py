@@ -278,7 +278,7 @@ def convert(source: Path, folder: Path, path: Path, kind: str) -> None:
 
 
 def _answers(server: Path, path: Path, ask: Callable[[list[int]], np.ndarray], flags: str) -> np.ndarray:
-    """What the server says of each beginning of the prompt, float32 [beginnings, numbers]."""
+    """The server's answer to each beginning of the prompt, float32 [beginnings, numbers]."""
     flags += " --ctx-size 128 --cache-type-k f32 --cache-type-v f32 --no-warmup --threads 2 --parallel 1"
     command = [server, "--model", path, "--port", _PORT, *flags.split()]
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

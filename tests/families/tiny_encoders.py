@@ -87,7 +87,7 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     "modernbert-older": {"rope_parameters": None, "layer_types": None} | _OLDER_MODERN_BERT,
     "llama-embed": {"architectures": ["LlamaBidirectionalModel"], "is_causal": None, "pooling": "avg"},
 }
-"""What a published config.json has instead; None: it lacks the field."""
+"""The fields of a published config.json in place of transformers' own; None: it lacks the field."""
 
 
 @functools.cache
