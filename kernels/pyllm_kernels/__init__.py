@@ -38,7 +38,7 @@ from pyllm_kernels.metadata import (
     StateRows,
 )
 from pyllm_kernels.op import BackendError, Kernels
-from pyllm_kernels.ops.activation import Xielu
+from pyllm_kernels.ops.activation import LimitedSwiglu, Xielu
 from pyllm_kernels.ops.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.ops.edit_logits import LogitsEdits
 from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertGroups, ExpertMatrices, Router
@@ -67,6 +67,7 @@ __all__ = [
     "KVScales",
     "Kernels",
     "KeySummaries",
+    "LimitedSwiglu",
     "LinearLayout",
     "LogitsEdits",
     "LogitsStates",

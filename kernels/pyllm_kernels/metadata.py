@@ -41,6 +41,8 @@ class AttentionLayer:
       much for each position of distance (ALiBi, arXiv 2108.12409). None: it does not.
     - `value_start`: of latents, for which keys and values are one tensor: a value begins at this number of its key, and
       the numbers of the output before it are undefined. 0: the whole key, or values of their own.
+    - `value_size`: the numbers of a head's value, the first of those that the cache has room for, and of its output;
+      None: all.
     """
 
     scale: float
@@ -50,6 +52,7 @@ class AttentionLayer:
     sinks: Tensor | None = None
     slopes: Tensor | None = None
     value_start: int = 0
+    value_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ pub(crate) use block_selection::{score_blocks, select_blocks};
 use crate::arrays::Array;
 use crate::execution::execute;
 use crate::isa::Isa;
-use crate::kv_layer::KvLayer;
+use crate::kv_layer::{KvLayer, check_value_dim};
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_query_starts, check_range};
 use crate::threads::Pool;
 use tile_backend::Call;
@@ -58,6 +58,8 @@ pub(crate) struct PagedAttention {
     /// A row is a token: its heads, one after the other. Query and out have the same dtype.
     pub(crate) query: Matrix,
     pub(crate) out: Matrix,
+    /// Numbers of a head of out: the first of a cached value.
+    pub(crate) value_dim: usize,
     pub(crate) cache: KvLayer,
     pub(crate) batch: Batch,
 }
@@ -136,6 +138,8 @@ pub(crate) fn paged_attention(
     let of_heads = |numbers: &Option<Array>, name| {
         numbers.as_ref().map(|numbers| numbers.elements(name, "float32", &[heads])).transpose()
     };
+    let [.., value_dim] = out.dimensions::<3>("out")?;
+    check_value_dim(value_dim, head_dim)?;
     let op = PagedAttention {
         tokens,
         heads,
@@ -146,7 +150,8 @@ pub(crate) fn paged_attention(
         sinks: of_heads(&layer.sinks, "sinks")?,
         slopes: of_heads(&layer.slopes, "slopes")?,
         query: query.heads("query", dtype, shape)?,
-        out: out.heads("out", dtype, shape)?,
+        out: out.heads("out", dtype, [tokens, heads, value_dim])?,
+        value_dim,
         cache,
         batch: metadata.read()?,
     };

@@ -101,7 +101,7 @@ pub(crate) fn experts(
     if op.gate.and_then(|gate| gate.bias).is_some() != op.up.bias.is_some() {
         return Err(PyValueError::new_err("a bias of the gate or of up alone: give both or none"));
     }
-    if op.gate.is_none() && matches!(kind, Kind::ClampedSwiglu { .. }) {
+    if op.gate.is_none() && kind.is_gated() {
         return Err(PyValueError::new_err("a clamped gate, and the experts have no gate"));
     }
     let biases = [gate_bias, up_bias, down_bias, &router.correction, &router.expert_factors].into_iter().flatten();

@@ -6,6 +6,16 @@ use pyo3::prelude::*;
 use crate::arrays::Array;
 use crate::dtype::DType;
 
+/// Refuse values that are wider than the room for them in the cache.
+pub(crate) fn check_value_dim(value_dim: usize, head_dim: usize) -> PyResult<()> {
+    if value_dim == 0 || value_dim > head_dim {
+        return Err(PyValueError::new_err(format!(
+            "values of {value_dim} numbers in heads of {head_dim}: give at least 1, and at most those"
+        )));
+    }
+    Ok(())
+}
+
 /// Two tensors `[num_blocks, block_size, kv_heads, head_dim]`: blocks contiguous, and equally far apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvLayer {

@@ -62,13 +62,13 @@ def _of_streams(streams: StreamsSpec, hidden: int) -> dict[str, Shape]:
 
 def _of_attention(attention: AttentionSpec, hidden: int) -> dict[str, Shape]:
     matrices = {f"attention.{name}": (size, hidden) for name, size in attention.projections.items()}
-    matrices["attention.output"] = (hidden, attention.query_size)
+    matrices["attention.output"] = (hidden, attention.output_size)
     biased = set(matrices) - {"attention.output"} if attention.bias else set()
     shapes = _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set()))
     if attention.sinks:
         shapes["attention.sinks.weight"] = (attention.heads,)
     if attention.output_norm is not None:
-        shapes |= _of_norm("attention.output_norm", attention.output_norm, attention.query_size)
+        shapes |= _of_norm("attention.output_norm", attention.output_norm, attention.output_size)
     if (norm := attention.query_key_norm) is not None:
         over_all = attention.norm_over == "all"
         shapes |= _of_norm("attention.query_norm", norm, attention.query_size if over_all else attention.head_size)

@@ -132,6 +132,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `value_norm`: a norm without weights over each head of the value.
     - `output_norm`: a norm over the outputs of all heads together, before the last projection (BitNet).
     - `values_are_keys`: the value is the key before its norm and rotation; it needs a `value_norm`.
+    - `value_size`: the numbers of a head's value and output, where they are fewer than those of its key (MiMo V2).
     - `kv_source`: an earlier layer whose keys and values it reads, instead of its own (arXiv 2405.12981).
     - `latent`: keys and values are latents, one head of `LatentSpec.size` for all query heads. Its `bias` is that of
       the projections of the layer's input to vectors of a rank.
@@ -160,6 +161,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     value_norm: NormSpec | None = None
     output_norm: NormSpec | None = None
     values_are_keys: bool = False
+    value_size: int | None = None
     kv_source: int | None = None
     latent: LatentSpec | None = None
 
@@ -180,15 +182,25 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_size(self) -> int:
-        """Features of all key heads; all value heads have as many."""
+        """Features of all key heads."""
         return self.kv_heads * self.head_size
+
+    @property
+    def value_head_size(self) -> int:
+        """Features of a value head, and of the output of a query head."""
+        return self.value_size or self.head_size
+
+    @property
+    def output_size(self) -> int:
+        """Features of the outputs of all heads."""
+        return self.heads * self.value_head_size
 
     @property
     def projections(self) -> dict[str, int]:
         """The projections of the layer's input to heads, with their features; not those of latents."""
         own = {"key": self.kv_size} if self.kv_source is None else {}
-        own |= {"value": self.kv_size} if own and not self.values_are_keys else {}
-        gate = {"gate": self.query_size} if self.output_gate else {"gate": self.heads} if self.head_gate else {}
+        own |= {"value": self.kv_heads * self.value_head_size} if own and not self.values_are_keys else {}
+        gate = {"gate": self.output_size} if self.output_gate else {"gate": self.heads} if self.head_gate else {}
         return {"query": self.query_size} | own | gate
 
     def kv_heads_of_rank(self, ranks: int) -> int:
@@ -214,12 +226,13 @@ class SharedExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A feed-forward layer beside the experts, without biases, that every token goes through; outputs are added.
 
     With `gated` its output is multiplied by the sigmoid of a number for each token, which is linear in the input;
-    and by `factor`, in every case.
+    and by `factor`, in every case. `limit` is that of `FeedForwardSpec`.
     """
 
     size: int
     gated: bool = False
     factor: float = 1.0
+    limit: float | None = None
 
 
 class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,6 +278,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     With `routing` the layer has experts of this size, and `bias` also applies to the router. `clamped_gate` replaces
     the activation. With a `cutoff` the gate becomes its part above its mean and so many standard deviations (arXiv
     2506.06644), before the activation. `inner_norm` is a norm before the last projection, of a layer without experts.
+    With a `limit` the activated gate is at most that, and up from `-limit` to `limit` (Step 3.5).
     `xielu` has the learned factors of this activation, as files store them (`apertus.py`); None: the weights have them.
     """
 
@@ -274,6 +288,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
     routing: RoutingSpec | None = None
     clamped_gate: ClampedGate | None = None
+    limit: float | None = None
     cutoff: float | None = None
     inner_norm: NormSpec | None = None
     xielu: tuple[float, float] | None = None

@@ -9,7 +9,7 @@ from math import exp, log1p
 
 import numpy as np
 import numpy.typing as npt
-from pyllm_kernels import PackedLinear, QKNorm, Xielu
+from pyllm_kernels import LimitedSwiglu, PackedLinear, QKNorm, Xielu
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.elementwise import add, add_bias, clamp, scale_and_cap, sigmoid_gate, softplus_gate
 from pyllm_kernels.ops.streams import gaussian_top_k
@@ -43,13 +43,14 @@ class Attention:
         self._kernels = placement.kernels
         query = placement.share_of_heads(spec.heads, spec.head_size)
         key_value = placement.share_of_heads(spec.kv_heads, spec.head_size)
+        value = placement.share_of_heads(spec.kv_heads, spec.value_head_size)
+        outputs = placement.share_of_heads(spec.heads, spec.value_head_size)
         self._clip = spec.clip
         self._gate = placement.kernels[softplus_gate if spec.gate_function == "softplus" else sigmoid_gate]
         self._names = tuple(spec.projections)
-        by_name = {"key": key_value, "value": key_value}
-        if spec.head_gate:
-            by_name["gate"] = placement.share_of_heads(spec.heads, 1)
-        shares = [by_name.get(name, query) for name in self._names]
+        gate = placement.share_of_heads(spec.heads, 1) if spec.head_gate else outputs
+        by_name = {"query": query, "key": key_value, "value": value, "gate": gate}
+        shares = [by_name[name] for name in self._names]
         self.qkv = ColumnParallelLinear(hidden_size, tuple(spec.projections.values()), placement, spec.bias, shares)
         self._num_heads = [size // spec.head_size for size in self.qkv.sizes]
         self._has_gate = spec.output_gate or spec.head_gate
@@ -68,12 +69,14 @@ class Attention:
                 self.norms["key_norm"] = key_norm = Norm(norm, spec.head_size, placement)
                 head_norm = QKNorm(query_norm.weight, key_norm.weight, norm.epsilon, spec.norm_after_rotation)
         if spec.value_norm is not None:
-            self.norms["value_norm"] = Norm(spec.value_norm, spec.head_size, placement)
+            self.norms["value_norm"] = Norm(spec.value_norm, spec.value_head_size, placement)
         if spec.output_norm is not None:
-            self.norms["output_norm"] = SharedNorm(spec.output_norm, spec.query_size, placement, query)
+            self.norms["output_norm"] = SharedNorm(spec.output_norm, spec.output_size, placement, outputs)
         self._normalises_all = "query_norm" in self.norms and head_norm is None
         has_all = self._has_own_kv and not spec.values_are_keys
-        self._is_plain = has_all and spec.value_norm is None and not self._normalises_all and not spec.head_gate
+        is_even = spec.value_size is None and not spec.head_gate
+        self._is_plain = has_all and spec.value_norm is None and not self._normalises_all and is_even
+        self._value_size = spec.value_head_size
         self._heads = spec.heads
         self._own_heads = placement.share_of_heads(spec.heads, 1)
         self.sinks = None
@@ -84,7 +87,7 @@ class Attention:
         if spec.slopes is not None:
             slopes = placement.device.from_host(np.array(spec.slopes[self._own_heads], np.float32))
         self.attention = PagedAttention(layer, spec, head_norm, sinks=self.sinks, slopes=slopes)
-        self.output = RowParallelLinear(spec.query_size, hidden_size, placement, spec.output_bias)
+        self.output = RowParallelLinear(spec.output_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.qkv.load(reader, *(f"{prefix}{name}" for name in self._names))
@@ -122,7 +125,8 @@ class Attention:
         value = self._normalised("value_norm", parts.get("value", key))
         if self._normalises_all:
             query, key = self._normalised("query_norm", query), self._normalised("key_norm", key)
-        return self.attention(heads(query), heads(key), heads(value), context)
+        value = value.reshape(len(value), -1, self._value_size)
+        return self.attention(heads(query), heads(key), value, context)
 
     def _normalised(self, name: str, part: Tensor) -> Tensor:
         norm = self.norms.get(name)
@@ -144,11 +148,13 @@ class FeedForward:
     def __init__(self, spec: FeedForwardSpec, hidden_size: int, placement: WeightPlacement) -> None:
         self._kernels, self._group, self._device = placement.kernels, placement.group, placement.device
         self._cutoff, self._share = spec.cutoff, placement.share(spec.size)
-        self._activation: str | Xielu = spec.activation
+        self._activation: str | Xielu | LimitedSwiglu = spec.activation
         self._gated = spec.gated
         self._learned: Tensor | None = None
         if spec.xielu is not None:
             self._activation = _xielu(*spec.xielu)
+        elif spec.limit is not None:
+            self._activation = LimitedSwiglu(spec.limit)
         elif spec.activation == "xielu":
             self._learned = placement.device.empty((2,), "float32")
         sizes = (spec.size, spec.size) if spec.gated else (spec.size,)

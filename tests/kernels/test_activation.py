@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pyllm_kernels import Kernels, Xielu
+from pyllm_kernels import Kernels, LimitedSwiglu, Xielu
 from pyllm_kernels.ops.activation import activation
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -44,6 +44,18 @@ def test_the_gate_and_its_factor_may_be_apart(kernels: Kernels, device: torch.de
     x = torch.randn((3, 96), device=device)
     gate, up = x.split(48, dim=-1)
     assert torch.equal(kernels[activation](gate.contiguous(), "gelu_tanh", up=up), kernels[activation](x, "gelu_tanh"))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(("tokens", "size"), [(1, 1), (5, 1025)])
+def test_both_factors_may_have_a_limit(
+    kernels: Kernels, tokens: int, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x = torch.randn((tokens, 2 * size), dtype=dtype, device=device) * 4
+    gate, up = x.double().cpu().split(size, dim=-1)
+    expected = (gate * gate.sigmoid()).clamp(max=1.5) * up.clamp(-1.5, 1.5)
+    limited = kernels[activation](x, LimitedSwiglu(1.5))
+    torch.testing.assert_close(limited.double().cpu(), expected, atol=4 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("kind", list(FORMULAS))

@@ -44,6 +44,17 @@ def test_blocks_may_be_apart(kernels: Kernels, device: torch.device) -> None:
         torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
+def test_values_may_be_narrower_than_keys(kernels: Kernels, device: torch.device) -> None:
+    """What lies behind them in the cache is not looked at."""
+    batch = paged_batch([(1, 300), (40, 25), (1, 5)], Shape(head_dim=48), device)
+    expected = batch.expected()[..., :32]
+    batch.value_cache[..., 32:] = torch.nan
+    layer = replace(batch.layer, value_size=32)
+    for asked in (batch, batch.invariant()):
+        output = kernels[paged_attention](asked.query, asked.key_cache, asked.value_cache, asked.metadata, layer)
+        torch.testing.assert_close(output.double().cpu(), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_a_row_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device) -> None:
     batch = paged_batch([(1, 270), (30, 10), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device).invariant()
     together = kernels[paged_attention](batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)

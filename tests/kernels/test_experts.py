@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pyllm_kernels.graph import Graph
 from pyllm_kernels.matrix_rows import MatrixRows
-from pyllm_kernels.ops.activation import activation, sigmoid
+from pyllm_kernels.ops.activation import LimitedSwiglu, activation, sigmoid
 from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertGroups, ExpertMatrices, Router, experts
 from pyllm_kernels.ops.packed_linear import PackedLinear, pack_linear, pack_rows, packed_linear
 from pyllm_kernels.registry import select
@@ -161,6 +161,22 @@ def test_biases_and_a_clamped_gate_are_those_of_the_definition(dtype: str) -> No
         np.testing.assert_allclose(widened(out), expected, atol=tolerance, rtol=tolerance)
         alone = kernels[experts](x[7:8], logits[7:8], router, ClampedSwiglu(0.9, 1.702), matrices)
         assert kernels is not CPU or np.array_equal(alone[0], out[7])
+
+
+def test_a_limited_activation_is_that_of_the_definition() -> None:
+    x, logits = inputs(13)
+    gate, up, down = (weight.astype(np.float64) for weight in weights())
+    chosen = np.argmax(logits, -1)
+    expected = np.zeros(x.shape)
+    for token, expert in enumerate(chosen.tolist()):
+        gates = gate[expert] @ x[token]
+        inner = np.minimum(gates * sigmoid(gates), 0.4) * np.clip(up[expert] @ x[token], -0.4, 0.4)
+        expected[token] = down[expert] @ inner
+    router = Router(EXPERTS, 1, True, 0, EXPERTS)
+    for kernels in (CPU, select("reference", "cpu")):
+        matrices = ExpertMatrices(*(kernels[pack_linear](joined(weight)) for weight in weights()))
+        out = kernels[experts](x, logits, router, LimitedSwiglu(0.4), matrices)
+        np.testing.assert_allclose(out, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_experts_without_a_gate_are_those_of_the_reference() -> None:

@@ -12,6 +12,7 @@ from pyllm_kernels import (
     ClampedSwiglu,
     ExpertMatrices,
     Kernels,
+    LimitedSwiglu,
     MatrixRows,
     PackedLinear,
     Router,
@@ -179,6 +180,13 @@ def test_biases_and_a_clamped_gate(
     output = triton[experts](x, logits, router, CLAMPED, matrices)
     expected = reference(x, logits, router, CLAMPED, matrices)
     check(output, expected, max(TOLERANCE[dtype], 0.02 * (kind == "int8")))
+
+
+def test_a_limited_activation(triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(45, torch.float32, device)
+    matrices, router = matrices_of(triton, ("float",) * 3, torch.float32, device), Router(EXPERTS, 2, True, 0, EXPERTS)
+    output = triton[experts](x, logits, router, LimitedSwiglu(0.4), matrices)
+    check(output, reference(x, logits, router, LimitedSwiglu(0.4), matrices), TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("activation", ["silu", CLAMPED], ids=["silu", "clamped"])

@@ -226,3 +226,18 @@ def test_blocks_of_the_cache_may_be_apart(kernels: Kernels, device: torch.device
             assert torch.equal(cache[cell // 16, 2, cell % 16], numbers[token])
         assert (cache[:, :2] == SENTINEL).all()
         assert int((cache[:, 2] != SENTINEL).flatten(2).any(2).sum()) == 3
+
+
+@pytest.mark.parametrize("rotary_size", [24, 48])
+def test_a_value_may_be_narrower_than_its_place(kernels: Kernels, rotary_size: int, device: torch.device) -> None:
+    query, key, value = torch.randn(4, 4, 48), torch.randn(4, 2, 48), torch.randn(4, 2, 32)
+    query, key, value = (part.to(device) for part in (query, key, value))
+    positions, cells = torch.tensor([[3, 4, 5, 6], [15, -1, 40, 16]], dtype=torch.int32, device=device)
+    key_cache, value_cache = torch.full((2, NUM_BLOCKS, 16, 2, 48), SENTINEL, device=device)
+    table = cos_sin_table(rotary_size).to(device)
+    kernels[rope_and_kv_write](query, key, value, positions, table, cells, key_cache, value_cache)
+    for token, cell in ((0, 15), (2, 40), (3, 16)):
+        assert torch.equal(value_cache[cell // 16, cell % 16, :, :32], value[token])
+        assert torch.equal(key_cache[cell // 16, cell % 16], key[token])
+    assert (value_cache[..., 32:] == SENTINEL).all()
+    assert int((value_cache != SENTINEL).sum()) == 3 * 2 * 32

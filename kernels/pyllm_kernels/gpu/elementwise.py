@@ -10,12 +10,12 @@ from torch import Tensor, cat
 
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.launcher import Constant, Launcher
-from pyllm_kernels.ops.activation import Xielu
+from pyllm_kernels.ops.activation import LimitedSwiglu, Xielu
 
 _BLOCK = 1024
 
 
-def activation(x: Tensor, kind: str | Xielu, gated: bool = True, up: Tensor | None = None) -> Tensor:
+def activation(x: Tensor, kind: str | Xielu | LimitedSwiglu, gated: bool = True, up: Tensor | None = None) -> Tensor:
     x = x if up is None else cat((x, up), -1)
     tokens, width = x.shape
     size = width // 2 if gated else width
@@ -23,6 +23,8 @@ def activation(x: Tensor, kind: str | Xielu, gated: bool = True, up: Tensor | No
     name, learned = kind, (0.0,) * 4
     if isinstance(kind, Xielu):
         name, learned = "xielu", (kind.positive, kind.negative, kind.beta, kind.epsilon)
+    elif isinstance(kind, LimitedSwiglu):
+        name, learned = "limited", (kind.limit, 0.0, 0.0, 0.0)
     launch = _activation_launcher(name, gated, size)
     launch((tokens, ceil_div(size, _BLOCK), 1), (x, output), (x.stride(0), *learned))
     return output
@@ -160,17 +162,28 @@ def _activation_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     gate = tl.load(x_ptr + token * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
-    output = _xielu(gate, positive, negative, beta, epsilon) if KIND == "xielu" else activate(gate, KIND)
+    up = 1.0
     if GATED:
-        output *= tl.load(x_ptr + token * x_stride + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(x_ptr + token * x_stride + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    if KIND == "xielu":
+        output = _xielu(gate, positive, negative, beta, epsilon) * up
+    elif KIND == "limited":
+        output = _limited(gate, up, positive)
+    else:
+        output = activate(gate, KIND) * up
     tl.store(output_ptr + token * SIZE + columns, output.to(output_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def activate_gated(gate, up, KIND: tl.constexpr, CLAMP: tl.constexpr = None):
-    """The gated activation in float32. CLAMP, the limit and alpha of a `ClampedSwiglu`, replaces KIND."""
+    """The gated activation in float32.
+
+    CLAMP is the limit and alpha of a `ClampedSwiglu`, without a KIND, or the limit of a `LimitedSwiglu`, and 0.
+    """
     if CLAMP is None:
         output = activate(gate, KIND) * up
+    elif KIND is not None:
+        output = _limited(gate, up, CLAMP[0])
     else:
         LIMIT: tl.constexpr = CLAMP[0]
         ALPHA: tl.constexpr = CLAMP[1]
@@ -178,6 +191,13 @@ def activate_gated(gate, up, KIND: tl.constexpr, CLAMP: tl.constexpr = None):
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
         output = (up + 1) * gate * tl.sigmoid(ALPHA * gate)
     return output
+
+
+@triton.jit
+def _limited(gate, up, limit):
+    gate = activate(gate, "silu")
+    gate = tl.where(gate > limit, limit, gate)  # so that a NaN stays a NaN
+    return gate * tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
 
 
 @triton.jit

@@ -34,8 +34,8 @@ from pyllm_kernels.gpu.linears.linear_w8a8 import has_integer_dot, quantise_rows
 from pyllm_kernels.gpu.linears.linear_w8a16 import w8a16_block_k, w8a16_sums
 from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES
-from pyllm_kernels.ops.activation import ACTIVATIONS
-from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertMatrices, Router
+from pyllm_kernels.ops.activation import ACTIVATIONS, LimitedSwiglu
+from pyllm_kernels.ops.experts import ClampedSwiglu, ExpertActivation, ExpertMatrices, Router
 from pyllm_kernels.ops.packed_linear import PackedLinear
 from pyllm_kernels.quantised_shapes import check_w8a8, fp8_scale_block, w4a16_group_size, w8a16_group_size
 from pyllm_kernels.tensors import dtype_name
@@ -52,7 +52,7 @@ def experts(
     x: Tensor,
     logits: Tensor,
     router: Router,
-    kind: str | ClampedSwiglu,
+    kind: ExpertActivation,
     matrices: ExpertMatrices,
     *,
     batch_invariant: bool = False,
@@ -105,7 +105,7 @@ class _Gate(NamedTuple):
     """The gate of a product: its matrix, the activation, the biases of both, and factors of the pairs' inputs."""
 
     matrix: PackedLinear
-    kind: str | ClampedSwiglu  # the activation
+    kind: ExpertActivation  # the activation
     bias: Tensor | None
     product_bias: Tensor | None
     factors: Tensor | None
@@ -120,7 +120,7 @@ class _Layout(NamedTuple):
     scales_a_row: int = 0
 
 
-def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> None:
+def _check(x: Tensor, logits: Tensor, router: Router, kind: ExpertActivation, matrices: ExpertMatrices) -> None:
     """Raise a `ValueError` if the arguments do not fit each other."""
     num_experts, active, first, count = router.num_experts, router.active, router.first, router.count
     if not 0 < active <= num_experts or count < 1 or first < 0 or first + count > num_experts:
@@ -213,7 +213,7 @@ def _grouped_product(
     count: int,
     step: _Step,
     gate: _Gate | None = None,
-    kind: str | ClampedSwiglu | None = None,
+    kind: ExpertActivation | None = None,
 ) -> Tensor:
     """Each pair's row of x times the matrix of its expert, [pairs, out_features]; x has a row for each token or pair.
 
@@ -226,7 +226,7 @@ def _grouped_product(
     matrices = [packed] if gate is None else [packed, gate.matrix]
     is_quantised = any(matrix.format == "int8" for matrix in matrices)
     kind = kind if gate is None else gate.kind
-    clamp = (kind.limit, kind.alpha) if isinstance(kind, ClampedSwiglu) else None
+    name, clamp = _activation_of(kind)
     _grouped_kernel[(num_blocks * ceil_div(out_features, tile.block_n),)](
         (x, *(quantise_rows(x) if is_quantised else (None, None))),
         _elements(packed),
@@ -243,12 +243,23 @@ def _grouped_product(
         OUT_FEATURES=out_features,
         LAYOUT=tuple(_layout(x, packed, step.card)),
         GATE_LAYOUT=None if gate is None else tuple(_layout(x, gate.matrix, step.card)),
-        KIND=kind if clamp is None else None,
+        KIND=name,
         CLAMP=clamp,
         INTEGER_DOT=has_integer_dot(step.card),
         **{name: value for name, value in options_of(tile).items() if name != "BLOCK_K"},
     )
     return output
+
+
+def _activation_of(kind: ExpertActivation | None) -> tuple[str | None, tuple[float, float] | None]:
+    """KIND and CLAMP of `activate_gated`."""
+    match kind:
+        case ClampedSwiglu():
+            return None, (kind.limit, kind.alpha)
+        case LimitedSwiglu():
+            return "silu", (kind.limit, 0.0)
+        case _:
+            return kind, None
 
 
 def _elements(packed: PackedLinear) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -42,6 +42,7 @@ def rope_and_kv_write(
         heads,
         kv_heads,
         head_dim,
+        value.shape[2],
         cos_sin.shape[1],
         block_size,
         block_stride // token_stride,
@@ -86,6 +87,7 @@ def _launcher(
     heads: int,
     kv_heads: int,
     head_dim: int,
+    value_dim: int,
     rotary_size: int,
     block_size: int,
     block_cells: int,
@@ -104,6 +106,7 @@ def _launcher(
         "FLOAT8": float8,
         "ONE_CACHE": one_cache,
         "KV_HEADS": kv_heads,
+        "VALUE_DIM": value_dim,
         "BLOCK_SIZE": block_size,
         "BLOCK_CELLS": block_cells,
         "BLOCK_KV_HEADS": next_power_of_2(kv_heads),
@@ -163,6 +166,7 @@ def _rope_and_kv_write_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     HALF: tl.constexpr,
     REST: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -242,10 +246,16 @@ def _rope_and_kv_write_kernel(
         if REST > 0:
             _store(key_ptrs + last, rest, key_factor, rest_mask, FLOAT8)
         if not ONE_CACHE:
-            value_ptrs = value_ptr + token * value_stride + kv_heads[:, None] * HEAD_DIM
+            value_ptrs = value_ptr + token * value_stride + kv_heads[:, None] * VALUE_DIM
             cached_ptrs = value_cache_ptr + cell
-            _store(cached_ptrs + here, tl.load(value_ptrs + here, mask=mask, other=0.0), value_factor, mask, FLOAT8)
-            _store(cached_ptrs + there, tl.load(value_ptrs + there, mask=mask, other=0.0), value_factor, mask, FLOAT8)
+            first_mask, second_mask = mask, mask
+            if VALUE_DIM < HEAD_DIM:
+                first_mask, second_mask = mask & (here < VALUE_DIM), mask & (there < VALUE_DIM)
+                rest_mask = rest_mask & (last < VALUE_DIM)
+            values = tl.load(value_ptrs + here, mask=first_mask, other=0.0)
+            _store(cached_ptrs + here, values, value_factor, first_mask, FLOAT8)
+            values = tl.load(value_ptrs + there, mask=second_mask, other=0.0)
+            _store(cached_ptrs + there, values, value_factor, second_mask, FLOAT8)
             if REST > 0:
                 values = tl.load(value_ptrs + last, mask=rest_mask, other=0.0)
                 _store(cached_ptrs + last, values, value_factor, rest_mask, FLOAT8)

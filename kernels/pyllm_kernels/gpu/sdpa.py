@@ -23,7 +23,7 @@ def paged_attention(
         keys = _gather(key_cache, metadata.block_tables[slot], first, lengths[row])
         values = _gather(value_cache, metadata.block_tables[slot], first, lengths[row])
         output[tokens] = _attend(query[tokens].float(), keys.float(), values.float(), layer)
-    return output
+    return output[..., : layer.value_size].contiguous()
 
 
 def _gather(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:

@@ -26,6 +26,13 @@ class Xielu:
     epsilon: float
 
 
+@dataclass(frozen=True, slots=True)
+class LimitedSwiglu:
+    """`silu(gate) * up`, the first factor at most `limit`, and the second from `-limit` to `limit` (Step 3.5)."""
+
+    limit: float
+
+
 def sigmoid(numbers: Floats) -> Floats:
     """`1 / (1 + exp(-x))`, without overflow."""
     exponentials = np.exp(-np.abs(numbers))
@@ -74,23 +81,31 @@ def _xielu(numbers: Floats, kind: Xielu) -> Floats:
     return activated
 
 
-def _activation(x: Array, kind: str | Xielu, gated: bool = True, up: Array | None = None) -> Array:
-    def activated(numbers: Floats) -> Floats:
+def limited_swiglu(gate: Floats, up: Floats, limit: float) -> Floats:
+    """`LimitedSwiglu` in numpy."""
+    return np.minimum(_silu(gate), np.float32(limit)) * np.clip(up, -limit, limit)
+
+
+def _activation(x: Array, kind: str | Xielu | LimitedSwiglu, gated: bool = True, up: Array | None = None) -> Array:
+    def activated(numbers: Floats, kind: str | Xielu) -> Floats:
         return _xielu(numbers, kind) if isinstance(kind, Xielu) else ACTIVATIONS[kind](numbers)
 
     if not gated:
-        return rounded(activated(widened(x)), x)
+        assert not isinstance(kind, LimitedSwiglu), "it has a gate"
+        return rounded(activated(widened(x), kind), x)
     gate, factors = np.split(widened(x), 2, axis=-1) if up is None else (widened(x), widened(up))
-    return rounded(activated(gate) * factors, x)
+    if isinstance(kind, LimitedSwiglu):
+        return rounded(limited_swiglu(gate, factors, kind.limit), x)
+    return rounded(activated(gate, kind) * factors, x)
 
 
 @op(reference=_activation, triton="pyllm_kernels.gpu.elementwise")
-def activation(x: Tensor, kind: str | Xielu, gated: bool = True, up: Tensor | None = None) -> Tensor:
+def activation(x: Tensor, kind: str | Xielu | LimitedSwiglu, gated: bool = True, up: Tensor | None = None) -> Tensor:
     """`act(gate) * up` in float32 (arXiv 2002.05202); x [tokens, 2n] is the gate, then up -> [tokens, n] of x's dtype.
 
     The kind is "silu", "gelu" (by the error function), "gelu_tanh" (arXiv 1606.08415), "relu", "relu2" (its square,
-    arXiv 2109.08668) or an `Xielu`. Not gated: `act(x)`, [tokens, n] -> [tokens, n]. With `up` [tokens, n], tokens any
-    stride, x [tokens, n] is the gate alone.
+    arXiv 2109.08668), an `Xielu` or a `LimitedSwiglu`, which is always gated. Not gated: `act(x)`, [tokens, n] ->
+    [tokens, n]. With `up` [tokens, n], tokens any stride, x [tokens, n] is the gate alone.
     """
     tokens, width = x.shape
     out = graph.empty((tokens, width // 2 if gated and up is None else width), x)

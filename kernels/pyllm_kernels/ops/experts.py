@@ -6,7 +6,7 @@ import numpy as np
 
 from pyllm_kernels import _cpu, graph
 from pyllm_kernels.op import op
-from pyllm_kernels.ops.activation import ACTIVATIONS, sigmoid
+from pyllm_kernels.ops.activation import ACTIVATIONS, LimitedSwiglu, limited_swiglu, sigmoid
 from pyllm_kernels.ops.packed_linear import PackedLinear, packed_linear
 from pyllm_kernels.tensors import Array, Floats, Tensor, rounded, softmax, widened
 
@@ -62,6 +62,9 @@ class ClampedSwiglu:
     alpha: float
 
 
+ExpertActivation = str | ClampedSwiglu | LimitedSwiglu
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
     """The matrices of this rank's experts, each kind packed as one matrix with the experts stacked by rows.
@@ -79,7 +82,7 @@ class ExpertMatrices:
     down_bias: Tensor | None = None
 
 
-def _experts(x: Array, logits: Array, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> Array:
+def _experts(x: Array, logits: Array, router: Router, kind: ExpertActivation, matrices: ExpertMatrices) -> Array:
     chosen, weights = _choose(widened(logits), router)
     total = np.zeros(x.shape, np.float32)
     for index in range(router.count):
@@ -101,7 +104,7 @@ def _experts(x: Array, logits: Array, router: Router, kind: str | ClampedSwiglu,
 
 
 @op(reference=_experts, triton="pyllm_kernels.gpu.grouped_experts")
-def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> Tensor:
+def experts(x: Tensor, logits: Tensor, router: Router, kind: ExpertActivation, matrices: ExpertMatrices) -> Tensor:
     """Mixture of experts (arXiv 1701.06538): the sum of `weight * expert(x)` over the experts chosen for each token.
 
     x [tokens, hidden] and the router's logits [tokens, experts], of x's dtype or float32 -> [tokens, hidden]. An expert
@@ -177,8 +180,10 @@ def _outputs(x: Array, packed: PackedLinear, bias: Array | None, index: int, rou
     return product if bias is None else product + widened(bias[index])
 
 
-def _combine(gate: Floats, up: Floats, kind: str | ClampedSwiglu) -> Floats:
-    if not isinstance(kind, ClampedSwiglu):
+def _combine(gate: Floats, up: Floats, kind: ExpertActivation) -> Floats:
+    if isinstance(kind, str):
         return ACTIVATIONS[kind](gate) * up
+    if isinstance(kind, LimitedSwiglu):
+        return limited_swiglu(gate, up, kind.limit)
     gate, up = np.minimum(gate, np.float32(kind.limit)), np.clip(up, -kind.limit, kind.limit)
     return (up + 1) * gate * sigmoid(np.float32(kind.alpha) * gate)

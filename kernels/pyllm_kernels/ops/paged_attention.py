@@ -41,7 +41,7 @@ def _paged_attention(
         table = metadata.block_tables[slot]
         keys, values = (_gather(cache, table, first, length) for cache in (key_cache, value_cache))
         output[tokens] = _attend(widened(query[tokens]), keys, values, layer)
-    return output
+    return output[..., : layer.value_size]
 
 
 @op(reference=_paged_attention, triton="pyllm_kernels.gpu.paged_attention.attention")
@@ -51,7 +51,8 @@ def paged_attention(
     """Attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
 
     query [tokens, heads, head_dim] (tokens any stride); key_cache, value_cache
-    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, or fp8 (e4m3) -> [tokens, heads, head_dim]. Blocks
+    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, or fp8 (e4m3) -> [tokens, heads, head_dim], or of
+    `layer.value_size`. Blocks
     may be apart, by a multiple of a token's features. A CPU takes any mix of float32, bfloat16 and float16, but no fp8.
 
     Token j of a row of Q queries and L cached tokens is at position L - Q + j, attends to the positions up to its own,
@@ -60,7 +61,7 @@ def paged_attention(
     float32. Block-table entries before every window of a row are not read. A row's result does not depend on other
     rows; only on a GPU without `batch_invariant` in the metadata, the grouping of its positions in the sums does.
     """
-    out = graph.empty(query.shape, query)
+    out = graph.empty((*query.shape[:2], layer.value_size or query.shape[2]), query)
     _cpu.ops.paged_attention(query, key_cache, value_cache, metadata, layer, out)
     return out
 

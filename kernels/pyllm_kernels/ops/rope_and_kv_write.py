@@ -56,7 +56,8 @@ def rope_and_kv_write(
     The two halves of a head's first rotary_size dimensions form its pairs, as in Llama and GPT-NeoX:
     `first * cos - second * sin` and `second * cos + first * sin`, in float32. The other dimensions stay.
 
-    - query [tokens, heads, head_dim]; key, value [tokens, kv_heads, head_dim]: heads contiguous, tokens any stride.
+    - query [tokens, heads, head_dim]; key, value [tokens, kv_heads, head_dim]: heads contiguous, tokens any stride. A
+      value may be narrower: it has the first numbers of its place in the cache, and the others stay.
     - positions int32 [tokens]; cos_sin float32 [max_position, rotary_size]: first the cosines, then the sines;
       an even rotary_size up to head_dim, 0 for a layer without positions.
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
@@ -100,4 +101,4 @@ def _rotate(heads: Array, cos: Floats, sin: Floats, factors: Floats | None) -> N
 def _write(cache: Array, cells: Array, numbers: Floats) -> None:
     if dtype_name(cache.dtype) == "float8_e4m3fn":
         numbers = np.clip(numbers, -_LARGEST_FP8, _LARGEST_FP8)
-    cache[np.divmod(cells, cache.shape[1])] = numbers.astype(cache.dtype)
+    cache[(*np.divmod(cells, cache.shape[1]), slice(None), slice(numbers.shape[-1]))] = numbers.astype(cache.dtype)

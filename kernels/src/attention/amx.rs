@@ -27,7 +27,8 @@ use softmax::{Panel, Seen, Weigh};
 pub(super) fn takes(op: &PagedAttention) -> bool {
     let elements = [op.query.dtype, op.out.dtype, op.cache.dtype];
     let is_plain = op.window == NO_WINDOW && op.soft_cap.is_none() && op.slopes.is_none();
-    is_plain && elements == [DType::Bfloat16; 3] && op.cache.head_dim.is_multiple_of(DEPTH)
+    let are_whole = [op.cache.head_dim, op.value_dim].iter().all(|size| size.is_multiple_of(DEPTH));
+    is_plain && elements == [DType::Bfloat16; 3] && are_whole
 }
 
 /// Cost of turning a panel's scores into weights, in units of computing the scores of a head.
@@ -144,7 +145,7 @@ impl<'a> TileBackend<'a> for Amx<'a> {
     }
 
     unsafe fn finish(&self, total: *mut f32) {
-        let (PagedAttention { out, cache, .. }, group) = (self.call.op, self.call.op.group());
+        let (PagedAttention { out, value_dim, cache, .. }, group) = (self.call.op, self.call.op.group());
         let state = self.state(total);
         for pair in 0..self.work.pairs(group) {
             let ((token, head), row) = (self.work.token_and_head(pair, group), self.panels.row(pair));
@@ -156,7 +157,7 @@ impl<'a> TileBackend<'a> for Amx<'a> {
                     None => (1.0, weights), // times 1, a number stays the same
                     Some(sink) => softmax::with_sink(*state.greatest.add(row), weights, sink),
                 };
-                products::finish(sums, factor, weights, cache.head_dim, to.add(head * cache.head_dim));
+                products::finish(sums, factor, weights, *value_dim, to.add(head * value_dim));
             }
         }
     }

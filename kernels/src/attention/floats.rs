@@ -123,7 +123,7 @@ impl<'a> TileBackend<'a> for Floats<'a> {
     }
 
     unsafe fn finish(&self, total: *mut f32) {
-        let PagedAttention { out, cache: KvLayer { head_dim, .. }, .. } = *self.call.op;
+        let PagedAttention { out, value_dim, .. } = *self.call.op;
         let state = self.state(total);
         let group = self.call.op.group();
         for pair in 0..self.work.pairs(group) {
@@ -132,8 +132,8 @@ impl<'a> TileBackend<'a> for Floats<'a> {
             unsafe {
                 let sink = self.call.op.sink(head);
                 for_dtype!(out.dtype, Q => {
-                    let to = out.row::<Q>(token).add(head * head_dim);
-                    vector::run(self.call.isa, &Finish { state, sink, to, head_dim }, pair);
+                    let to = out.row::<Q>(token).add(head * value_dim);
+                    vector::run(self.call.isa, &Finish { state, sink, to, value_dim }, pair);
                 });
             }
         }

@@ -93,6 +93,18 @@ impl Case {
 
     /// Attention of some positions of every row, in a call for all rows: row by row, [tokens, heads, `head_dim`].
     fn attend(&self, memory: &Memory, ranges: &[Range<usize>], isa: Isa, num_threads: usize) -> Vec<f32> {
+        self.attend_to_first(self.heads.2, memory, ranges, isa, num_threads)
+    }
+
+    /// The same, of the first numbers of each value.
+    fn attend_to_first(
+        &self,
+        value_dim: usize,
+        memory: &Memory,
+        ranges: &[Range<usize>],
+        isa: Isa,
+        num_threads: usize,
+    ) -> Vec<f32> {
         let (kv_heads, group, head_dim) = self.heads;
         let width = kv_heads * group * head_dim;
         let rows: Vec<usize> = (0..self.lengths.len()).filter(|&row| !ranges[row].is_empty()).collect();
@@ -107,9 +119,9 @@ impl Case {
         let lengths: Vec<i32> = rows.iter().map(|&row| ranges[row].end as i32).collect();
         let tokens = query.len() / width;
         let query = dtype::elements(self.elements.query, &query);
-        let mut out = vec![0xff; query.len()];
+        let mut out = vec![0xff; query.len() / head_dim * value_dim];
         let (sinks, slopes) = (self.sinks(), self.slopes());
-        let rows_at = |address| Matrix { dtype: self.elements.query, address, stride: width };
+        let rows_at = |address, stride| Matrix { dtype: self.elements.query, address, stride };
         let op = PagedAttention {
             tokens,
             heads: kv_heads * group,
@@ -119,8 +131,9 @@ impl Case {
             soft_cap: self.soft_cap,
             sinks: self.has_sinks.then(|| sinks.as_ptr().expose_provenance()),
             slopes: self.has_slopes.then(|| slopes.as_ptr().expose_provenance()),
-            query: rows_at(query.as_ptr().expose_provenance()),
-            out: rows_at(out.as_mut_ptr().expose_provenance()),
+            query: rows_at(query.as_ptr().expose_provenance(), width),
+            out: rows_at(out.as_mut_ptr().expose_provenance(), kv_heads * group * value_dim),
+            value_dim,
             cache: KvLayer {
                 dtype: self.elements.cache,
                 key_address: memory.cache[0].as_ptr().expose_provenance(),
@@ -250,6 +263,21 @@ proptest! {
         for isa in Isa::available() {
             for (out, expected) in case.attend(&memory, &case.whole(), isa, 1).into_iter().zip(&expected) {
                 prop_assert!((f64::from(out) - expected).abs() < tolerance, "{isa:?}: {out} is not {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn narrower_values_are_the_first_numbers(case in cases(90), share in 0.0..1.0_f64) {
+        let (memory, head_dim) = (case.memory(false), case.heads.2);
+        for value_dim in [head_dim.div_ceil(2), 1 + (share * head_dim as f64) as usize] {
+            for isa in Isa::available() {
+                // AMX computes whole tiles alone.
+                let isa = if value_dim.is_multiple_of(32) { isa } else { isa.min(Isa::Avx512Bf16) };
+                let whole = case.attend(&memory, &case.whole(), isa, 1);
+                let narrow = case.attend_to_first(value_dim, &memory, &case.whole(), isa, 1);
+                let first: Vec<f32> = whole.chunks(head_dim).flat_map(|head| head[..value_dim].to_vec()).collect();
+                prop_assert_eq!(narrow, first, "{:?}", isa);
             }
         }
     }

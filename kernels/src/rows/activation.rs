@@ -1,6 +1,6 @@
 //! Activations, with or without a gate: the sigmoid linear unit, and the Gaussian error one (arXiv 1606.08415), in the
-//! gated form of arXiv 2002.05202; gpt-oss's, whose gate and factor are clamped; the rectifier and its square; and xIELU
-//! (arXiv 2411.13010).
+//! gated form of arXiv 2002.05202, and with limits; gpt-oss's, whose gate and factor are clamped; the rectifier and its
+//! square; and xIELU (arXiv 2411.13010).
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -39,6 +39,10 @@ pub(crate) enum Kind {
         limit: f32,
         alpha: f32,
     },
+    /// `gate * sigmoid(gate)` up to the limit, times up between the limits; always gated.
+    LimitedSwiglu {
+        limit: f32,
+    },
 }
 
 /// `out = kind(x) * up`, or without up `out = kind(x)`.
@@ -53,7 +57,7 @@ pub(crate) struct Activation {
     pub(crate) out: Matrix,
 }
 
-/// A name; or a `ClampedSwiglu` or an `Xielu` of Python.
+/// A name; or a `ClampedSwiglu`, an `Xielu` or a `LimitedSwiglu` of Python.
 impl<'py> FromPyObject<'_, 'py> for Kind {
     type Error = PyErr;
 
@@ -64,6 +68,7 @@ impl<'py> FromPyObject<'_, 'py> for Kind {
                 Parameters::Xielu { positive, negative, beta, epsilon } => {
                     Self::Xielu { positive, negative, beta, epsilon }
                 }
+                Parameters::Limited { limit } => Self::LimitedSwiglu { limit },
             });
         };
         match &*name {
@@ -79,11 +84,12 @@ impl<'py> FromPyObject<'_, 'py> for Kind {
     }
 }
 
-/// The parameters of an activation, as Python has them.
+/// The parameters of an activation, as Python has them; the first that an object has.
 #[derive(FromPyObject)]
 enum Parameters {
     Gate { limit: f32, alpha: f32 },
     Xielu { positive: f32, negative: f32, beta: f32, epsilon: f32 },
+    Limited { limit: f32 },
 }
 
 /// `kind(gate) * up` in `out`, x being the gate, and each of its rows then up, unless that is given; not gated, `kind(x)`.
@@ -97,8 +103,8 @@ pub(crate) fn activation(
     out: Array,
 ) -> PyResult<()> {
     let [tokens, wide] = x.dimensions("x")?;
-    if up.is_some() && !gated {
-        return Err(PyValueError::new_err("up is given: it needs gated=True"));
+    if (up.is_some() || kind.is_gated()) && !gated {
+        return Err(PyValueError::new_err("up or a clamped gate is given: it needs gated=True"));
     }
     let is_beside = gated && up.is_none();
     if is_beside && !wide.is_multiple_of(2) {
@@ -208,6 +214,11 @@ impl<X: Storage> Activate<'_, X> {
 }
 
 impl Kind {
+    /// Whether it takes a gate and what to multiply it with.
+    pub(crate) fn is_gated(self) -> bool {
+        matches!(self, Self::ClampedSwiglu { .. } | Self::LimitedSwiglu { .. })
+    }
+
     /// A function rather than a closure: a closure that is not inlined is compiled without the vector's instructions.
     #[inline(always)]
     fn of<V: Vector>(self, gate: V, up: V) -> V {
@@ -222,6 +233,7 @@ impl Kind {
             }
             Self::Xielu { positive, negative, beta, epsilon } => xielu(gate, positive, negative, beta, epsilon).mul(up),
             Self::ClampedSwiglu { limit, alpha } => clamped_swiglu(gate, up, limit, alpha),
+            Self::LimitedSwiglu { limit } => limited_swiglu(gate, up, limit),
         }
     }
 }
@@ -270,6 +282,13 @@ fn clamped_swiglu<V: Vector>(gate: V, up: V, limit: f32, alpha: f32) -> V {
     gate.div(zero.sub(gate.mul(alpha)).exp().add(one)).mul(up.add(one))
 }
 
+#[inline(always)]
+fn limited_swiglu<V: Vector>(gate: V, up: V, limit: f32) -> V {
+    // SAFETY: the gate exists.
+    let (least, most) = unsafe { (V::splat(-limit), V::splat(limit)) };
+    most.min(gate.silu()).mul(least.max(most.min(up))) // in this order, NaN stays NaN
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -284,6 +303,10 @@ mod tests {
                 let (limit, alpha) = (f64::from(limit), f64::from(alpha));
                 let gate = x.min(limit);
                 return (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp());
+            }
+            Kind::LimitedSwiglu { limit } => {
+                let limit = f64::from(limit);
+                return (x / (1.0 + (-x).exp())).min(limit) * up.clamp(-limit, limit);
             }
             Kind::Silu => x / (1.0 + (-x).exp()),
             Kind::Gelu => x * 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
@@ -324,8 +347,9 @@ mod tests {
             let numbers: Vec<f32> = x.iter().map(|pair| pair.0).chain(x.iter().map(|pair| pair.1)).collect();
             let clamped = Kind::ClampedSwiglu { limit: 1.5, alpha: 1.702 };
             let xielu = Kind::Xielu { positive: 0.8, negative: 1.3, beta: 0.5, epsilon: -1e-6 };
-            for kind in [Kind::Silu, Kind::Gelu, Kind::GeluTanh, Kind::Relu, Kind::Relu2, xielu, clamped] {
-                let gated = gated || kind == clamped;
+            let limited = Kind::LimitedSwiglu { limit: 1.5 };
+            for kind in [Kind::Silu, Kind::Gelu, Kind::GeluTanh, Kind::Relu, Kind::Relu2, xielu, clamped, limited] {
+                let gated = gated || kind.is_gated();
                 let mut fused = Vec::new();
                 for isa in Isa::available() {
                     let mut out = vec![f32::NAN; width];

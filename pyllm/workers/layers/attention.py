@@ -39,6 +39,7 @@ class PagedAttention:
             sinks=sinks,
             slopes=slopes,
             value_start=spec.value_start,
+            value_size=spec.value_size,
         )
         self._norm = norm
         self._scales = scales

@@ -7,10 +7,10 @@ results are added up.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pyllm_kernels import ClampedSwiglu, ExpertGroups, ExpertMatrices, PackedLinear, Router
+from pyllm_kernels import ClampedSwiglu, ExpertGroups, ExpertMatrices, LimitedSwiglu, PackedLinear, Router
 from pyllm_kernels.ops.activation import activation
 from pyllm_kernels.ops.elementwise import add, sigmoid_gate, widen
-from pyllm_kernels.ops.experts import experts
+from pyllm_kernels.ops.experts import ExpertActivation, experts
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.errors import ConfigError
@@ -28,7 +28,8 @@ class SharedExpert:
         self, spec: FeedForwardSpec, shared: SharedExpertSpec, hidden_size: int, placement: WeightPlacement
     ) -> None:
         self._kernels = placement.kernels
-        self._activation, self._gated = spec.activation, spec.gated
+        self._activation = spec.activation if shared.limit is None else LimitedSwiglu(shared.limit)
+        self._gated = spec.gated
         sizes = (shared.size, shared.size) if spec.gated else (shared.size,)
         self._up = ColumnParallelLinear(hidden_size, sizes, placement)
         self._down = RowParallelLinear(shared.size, hidden_size, placement)
@@ -92,8 +93,11 @@ class Experts:
         )
         shared = routing.shared
         self._shared = None if shared is None else SharedExpert(spec, shared, hidden_size, placement)
-        gate = spec.clamped_gate
-        self._activation = spec.activation if gate is None else ClampedSwiglu(gate.limit, gate.alpha)
+        self._activation: ExpertActivation = spec.activation
+        if (gate := spec.clamped_gate) is not None:
+            self._activation = ClampedSwiglu(gate.limit, gate.alpha)
+        elif spec.limit is not None:
+            self._activation = LimitedSwiglu(spec.limit)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.router.load(reader, f"{prefix}router")

@@ -53,7 +53,7 @@ def paged_attention(
         prefill_attention(query, key_cache, value_cache, metadata, layer, prefill, output)
     if tasks.shares is not None:
         decode_attention(query, key_cache, value_cache, metadata, layer, decode, output)
-    return output
+    return output[..., : layer.value_size].contiguous()
 
 
 @functools.cache

@@ -127,7 +127,7 @@ pub(super) struct Finish<X> {
     pub(super) state: State,
     pub(super) sink: Option<f32>,
     pub(super) to: *mut X,
-    pub(super) head_dim: usize,
+    pub(super) value_dim: usize,
 }
 
 // SAFETY: a thread makes these for itself.
@@ -485,9 +485,9 @@ impl<X: Storage> Kernel for Finish<X> {
                 weights = weights * factor.lowest() + V::splat(sink - greatest).exp().lowest();
             }
             let weights = V::splat(weights);
-            for at in (0..self.head_dim).step_by(LANES) {
+            for at in (0..self.value_dim).step_by(LANES) {
                 let sum = V::load(sums.add(pair * width + at)).mul(factor);
-                X::store_up_to(sum.div(weights), self.to.add(at), self.head_dim - at);
+                X::store_up_to(sum.div(weights), self.to.add(at), self.value_dim - at);
             }
         }
     }
