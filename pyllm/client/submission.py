@@ -9,6 +9,7 @@ import msgspec
 
 from pyllm.client.prompt_tokens import Prompt, known_tokens
 from pyllm.errors import Field, RequestError, RequestTooLargeError
+from pyllm.parameters.arguments import shown
 from pyllm.parameters.sampling_params import (
     LEAST_POSITIVE,
     MAX_EXTRA_ARGS_BYTES,
@@ -285,7 +286,7 @@ def _grammar(constraint: StructuredOutputsParams | None) -> str:
 
 def _check_logprobs(name: str, count: int, meaning: str, model: ModelInfo) -> None:
     if count > model.max_logprobs:
-        raise RequestError(f"{meaning} must be at most {model.max_logprobs} (--max-logprobs), got {count}", name)
+        raise RequestError(f"{meaning} must be at most {model.max_logprobs} (--max-logprobs), got {shown(count)}", name)
 
 
 def _logit_bias(bias: dict[int, float], model: ModelInfo) -> dict[int, float]:

@@ -114,7 +114,7 @@ class Metrics(Collector):
         if params is not None:
             num_samples, limit = params.n, params.max_tokens
             room = max(self._model.max_model_len - num_prompt_tokens, 0)
-            self.request_max_tokens.observe(room if limit is None else limit)
+            self.request_max_tokens.observe(room if limit is None else min(limit, room))
         self.request_num_samples.observe(num_samples)
         return RequestMetrics(self, num_prompt_tokens, num_samples)
 

@@ -231,7 +231,7 @@ class Generation(PromptBatch):
 def _check_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams, room: int, vocab_size: int) -> None:
     """Refuse more log-probabilities than an answer may have: writing them would stop other streams."""
     of_token, of_prompt = (
-        0 if count is None else 1 + (vocab_size if count < 0 else count)
+        0 if count is None else 1 + (vocab_size if count < 0 else min(count, vocab_size))
         for count in (params.logprobs, params.prompt_logprobs)
     )
     max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)

@@ -147,10 +147,11 @@ def test_a_request_without_a_limit_may_fill_the_context() -> None:
     metrics = Metrics("tiny", MODEL)
     for params in (SamplingParams(max_tokens=3), SamplingParams(max_tokens=None), None):
         metrics.request(MODEL.max_model_len - 20, params)
+    metrics.request(MODEL.max_model_len - 5, SamplingParams(max_tokens=10**400))
     metrics.request(MODEL.max_model_len + 1, SamplingParams(max_tokens=None))  # It is going to be refused.
     samples = exposed(metrics, {})
-    assert (samples["vllm:request_params_max_tokens_sum"], samples["vllm:request_params_max_tokens_count"]) == (23, 3)
-    assert samples["vllm:request_params_n_count"] == 4
+    assert (samples["vllm:request_params_max_tokens_sum"], samples["vllm:request_params_max_tokens_count"]) == (28, 4)
+    assert samples["vllm:request_params_n_count"] == 5
 
 
 def test_what_vllm_does_not_count_is_named_as_ours() -> None:
