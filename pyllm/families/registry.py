@@ -44,6 +44,7 @@ from pyllm.families import (
     llama,
     llama4,
     mamba,
+    mimo,
     minicpm3,
     minimax_01,
     minimax_m2,
@@ -65,6 +66,7 @@ from pyllm.families import (
     smollm3,
     stablelm,
     starcoder2,
+    step,
 )
 from pyllm.families.family import Family
 
@@ -146,6 +148,7 @@ FAMILIES = (
     mamba.FALCON_MAMBA,
     mamba.MAMBA2,
     starcoder2.FAMILY,
+    step.FAMILY,
     stablelm.FAMILY,
     falcon.FAMILY,
     falcon_h1.FAMILY,
@@ -169,6 +172,7 @@ FAMILIES = (
     ernie.ERNIE,
     ernie.ERNIE_MOE,
     minicpm3.FAMILY,
+    mimo.FAMILY,
     minimax_m2.FAMILY,
     minimax_01.FAMILY,
     hunyuan.HUNYUAN,

@@ -133,6 +133,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `output_norm`: a norm over the outputs of all heads together, before the last projection (BitNet).
     - `values_are_keys`: the value is the key before its norm and rotation; it needs a `value_norm`.
     - `value_size`: the numbers of a head's value and output, where they are fewer than those of its key (MiMo V2).
+    - `value_scale`: multiplies values.
     - `kv_source`: an earlier layer whose keys and values it reads, instead of its own (arXiv 2405.12981).
     - `latent`: keys and values are latents, one head of `LatentSpec.size` for all query heads. Its `bias` is that of
       the projections of the layer's input to vectors of a rank.
@@ -162,6 +163,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     output_norm: NormSpec | None = None
     values_are_keys: bool = False
     value_size: int | None = None
+    value_scale: float = 1.0
     kv_source: int | None = None
     latent: LatentSpec | None = None
 

@@ -101,6 +101,7 @@ def check_own_attention(config: EngineConfig, spec: ModelSpec) -> None:
     found = {
         "layers of latent attention": any(attention.latent is not None for attention in spec.attentions),
         "layers of unequal heads": len(heads) > 1,
+        "values narrower than keys": any(attention.value_size is not None for attention in spec.attentions),
         "tokens that attend to later ones": spec.is_bidirectional,
         "layers that share keys and values": any(attention.kv_source is not None for attention in spec.attentions),
     }

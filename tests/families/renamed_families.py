@@ -148,7 +148,35 @@ def _qwen3_vl(kind: str, stack: Callable[[Tensors, dict[str, Any]], Tensors] = l
     return Renaming({}, {"model.": "model.language_model."}, added, stack)
 
 
+def _without_images(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(("vision", "vit_"))}
+
+
+def _step_3_5(config: dict[str, Any]) -> dict[str, Any]:
+    """Step 3.5's own fields, which have a number for each layer."""
+    text = config["text_config"]
+    ropes = [text["rope_parameters"][kind] for kind in text["layer_types"]]
+    scaling = {name: value for name, value in ropes[0].items() if name not in {"rope_theta", "partial_rotary_factor"}}
+    left_out = ("rope_parameters", "mlp_layer_types", "num_sliding_attention_heads", "per_layer_config")
+    experts = [str(index) for index, kind in enumerate(text["mlp_layer_types"]) if kind == "sparse"]
+    return {name: value for name, value in text.items() if name not in left_out} | {
+        "architectures": ["Step3p5ForCausalLM"],
+        "model_type": "step3p5",
+        "num_attention_groups": text["num_key_value_heads"],
+        "attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2, "head_dim": 16},
+        "moe_layers_enum": ",".join(experts),
+        "moe_num_experts": text["n_routed_experts"],
+        "moe_top_k": text["num_experts_per_tok"],
+        "rope_theta": [rope["rope_theta"] for rope in ropes],
+        "partial_rotary_factors": [rope["partial_rotary_factor"] for rope in ropes],
+        "rope_scaling": scaling,
+        "yarn_only_types": ["full_attention"],
+        "norm_expert_weight": True,
+    }
+
+
 RENAMED = {
+    "step-3.5": Renaming({"text_config": "", "vision_config": ""}, {}, _step_3_5, _without_images),
     "qwen2.5-vl": Renaming(
         {"rope_parameters": ""},
         {},

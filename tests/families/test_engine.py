@@ -122,6 +122,8 @@ TWO_RANKS = [
         full("ling-3"),
         full("olmo-hybrid"),
         full("laguna"),
+        "mimo-v2",
+        full("step-3.5"),
     ),
     *(
         "gemma3n",

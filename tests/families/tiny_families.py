@@ -345,6 +345,40 @@ _LAGUNA = (
         },
     }
 )
+_MIMO = (
+    _EXPERTS
+    | _QWEN3_MOE
+    | {
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 24,
+        "n_routed_experts": 6,
+    }
+)
+_STEP = (
+    _HEAD
+    | _WINDOW
+    | _QWEN3_MOE
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "num_sliding_attention_heads": 8,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "share_expert_dim": 40,
+        "moe_router_scaling_factor": 1.5,
+        "swiglu_limits": [0.0, None, 0.3, 0.5],
+        "swiglu_limits_shared": [0.4, 0.0, 0.3, None],
+        "rope_parameters": {
+            "full_attention": _LLAMA3 | {"partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 1.0},
+        },
+    }
+)
+_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _ALPHAS = {f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")}
 
 # The name of the family's config class in transformers without "Config", and what differs from the sizes above.
@@ -415,6 +449,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
     "laguna": ("Laguna", _LAGUNA | {"num_experts": 6}),
+    "mimo-v2": ("MiMoV2Flash", _MIMO),
+    "mimo-v2-biases": (
+        "MiMoV2Flash",
+        _MIMO
+        | {"attention_bias": True, "mlp_layer_types": ["sparse", "dense"] * 2}
+        | {"attention_value_scale": None, "routed_scaling_factor": 1.5},
+    ),
+    "step-3.5": ("Step3p7", _STEP),
+    "step-3.7": ("Step3p7", _STEP | {"swiglu_limits_shared": None, "num_sliding_attention_heads": None}),
     "laguna-wide-gates": (
         "Laguna",
         _LAGUNA
@@ -781,11 +824,15 @@ LONG_CONTEXTS: dict[str, tuple[str, dict[str, Any]]] = {
 def oracle(name: str) -> PreTrainedModel:
     """The model in transformers, float32, with weights large enough that logits differ clearly."""
     kind, changes = copy.deepcopy((FAMILIES | LONG_CONTEXTS)[name])  # configurations write into their RoPE
-    config = getattr(transformers, f"{kind}Config")(**_SIZES | changes)
+    fields = _SIZES | changes
+    # The text model has no class of its own with a head.
+    whole = {"text_config": fields, "vision_config": _TOWER | {"image_size": 8, "patch_size": 4}}
+    is_whole = kind == "Step3p7"
+    config = getattr(transformers, f"{kind}Config")(**whole if is_whole else fields)
     generator = torch.Generator().manual_seed(len(name))
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some biases and sinks are random from the start
-        head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+        head = {"GPT2": "LMHeadModel", "Step3p7": "ForConditionalGeneration"}.get(kind, "ForCausalLM")
         model = getattr(transformers, f"{kind.removesuffix('Text')}{head}")(config).float()
         _CHANGED.get(name, lambda _: None)(model)
         model.eval()
@@ -808,7 +855,7 @@ def oracle(name: str) -> PreTrainedModel:
                 "per_expert_scale",
                 "output_scale",
             )
-            assert any(kind in parameter_name for kind in kinds)
+            assert "vision" in parameter_name or any(kind in parameter_name for kind in kinds)
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):

@@ -43,6 +43,7 @@ class PagedAttention:
         )
         self._norm = norm
         self._scales = scales
+        self._value_scale = scales.value * spec.value_scale
 
     def shared(self, query: Tensor, context: ForwardContext) -> Tensor:
         """Rotate the query in place, attend to the keys and values of another layer."""
@@ -77,8 +78,8 @@ class PagedAttention:
         output = context.kernels[paged_attention](query, keys, values, metadata, self._kernel)
         if selector is not None:
             selector.attention_finished(self._layer, output)
-        if self._scales.value != 1:
-            context.kernels[scale_and_cap](output.reshape(len(output), -1), self._scales.value)
+        if self._value_scale != 1:
+            context.kernels[scale_and_cap](output.reshape(len(output), -1), self._value_scale)
         for hook in context.hooks:
             output = hook.after_attention(self._layer, output, cached, context.attention[group])
         return output
