@@ -1,6 +1,8 @@
-"""DeepSeek V2 (arXiv 2405.04434), V3 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534), Youtu without experts, and
-Mistral Small 4, whose queries grow with their positions.
+"""DeepSeek V2 (arXiv 2405.04434), V3 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534), Youtu without experts,
+Mistral Small 4, whose queries grow with their positions, and DeepSeek MoE (arXiv 2401.06066), with Llama's attention.
 """
+
+from dataclasses import replace as replace_names
 
 from msgspec.structs import replace
 
@@ -24,9 +26,11 @@ from pyllm.families.latents import (
     complete_latent_attention,
     read_latent_attention,
 )
+from pyllm.families.llama import read as read_llama
 from pyllm.families.mistral import query_scaling
 from pyllm.families.rope import rope_parameters, with_rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec
+from pyllm.families.tensor_names import GGUF_NAMES
 
 _GLM_VOCABULARY = 154_880
 _LATENTS = {
@@ -59,6 +63,14 @@ def read_dense(config: Config) -> ModelSpec:
         attention=attention, feed_forward=read_feed_forward(config), attention_norm=norm, feed_forward_norm=norm
     )
     return read_model(config, [layer] * num_layers(config), (rope,))
+
+
+def read_moe(config: Config) -> ModelSpec:
+    """The model that a config.json of DeepSeek MoE describes, whose router has no groups and computes no float32."""
+    config = config.with_defaults(first_k_dense_replace=0, norm_topk_prob=False)
+    config.refuse_unless(scoring_func="softmax", moe_layer_freq=1)
+    dense = read_llama(config.without("num_local_experts"))
+    return with_deepseek_experts(config, dense, replace(read_deepseek_routing(config, "softmax"), float32=False))
 
 
 def _read_v2(config: Config) -> ModelSpec:
@@ -156,6 +168,15 @@ FAMILY = Family(
         tensors=GGUF_LATENT_NAMES,
         fields=GGUF_DEEPSEEK_EXPERTS | GGUF_LATENT_FIELDS,
         complete=_complete,
+    ),
+)
+MOE = Family(
+    architectures=("DeepseekForCausalLM",),
+    read=read_moe,
+    gguf=GgufNames(
+        architectures=("deepseek",),
+        tensors=replace_names(GGUF_NAMES, interleaved=True),
+        fields=GGUF_DEEPSEEK_EXPERTS,
     ),
 )
 MISTRAL4 = Family(

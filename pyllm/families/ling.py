@@ -1,11 +1,13 @@
-"""Ling 2 (arXiv 2510.22115): attention with norms of heads, and experts as in DeepSeek V3; Ring-linear (arXiv
-2510.19338): lightning attention in most layers; Ling 2.5: the same beside latent attention.
+"""Ling (arXiv 2503.05139): Llama's attention, and experts as in DeepSeek MoE; Ling 2 (arXiv 2510.22115): norms of
+heads, and experts as in DeepSeek V3; Ring-linear (arXiv 2510.19338): lightning attention in most layers; Ling 2.5: the
+same beside latent attention.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace as replace_names
 
 from pyllm.families.config import Config
+from pyllm.families.deepseek import read_moe
 from pyllm.families.family import (
     GGUF_DEEPSEEK_EXPERTS,
     Family,
@@ -31,6 +33,13 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "head_dim": 128,
 }
+
+
+def read_ling(config: Config) -> ModelSpec:
+    """The model that a config.json of Ling 1 or 1.5 describes; a head that is normalised when it is read is refused."""
+    config = config.renamed(n_shared_experts="num_shared_experts").with_defaults(norm_topk_prob=True)
+    config.refuse_unless(use_bias=False, use_qkv_bias=False, norm_head=False, norm_softmax=False, multi_gate=False)
+    return read_moe(config)
 
 
 def read_ling_2(config: Config) -> ModelSpec:
@@ -144,6 +153,16 @@ LING_LATENT_PARTS = {
     if part.startswith("attention.")
 }
 """The names of parts with latent attention."""
+LING = Family(
+    architectures=("BailingMoeForCausalLM",),
+    read=read_ling,
+    tensors=LING_NAMES,
+    gguf=GgufNames(
+        architectures=("bailingmoe",),
+        tensors=replace_names(GGUF_NAMES, interleaved=True),
+        fields=GGUF_DEEPSEEK_EXPERTS,
+    ),
+)
 LING_2 = Family(
     architectures=("BailingMoeV2ForCausalLM",),
     read=read_ling_2,

@@ -83,6 +83,8 @@ FAMILIES = (
     "ernie-moe",
     "minimax-m2",
     "minimax-01",
+    "deepseek-moe",
+    "ling",
     "ling-2",
     "ling-3",
     "laguna",

@@ -148,6 +148,21 @@ def _qwen3_vl(kind: str, stack: Callable[[Tensors, dict[str, Any]], Tensors] = l
     return Renaming({}, {"model.": "model.language_model."}, added, stack)
 
 
+def _halve_shared(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+    """What the gate of a shared expert does in the model, in its matrix."""
+    return {name: tensor / 2 if "shared_expert.down" in name else tensor for name, tensor in tensors.items()}
+
+
+def _stack_for_ling_moe(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    return _stack_for_ling(_halve_shared(tensors, config), config)
+
+
+_MOE_FIELDS = dict.fromkeys(
+    ("rope_parameters", "shared_expert_intermediate_size", "mlp_only_layers", "decoder_sparse_step", "sliding_window"),
+    "",
+)
+
+
 def _without_images(tensors: Tensors, _: dict[str, Any]) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(("vision", "vit_"))}
 
@@ -244,6 +259,34 @@ RENAMED = {
         },
         lambda _: {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False},
         _stack_by_key_head,
+    ),
+    "deepseek-moe": Renaming(
+        _MOE_FIELDS | {"num_experts": "n_routed_experts"},
+        {"shared_expert.": "shared_experts."},
+        lambda config: {
+            "architectures": ["DeepseekForCausalLM"],
+            "model_type": "deepseek",
+            "rope_theta": config["rope_parameters"]["rope_theta"],
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "scoring_func": "softmax",
+        },
+        _halve_shared,
+    ),
+    "ling": Renaming(
+        _MOE_FIELDS,
+        _LING_PARTS | {"shared_expert.": "shared_experts."},
+        lambda config: {
+            "architectures": ["BailingMoeForCausalLM"],
+            "model_type": "bailing_moe",
+            "rope_theta": config["rope_parameters"]["rope_theta"],
+            "num_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "norm_head": False,
+            "use_bias": False,
+            "use_qkv_bias": False,
+        },
+        _stack_for_ling_moe,
     ),
     "ling-2": _ling("BailingMoeV2ForCausalLM", "bailing_moe"),
     "ring-linear": _ling(

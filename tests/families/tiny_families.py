@@ -304,6 +304,14 @@ _LIGHTNING = _HEAD | {
     "block_size": 16,
 }
 _LING = _HEAD | _DEEPSEEK | {"n_group": 2, "topk_group": 1, "use_qk_norm": True, "rms_norm_eps": 0.002}
+_DEEPSEEK_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 128,
+    "qkv_bias": False,
+    "intermediate_size": 64,
+}
 _LING_3 = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 4,
@@ -744,6 +752,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"full_attn_beta_factor": 1.2, "linear_attn_beta_factor": 0.6, "mlp_beta_factor": 2.0}
         | {"head_dim": None, "rms_norm_eps": 0.1},
     ),
+    "deepseek-moe": ("Qwen2Moe", _DEEPSEEK_MOE | {"mlp_only_layers": [0]}),
+    "ling": ("Qwen2Moe", _DEEPSEEK_MOE | {"norm_topk_prob": True, "head_dim": 8}),
     "ling-2": ("Glm4Moe", _LING | {"head_dim": 8} | _rope("default", partial_rotary_factor=0.5)),
     "ring-linear": ("Glm4Moe", _LING | {"num_hidden_layers": 4} | _rope("default", partial_rotary_factor=0.5)),
     "ling-2.5": ("DeepseekV3", _LING | _LATENT | {"head_dim": 8, "num_hidden_layers": 4}),
@@ -809,10 +819,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4-unified": ("Gemma4UnifiedText", _GEMMA4_LARGE | {"num_kv_shared_layers": 2}),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
 }
+
+
+class _HalfOpen(torch.nn.Module):
+    """The gate of a shared expert whose sigmoid is a half for every token."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(*x.shape[:-1], 1)
+
+
+def _with_open_gates(model: PreTrainedModel) -> None:
+    for module in model.modules():
+        if hasattr(module, "shared_expert_gate"):
+            module.shared_expert_gate = _HalfOpen()
+
+
 # What changes a model of a class of transformers into one of the family, which has no class there.
 _CHANGED: dict[str, Callable[[PreTrainedModel], None]] = {
     "ring-linear": with_lightning(0, 1),
     "ling-2.5": with_lightning(0, 1),
+    "deepseek-moe": _with_open_gates,
+    "ling": _with_open_gates,
 }
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
 LONG_CONTEXTS: dict[str, tuple[str, dict[str, Any]]] = {
