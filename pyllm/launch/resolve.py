@@ -51,10 +51,10 @@ from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.model_limits import (
     check_cpu_layers,
-    check_encoder,
     check_own_attention,
     check_states,
     check_supported,
+    settings_of_encoder,
 )
 from pyllm.workers.sparse_attention.sparse_limits import check_sparse_attention
 
@@ -125,6 +125,7 @@ def resolve_settings(
         checkpoint = msgspec.structs.replace(checkpoint, name=model.model)
     checkpoint = with_overrides(checkpoint, model)
     spec = checkpoint.spec
+    config, max_model_len = _with_length(config, spec)
     _check_transformers(config, checkpoint)
     if checkpoint.skipped and spec.transformers is None:
         listed = ", ".join(checkpoint.skipped[:5]) + (", ..." if len(checkpoint.skipped) > 5 else "")
@@ -149,7 +150,6 @@ def resolve_settings(
     _check_stages(config, checkpoint)
     if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
-    longest = spec.max_position_embeddings
     _check_cache(config.cache)
     _check_adapters(config)
     _check_events(config)
@@ -159,10 +159,7 @@ def resolve_settings(
     recording = _absolute(config.scheduler.scheduler_recording)
     log_file = _absolute(config.log.log_config_file)
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
-    max_model_len = config.model.max_model_len or _usual_length(spec)
-    if max_model_len > longest:
-        raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
-    _check_model(config, spec, device, max_model_len)
+    _check_model(config, spec, device)
     dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device, cards)
     if checkpoint.quantization and quantization == "none":
         logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
@@ -201,6 +198,20 @@ def resolve_settings(
     return resolved, checkpoint
 
 
+def _with_length(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, int]:
+    """The length of a sequence, and a copy with what the steps of an encoder need."""
+    length, longest = config.model.max_model_len or _usual_length(spec), spec.max_position_embeddings
+    if length > longest:
+        raise ConfigError(f"max_model_len {length} is more than the model's context of {longest} tokens")
+    if not spec.is_bidirectional:
+        return config, length
+    config, changed = settings_of_encoder(config, length)
+    if changed:
+        text = "%s computes whole texts, and has no prefix cache: other values take the place of %s"
+        logger.warning(text, spec.architecture, ", ".join(changed))
+    return config, length
+
+
 def _usual_length(spec: ModelSpec) -> int:
     """The context where the user names none. All of an encoder's is one step, whose memory it would take."""
     longest = spec.max_position_embeddings
@@ -210,13 +221,12 @@ def _usual_length(spec: ModelSpec) -> int:
     return LONGEST_TEXT
 
 
-def _check_model(config: EngineConfig, spec: ModelSpec, device: str, max_model_len: int) -> None:
+def _check_model(config: EngineConfig, spec: ModelSpec, device: str) -> None:
     """Refuse features of the model that are not supported, alone or with a setting."""
     check_sparse_attention(config, spec, device)
     check_supported(spec)
     check_states(config, spec, device)
     check_own_attention(config, spec)
-    check_encoder(config, spec, max_model_len)
     check_cpu_layers(config, spec, device)
 
 

@@ -3,6 +3,8 @@
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """
 
+import msgspec
+
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import ConfigError
 from pyllm.families.spec import GatedDeltaSpec, LayerSpec, LightningSpec, ModelSpec
@@ -62,33 +64,28 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
             raise ConfigError(f"{name} {setting} copies states of CPUs only so far: leave it out, or use --device cpu")
 
 
-def check_encoder(config: EngineConfig, spec: ModelSpec, max_model_len: int) -> None:
-    """Refuse settings that do not fit a model whose tokens attend to later ones, as all of a text is one step.
+_ABOUT_PREFIXES = {
+    "cache": ("max_pinned_blocks", "enable_kv_cache_events", "kv_cache_dir", "kv_cache_redis_url"),
+    "kv_transfer": ("kv_transfer_config",),
+    "scheduler": ("long_prefill_token_threshold",),
+}
 
-    Raises:
-        ConfigError: with the setting to change.
+
+def settings_of_encoder(config: EngineConfig, max_model_len: int) -> tuple[EngineConfig, list[str]]:
+    """The settings for a model whose tokens attend to later ones, and the names of those that are changed for it.
+
+    All of a text is one step, and there is no prefix cache: settings about that change no embedding, and are left out.
     """
-    if not spec.is_bidirectional:
-        return
-    cache, scheduler = config.cache, config.scheduler
-    about_prefixes = {
-        "max_pinned_blocks": cache.max_pinned_blocks,
-        "enable_kv_cache_events": cache.enable_kv_cache_events,
-        "kv_transfer_config": config.kv_transfer.kv_transfer_config,
-        "kv_cache_dir": cache.kv_cache_dir,
-        "kv_cache_redis_url": cache.kv_cache_redis_url,
-    }
-    name = f"{spec.architecture} is an encoder, and"
-    for setting, is_set in about_prefixes.items():
-        if is_set:
-            raise ConfigError(f"{name} has no prefix cache, which {setting} is about: leave it out")
-    if scheduler.long_prefill_token_threshold:
-        raise ConfigError(f"{name} a step has whole texts: leave long_prefill_token_threshold out")
-    if 0 < scheduler.max_num_batched_tokens < max_model_len:
-        raise ConfigError(
-            f"{name} a step has whole texts: max_num_batched_tokens {scheduler.max_num_batched_tokens} is less than "
-            f"max_model_len {max_model_len}; raise it, or lower max_model_len"
-        )
+    changed, default = [], EngineConfig()
+    for part, names in _ABOUT_PREFIXES.items():
+        own, plain = getattr(config, part), getattr(default, part)
+        values = {name: getattr(plain, name) for name in names}
+        changed += [name for name in names if getattr(own, name) != values[name]]
+        config = msgspec.structs.replace(config, **{part: msgspec.structs.replace(own, **values)})
+    if 0 < config.scheduler.max_num_batched_tokens < max_model_len:
+        longer = msgspec.structs.replace(config.scheduler, max_num_batched_tokens=max_model_len)
+        return msgspec.structs.replace(config, scheduler=longer), [*changed, "max_num_batched_tokens"]
+    return config, changed
 
 
 def check_own_attention(config: EngineConfig, spec: ModelSpec) -> None:

@@ -110,14 +110,24 @@ def test_an_encoder_refuses_what_it_cannot_do(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=str(CONTEXT)):
             llm.embed([[1] * (CONTEXT + 1)])
         assert vectors(llm, PROMPTS[:1]).shape == (1, 32)
-    for setting in (
-        {"max_num_batched_tokens": CONTEXT - 1},
-        {"long_prefill_token_threshold": 16},
-        {"max_pinned_blocks": 4},
-        {"kv_cache_dir": str(tmp_path / "store")},
-    ):
-        with pytest.raises(ConfigError, match=f"BertModel is an encoder, and .*{next(iter(setting))}"):
-            LLM(folder, **OPTIONS | setting)
+
+
+def test_settings_about_prefixes_and_parts_of_texts_are_told_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A catalogue gives them to all of its models."""
+    settings = {
+        "max_num_batched_tokens": CONTEXT - 1,
+        "long_prefill_token_threshold": 16,
+        "max_pinned_blocks": 4,
+        "kv_cache_dir": str(tmp_path / "store"),
+    }
+    folder = write_tiny_encoder(tmp_path / "bert", "bert")
+    with LLM(folder, **OPTIONS | settings, distributed_executor_backend="uni") as llm:
+        found = vectors(llm, PROMPTS)
+    np.testing.assert_allclose(found, [expected("bert", prompt, "mean") for prompt in PROMPTS], atol=1e-5)
+    assert any(all(name in record.message for name in settings) for record in caplog.records)
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("name", ENCODERS_IN_GGUF)
