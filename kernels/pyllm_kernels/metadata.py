@@ -94,6 +94,7 @@ class AttentionMetadata:
     - `batch_invariant`: on a GPU, whether each row must get the same bits as alone, and its tokens the same bits one
       by one or many at once. Costs speed there; on a CPU this always holds.
     - `tasks`: the addition of a backend for all layers before a step, `AttentionTasks` from `plan_attention`.
+    - `is_by_token`: each token is a row, as from `select_tokens`: a graph's replay has as many rows as tokens.
     """
 
     block_tables: Tensor
@@ -105,6 +106,7 @@ class AttentionMetadata:
     num_tokens: int
     batch_invariant: bool = False
     tasks: Any = None
+    is_by_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)

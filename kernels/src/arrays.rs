@@ -142,11 +142,27 @@ impl Array {
         self.rows(name)
     }
 
-    /// `[num_blocks, block_size, kv_heads, head_dim]` of a dtype, blocks contiguous: a matrix with a row for each block.
-    pub(crate) fn blocks(&self, name: &str, dtype: DType, shape: [usize; 4]) -> PyResult<Matrix> {
+    /// `[num_blocks, block_size, kv_heads, head_dim]` of a dtype, the heads of a token contiguous: a matrix with a row for
+    /// each token, and the tokens from the start of a block to that of the next one.
+    pub(crate) fn cells(&self, name: &str, dtype: DType, shape: [usize; 4]) -> PyResult<(Matrix, usize)> {
         self.check_shape(name, &shape)?;
         self.check_dtype(name, dtype)?;
-        self.rows(name)
+        self.check_aligned(name)?;
+        let [num_blocks, block_size, kv_heads, head_dim] = shape;
+        let width = kv_heads * head_dim;
+        let apart = |stride: isize| usize::try_from(stride).ok().filter(|&stride| stride >= width);
+        let (mut cell, of_blocks) = (apart(self.strides[1]), apart(self.strides[0]));
+        if block_size == 1 && !cell.zip(of_blocks).is_some_and(|(cell, block)| block.is_multiple_of(cell)) {
+            cell = Some(of_blocks.filter(|_| num_blocks > 1).unwrap_or(width)); // a stride of one token may be anything
+        }
+        let Some(cell) = cell.filter(|_| is_contiguous(&self.shape[2..], &self.strides[2..])) else {
+            return Err(self.wrong_strides(name, "give contiguous heads of tokens that do not overlap"));
+        };
+        let block = if num_blocks == 1 { Some(block_size * cell) } else { of_blocks };
+        match block.filter(|block| block.is_multiple_of(cell) && *block >= block_size * cell) {
+            Some(block) => Ok((Matrix { dtype, address: self.address, stride: cell }, block / cell)),
+            None => Err(self.wrong_strides(name, "give blocks that are whole tokens apart, and do not overlap")),
+        }
     }
 
     /// A contiguous vector [length] as a matrix of one row.

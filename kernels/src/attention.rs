@@ -13,6 +13,7 @@ mod cells;
 mod floats;
 mod plan;
 mod tile_backend;
+mod token_selection;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 pub(crate) use block_selection::{score_blocks, select_blocks};
+pub(crate) use token_selection::select_tokens;
 
 use crate::arrays::Array;
 use crate::execution::execute;
@@ -74,6 +76,8 @@ pub(crate) struct Batch {
     pub(crate) slots: Indices,
     pub(crate) query_starts: Indices,
     pub(crate) sequence_lengths: Indices,
+    /// Whether each token is a row.
+    pub(crate) is_by_token: bool,
 }
 
 /// An `AttentionMetadata` of Python.
@@ -84,6 +88,7 @@ pub(crate) struct BatchArrays {
     query_starts: Array,
     sequence_lengths: Array,
     num_tokens: usize,
+    is_by_token: bool,
 }
 
 impl BatchArrays {
@@ -98,6 +103,7 @@ impl BatchArrays {
             slots: self.slots.indices("slots", &[rows])?,
             query_starts: self.query_starts.indices("query_starts", &[rows + 1])?,
             sequence_lengths: self.sequence_lengths.indices("sequence_lengths", &[rows])?,
+            is_by_token: self.is_by_token,
         })
     }
 
@@ -178,12 +184,14 @@ impl Op for PagedAttention {
     }
 
     fn capacity(&self) -> Extent {
-        Extent { tokens: self.tokens, rows: self.batch.rows }
+        let rows = if self.batch.is_by_token { usize::MAX } else { self.batch.rows };
+        Extent { tokens: self.tokens, rows }
     }
 
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        let rows = if self.batch.is_by_token { extent.tokens } else { extent.rows };
         // SAFETY: as the caller promises.
-        let sequences = unsafe { self.batch.sequences(extent.rows) };
+        let sequences = unsafe { self.batch.sequences(rows) };
         sequences.check(extent.tokens, &self.cache, self.batch.num_slots, self.window)?;
         let call = Call { op: self, sequences: &sequences, isa };
         // SAFETY: as the caller promises; the indices were checked, and what tiles are made for is what they take.

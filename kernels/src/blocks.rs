@@ -2,6 +2,7 @@
 
 use std::ptr::copy;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::arrays::Array;
@@ -25,6 +26,9 @@ pub(crate) fn copy_blocks(py: Python<'_>, key_cache: Array, value_cache: Array, 
     let [.., head_dim] = key_cache.dimensions::<4>("key_cache")?;
     let shape @ [num_copies, _] = [copies.len(), 2];
     let cache = KvLayer::of(&key_cache, &value_cache, head_dim)?;
+    if cache.cell_stride != cache.width() {
+        return Err(PyValueError::new_err("tokens of a cache are apart: give all of their numbers"));
+    }
     let op = CopyBlocks { cache, copies: copies.indices("copies", &shape)?, num_copies };
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
     unsafe { execute(py, op, &[&key_cache, &value_cache, &copies]) }

@@ -16,7 +16,7 @@ pub(crate) fn check_value_dim(value_dim: usize, head_dim: usize) -> PyResult<()>
     Ok(())
 }
 
-/// Two tensors `[num_blocks, block_size, kv_heads, head_dim]`: blocks contiguous, and equally far apart.
+/// Two tensors `[num_blocks, block_size, kv_heads, head_dim]`: tokens, and blocks of them, equally far apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvLayer {
     pub(crate) dtype: DType,
@@ -26,6 +26,8 @@ pub(crate) struct KvLayer {
     pub(crate) block_size: usize,
     /// Cells from the start of a block to that of the next one: `block_size`, or more with other layers in between.
     pub(crate) block_stride: usize,
+    /// Elements from a cell to the next one: those of its heads, or more with other numbers of the token behind them.
+    pub(crate) cell_stride: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
 }
@@ -41,17 +43,10 @@ impl KvLayer {
             )));
         }
         let dtype = keys.dtype("key_cache")?;
-        let (keys, values) = (keys.blocks("key_cache", dtype, shape)?, values.blocks("value_cache", dtype, shape)?);
-        if values.stride != keys.stride {
+        let (keys, block_stride) = keys.cells("key_cache", dtype, shape)?;
+        let (values, of_values) = values.cells("value_cache", dtype, shape)?;
+        if (values.stride, of_values) != (keys.stride, block_stride) {
             return Err(PyValueError::new_err("value_cache has other strides than key_cache"));
-        }
-        let block_stride = keys.stride / (kv_heads * head_dim);
-        if block_stride * kv_heads * head_dim != keys.stride {
-            return Err(PyValueError::new_err(format!(
-                "blocks of a cache are {} elements apart: give a multiple of a token's {}",
-                keys.stride,
-                kv_heads * head_dim
-            )));
         }
         Ok(Self {
             dtype,
@@ -60,6 +55,7 @@ impl KvLayer {
             num_blocks,
             block_size,
             block_stride,
+            cell_stride: keys.stride,
             kv_heads,
             head_dim,
         })
@@ -82,11 +78,11 @@ impl KvLayer {
 
     /// Address of a cell's keys.
     pub(crate) fn keys<T>(&self, cell: usize) -> *mut T {
-        std::ptr::with_exposed_provenance_mut::<T>(self.key_address).wrapping_add(cell * self.width())
+        std::ptr::with_exposed_provenance_mut::<T>(self.key_address).wrapping_add(cell * self.cell_stride)
     }
 
     /// Address of a cell's values.
     pub(crate) fn values<T>(&self, cell: usize) -> *mut T {
-        std::ptr::with_exposed_provenance_mut::<T>(self.value_address).wrapping_add(cell * self.width())
+        std::ptr::with_exposed_provenance_mut::<T>(self.value_address).wrapping_add(cell * self.cell_stride)
     }
 }

@@ -86,7 +86,7 @@ mod _cpu {
     #[pymodule]
     mod ops {
         #[pymodule_export]
-        use crate::attention::{paged_attention, score_blocks, select_blocks};
+        use crate::attention::{paged_attention, score_blocks, select_blocks, select_tokens};
         #[pymodule_export]
         use crate::blocks::copy_blocks;
         #[pymodule_export]

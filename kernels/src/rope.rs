@@ -402,6 +402,7 @@ mod tests {
                             num_blocks: 3,
                             block_size: 2,
                             block_stride: 3,
+                            cell_stride: kv_heads * head_dim,
                             kv_heads,
                             head_dim,
                         },

@@ -107,11 +107,12 @@ def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _of_layers(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """For each layer, whether it has attention, values that are no keys, a feed-forward layer, and experts."""
+    """For each layer, whether it has attention, an index, values that are no keys, feed-forward, and experts."""
     layers = range(min(count, MAX_LAYERS)) if isinstance(count := config.get("num_hidden_layers"), int) else ()
     has_up = [any(f"blk.{layer}.{up}.weight" in shapes for up in ("ffn_up", "ffn_up_exps")) for layer in layers]
     return {
         "attention_layers": [f"blk.{layer}.attn_k.weight" in shapes for layer in layers],
+        "index_layers": [f"blk.{layer}.indexer.attn_k.weight" in shapes for layer in layers],
         "value_layers": [f"blk.{layer}.attn_v.weight" in shapes for layer in layers],
         "feed_forward_layers": has_up,
         "expert_layers": [f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in layers],

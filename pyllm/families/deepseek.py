@@ -93,7 +93,8 @@ def _read_v2(config: Config) -> ModelSpec:
     return with_deepseek_experts(config, read_dense(config), read_deepseek_routing(config, "softmax"))
 
 
-def _read_v3(config: Config) -> ModelSpec:
+def read_v3(config: Config) -> ModelSpec:
+    """The model that a config.json of DeepSeek V3, R1 or Kimi K2 describes."""
     config = config.with_defaults(
         n_routed_experts=256,
         num_experts_per_tok=8,
@@ -131,8 +132,8 @@ def _read_mistral(config: Config) -> ModelSpec:
 
 
 _READERS = {
-    "DeepseekV3ForCausalLM": _read_v3,
-    "KimiK25ForConditionalGeneration": _read_v3,
+    "DeepseekV3ForCausalLM": read_v3,
+    "KimiK25ForConditionalGeneration": read_v3,
     "DeepseekV2ForCausalLM": _read_v2,
     "YoutuForCausalLM": _read_youtu,
 }

@@ -80,7 +80,7 @@ def read_latent_attention(config: Config) -> tuple[AttentionSpec, RopeSpec]:
     attention = AttentionSpec(
         heads=config.integer("num_attention_heads"),
         kv_heads=1,
-        head_size=latent.size,
+        head_size=latent.cached_size,
         scale=latent.query_size**-0.5 * _yarn_scale(config) ** 2,
         bias=bias,
         output_bias=bias,

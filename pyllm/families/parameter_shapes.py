@@ -92,6 +92,11 @@ def _of_latent_attention(attention: AttentionSpec, latent: LatentSpec, hidden: i
     if latent.query_rank is not None:
         matrices["attention.query_down"] = (latent.query_rank, hidden)
         norms |= _of_norm("attention.query_norm", latent.norm, latent.query_rank)
+    if (index := latent.index) is not None and index.source is None:
+        matrices["attention.index_query"] = (index.heads * index.size, latent.query_rank or hidden)
+        matrices["attention.index_key"] = (index.size, hidden)
+        matrices["attention.index_weights"] = (index.heads, hidden)
+        norms |= _of_norm("attention.index_norm", index.norm, index.size)
     biased = {"attention.latent", "attention.query_down"} if attention.bias else set()
     return _matrices(matrices, biased | ({"attention.output"} if attention.output_bias else set())) | norms
 

@@ -79,6 +79,22 @@ class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0
 
 
+class IndexSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice of the tokens that a token attends to, `count` at most (arXiv 2512.02556).
+
+    Heads of an index, of `size` numbers, score earlier tokens by one key of each, which is normalised (layer norm) and
+    cached behind the latent; both are rotated like the latent's rotary part. With `interleaved` the file has the pairs
+    of this rotation side by side. With a `source` the layer has the choice of an earlier one, and no index.
+    """
+
+    heads: int
+    size: int
+    count: int
+    norm: NormSpec
+    interleaved: bool = False
+    source: int | None = None
+
+
 class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The vectors of latent attention (arXiv 2405.04434).
 
@@ -88,6 +104,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - `query_rank`: queries follow from a normalised vector of so many numbers; None: from the layer's input.
     - `absorbed`: the file has the matrix of each head's key transposed, as it is applied to the query.
+    - `index`: chooses tokens, from the normalised vector that queries follow from; None: all are attended to.
     """
 
     rank: int
@@ -97,11 +114,17 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
     norm: NormSpec
     query_rank: int | None = None
     absorbed: bool = False
+    index: IndexSpec | None = None
 
     @property
     def size(self) -> int:
-        """Numbers that the cache keeps of a token: the rotary part and the latent."""
+        """Numbers of a token that heads attend to: the rotary part and the latent."""
         return self.rope_size + self.rank
+
+    @property
+    def cached_size(self) -> int:
+        """Numbers that the cache keeps of a token: those, and the key of an index."""
+        return self.size + (0 if self.index is None else self.index.size)
 
     @property
     def query_size(self) -> int:
@@ -135,8 +158,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `value_size`: the numbers of a head's value and output, where they are fewer than those of its key (MiMo V2).
     - `value_scale`: multiplies values.
     - `kv_source`: an earlier layer whose keys and values it reads, instead of its own (arXiv 2405.12981).
-    - `latent`: keys and values are latents, one head of `LatentSpec.size` for all query heads. Its `bias` is that of
-      the projections of the layer's input to vectors of a rank.
+    - `latent`: keys and values are latents, one head of `LatentSpec.cached_size` for all query heads. Its `bias` is
+      that of the projections of the layer's input to vectors of a rank.
     """
 
     heads: int
@@ -196,6 +219,12 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def output_size(self) -> int:
         """Features of the outputs of all heads."""
         return self.heads * self.value_head_size
+
+    @property
+    def source(self) -> int | None:
+        """The earlier layer whose keys and values, or choice of tokens, it reads."""
+        index = None if self.latent is None else self.latent.index
+        return self.kv_source if index is None else index.source
 
     @property
     def projections(self) -> dict[str, int]:
@@ -798,7 +827,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tied_layers(self) -> frozenset[int]:
         """The layers that must be on the pipeline stage of the layer before."""
-        sources = enumerate(None if layer.attention is None else layer.attention.kv_source for layer in self.layers)
+        sources = enumerate(None if layer.attention is None else layer.attention.source for layer in self.layers)
         return frozenset(
             layer for index, source in sources if source is not None for layer in range(source + 1, index + 1)
         )

@@ -384,6 +384,8 @@ def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: Tensor
     if (attention := layer.attention) is not None:
         if attention.latent is not None and part in {"attention.query", "attention.latent"}:
             return _rotary_part_first(attention.latent, part, names)
+        if attention.latent is not None and part in _OF_INDEX:
+            return _of_index(attention.latent)
         if part in {"attention.query", "attention.key"} and attention.latent is None and names.interleaved:
             return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
         if part in {"attention.query_norm", "attention.key_norm"}:
@@ -391,6 +393,14 @@ def _transforms(spec: ModelSpec, layer: LayerSpec, parameter: str, names: Tensor
     if part == "recurrence.decay_scale" and names.has_negative_decays:
         return (LogOfMagnitude(),)
     return _offset(layer.norms.get(part), names) if kind == "weight" else ()
+
+
+_OF_INDEX = ("attention.index_query", "attention.index_key", "attention.index_norm")
+
+
+def _of_index(latent: LatentSpec) -> tuple[Transform, ...]:
+    index = latent.index
+    return (Deinterleave(index.size, latent.rope_size),) if index is not None and index.interleaved else ()
 
 
 def _rotary_part_first(latent: LatentSpec, part: str, names: TensorNames) -> tuple[Transform, ...]:

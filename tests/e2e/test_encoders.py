@@ -12,7 +12,6 @@ import pytest
 
 from tests.e2e.server import Server, until
 from tests.e2e.titles import WORKER
-from tests.families.tiny_encoders import CONTEXT, expected, write_tiny_encoder
 
 pytestmark = pytest.mark.torch
 CLS, SEP = 2, 3
@@ -23,6 +22,8 @@ TEXTS = ["a cat sat", "A CAT SAT", "ábc", "x", "no rates rose again, " * 3]
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    from tests.families.tiny_encoders import write_tiny_encoder
+
     folder = Path(write_tiny_encoder(tmp_path_factory.mktemp("models") / "bert", "bert", "cls"))
     for file in folder.glob("tokenizer*.json"):
         file.unlink()
@@ -50,6 +51,8 @@ def embed(server: Server, texts: list[str]) -> np.ndarray:
 
 
 def test_openais_client_and_ollamas_route_embed_texts(encoder: Server) -> None:
+    from tests.families.tiny_encoders import expected
+
     wanted = np.array([expected("bert", ids(text), "cls") for text in TEXTS])
     with openai.OpenAI(base_url=f"{encoder.address}/v1", api_key="none", max_retries=0) as client:
         answer = client.embeddings.create(model="bert", input=TEXTS)
@@ -59,6 +62,8 @@ def test_openais_client_and_ollamas_route_embed_texts(encoder: Server) -> None:
 
 
 def test_a_text_that_is_too_long_is_refused_or_loses_its_end_but_not_the_token_there(encoder: Server) -> None:
+    from tests.families.tiny_encoders import CONTEXT, expected
+
     long = "a" * 90 + " " + "b" * 90
     refused = httpx.post(f"{encoder.address}/v1/embeddings", json={"model": "bert", "input": long})
     assert refused.status_code == 400

@@ -123,6 +123,8 @@ TWO_RANKS = [
         full("olmo-hybrid"),
         full("laguna"),
         "mimo-v2",
+        "glm-5",
+        full("deepseek-v3.2"),
         full("step-3.5"),
     ),
     *(
@@ -143,7 +145,9 @@ def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
 
-@pytest.mark.parametrize("family", ["gemma3n", full("gemma4"), "gpt-oss", full("cohere2"), full("gpt2"), full("youtu")])
+@pytest.mark.parametrize(
+    "family", ["gemma3n", full("gemma4"), "gpt-oss", full("cohere2"), full("gpt2"), full("youtu"), full("glm-5")]
+)
 def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
@@ -188,7 +192,7 @@ def test_merged_experts_of_a_gguf_file(tmp_path: Path, ranks: int) -> None:
     check(write_gpt_oss_gguf(source, tmp_path / "tiny.gguf"), "gpt-oss", ranks)
 
 
-@pytest.mark.parametrize("family", ["gemma2", full("gemma4"), "qwen3.5", "mamba2", full("kimi-linear")])
+@pytest.mark.parametrize("family", ["gemma2", full("gemma4"), "qwen3.5", "mamba2", full("kimi-linear"), full("glm-5")])
 async def test_a_killed_worker(tmp_path: Path, family: str) -> None:
     prompt, expected = prompts_and_answers(family)[0]
     folder = write_tiny_family(tmp_path, family)

@@ -226,6 +226,7 @@ _LATENT = {
     "qk_nope_head_dim": 12,
     "v_head_dim": 32,
 }
+_INDEX = {"index_topk": 24, "index_n_heads": 16, "index_head_dim": 128, "n_shared_experts": 1}
 _MISTRAL4 = _LATENT | _QWEN3_MOE | {"n_routed_experts": 6, "num_experts_per_tok": 2, "routed_scaling_factor": 1.5}
 _MISTRAL4_ROPE = _YARN | {"llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
 _DEEPSEEK_YARN = _YARN | {"mscale": 0.9, "mscale_all_dim": 0.9}
@@ -751,6 +752,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"full_attn_alpha_factor": 0.7, "linear_attn_alpha_factor": 2.5, "mlp_alpha_factor": 1.3}
         | {"full_attn_beta_factor": 1.2, "linear_attn_beta_factor": 0.6, "mlp_beta_factor": 2.0}
         | {"head_dim": None, "rms_norm_eps": 0.1},
+    ),
+    "deepseek-v3.2": (
+        "DeepseekV32",
+        _DEEPSEEK
+        | _LATENT
+        | _INDEX
+        | {"n_group": 2, "topk_group": 1, "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "glm-5": (
+        "GlmMoeDsa",
+        _DEEPSEEK | _LATENT | _INDEX | {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]},
     ),
     "deepseek-moe": ("Qwen2Moe", _DEEPSEEK_MOE | {"mlp_only_layers": [0]}),
     "ling": ("Qwen2Moe", _DEEPSEEK_MOE | {"norm_topk_prob": True, "head_dim": 8}),

@@ -33,7 +33,7 @@ impl Cells {
             cells,
             asks: 0..2 * cells.len(),
             addresses: [cache.key_address, cache.value_address].map(|address| address + self.heads.start * head_bytes),
-            cell_bytes: cache.kv_heads * head_bytes,
+            cell_bytes: cache.cell_stride * cache.dtype.bytes(),
             bytes: self.heads.len() * head_bytes,
         }
     }

@@ -9,7 +9,6 @@ use super::cells::Ahead;
 use super::plan::Work;
 use super::tile_backend::{Call, Step, TileBackend};
 use super::{PagedAttention, SPLIT, TILE};
-use crate::kv_layer::KvLayer;
 use crate::vector::{self, Storage, for_dtype};
 use tile::{Finish, LoadKeys, LoadQueries, LoadValues, MAX_ROWS, Merge, State, Tile, padded};
 

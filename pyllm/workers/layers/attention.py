@@ -4,6 +4,7 @@ from pyllm_kernels import UNSCALED, AttentionLayer, KVScales, QKNorm
 from pyllm_kernels.ops.elementwise import scale_and_cap
 from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.ops.rope_and_kv_write import rope, rope_and_kv_write
+from pyllm_kernels.ops.token_selection import TokenSelection, cells_of
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.families.spec import AttentionSpec
@@ -52,12 +53,25 @@ class PagedAttention:
         context.kernels[rope](query, context.positions, context.position_tables.rotation(self._rope))
         return context.kernels[paged_attention](query, keys, values, context.attention[group], self._kernel)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: ForwardContext) -> Tensor:
-        """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_size]."""
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        context: ForwardContext,
+        selection: TokenSelection | None = None,
+    ) -> Tensor:
+        """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_size].
+
+        With a `selection` the keys, which are the values, too, are the first numbers of cached vectors, and each token
+        attends to those that were chosen for it.
+        """
         for hook in context.hooks:
             hook.before_attention(self._layer)
         cached = context.kv_cache.layers[self._layer]
         group, keys, values = cached
+        if selection is not None:
+            keys = values = keys[..., : query.shape[2]]
         tables = context.position_tables
         context.kernels[rope_and_kv_write](
             query,
@@ -73,6 +87,9 @@ class PagedAttention:
             tables.query_scales if self._has_query_scales else None,
         )
         metadata, selector = context.attention[group], context.selector
+        if selection is not None:
+            metadata, keys = selection.metadata(metadata), cells_of(keys)
+            values = keys
         if selector is not None:
             metadata = selector.attention_begin(self._layer, query, metadata, self._kernel)
         output = context.kernels[paged_attention](query, keys, values, metadata, self._kernel)

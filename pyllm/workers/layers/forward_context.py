@@ -1,9 +1,10 @@
 """The shared inputs of all layers in one forward pass. The runner makes them; layers only read them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pyllm_kernels import AttentionMetadata, Kernels, StateRows
+from pyllm_kernels.ops.token_selection import TokenSelection
 from pyllm_kernels.tensors import Tensor
 
 from pyllm.workers.kv.kv_cache import CachedLayer, KVCache
@@ -42,6 +43,7 @@ class ForwardContext:
     state_cache: StateCache | None = None
     state_rows: StateRows | None = None  # None: no layer keeps a state
     per_layer_inputs: Tensor | None = None  # [tokens, layers * size], see `PerLayerInputSpec`
+    selections: dict[int, TokenSelection] = field(default_factory=dict)  # by the layers that choose tokens
 
     def states_of(self, layer: int) -> tuple[StateRows, tuple[Tensor, ...]]:
         """The states that each row reads and writes, and the parts of all states in a layer."""

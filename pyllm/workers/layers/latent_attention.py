@@ -10,6 +10,8 @@ from pyllm_kernels.ops.elementwise import sigmoid_gate
 from pyllm_kernels.ops.head_products import head_products
 from pyllm_kernels.ops.norm import rms_norm
 from pyllm_kernels.ops.packed_linear import pack_linear
+from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
+from pyllm_kernels.ops.token_selection import select_tokens
 from pyllm_kernels.tensors import Tensor, copied
 
 from pyllm.families.spec import AttentionSpec, LatentSpec
@@ -34,7 +36,7 @@ class LatentAttention:
             self.query_down = ColumnParallelLinear(hidden_size, (rank,), placement, spec.bias, [slice(0, rank)])
             self.query_norm, query_inputs = Norm(latent.norm, rank, placement), rank
         self.query = ColumnParallelLinear(query_inputs, (spec.heads * latent.query_size,), placement)
-        size = spec.head_size
+        size = latent.size
         self.latent = ColumnParallelLinear(hidden_size, (size,), placement, spec.bias, [slice(0, size)])
         self.latent_norm = Norm(latent.norm, latent.rank, placement)
         self.key = HeadMatrices(latent.key_shape, spec.heads, placement, is_transposed=not latent.absorbed)
@@ -45,6 +47,11 @@ class LatentAttention:
                 hidden_size, (spec.heads,), placement, shares=[placement.share_of_heads(spec.heads, 1)]
             )
         self.attention = PagedAttention(layer, spec)
+        self._selects, self.index = None, None
+        if (index := latent.index) is not None:
+            self._selects = layer if index.source is None else index.source
+        if index is not None and index.source is None:
+            self.index = Index(spec, latent, hidden_size, layer, placement)
         self.output = RowParallelLinear(spec.heads * latent.value_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
@@ -60,13 +67,16 @@ class LatentAttention:
         if self.gate is not None:
             self.gate.load(reader, f"{prefix}gate")
         self.output.load(reader, f"{prefix}output")
+        if self.index is not None:
+            self.index.load(reader, prefix)
 
     def packed(self) -> tuple[PackedLinear, ...]:
         """Every matrix, in order."""
         down = () if self.query_down is None else self.query_down.packed
         gate = () if self.gate is None else self.gate.packed
         heads = self.key.packed, self.value.packed
-        return (*down, *self.query.packed, *self.latent.packed, *heads, *gate, self.output.packed)
+        index = () if self.index is None else self.index.packed()
+        return (*down, *self.query.packed, *self.latent.packed, *heads, *gate, self.output.packed, *index)
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         kernels, latent = self._kernels, self.latent(x)
@@ -74,13 +84,63 @@ class LatentAttention:
         kernels[rms_norm](part, self.latent_norm.weight, self._spec.norm.epsilon, part)
         cached = latent.reshape(len(x), 1, -1)
         gate = None if self.gate is None else self.gate(x)
+        inputs = x
         if self.query_down is not None and self.query_norm is not None:
-            x = self.query_norm(self.query_down(x))
-        query = self.query(x).reshape(len(x), self._num_heads, -1)
+            inputs = self.query_norm(self.query_down(x))
+        if self.index is not None:
+            self.index(x, inputs, context)
+        selection = None if self._selects is None else context.selections[self._selects]
+        query = self.query(inputs).reshape(len(x), self._num_heads, -1)
         absorbed = kernels[head_products](query, self.key.packed, True)  # [tokens, heads, rope_size + rank]
-        attended = self.attention(absorbed, cached, cached, context)
+        attended = self.attention(absorbed, cached, cached, context, selection)
         values = kernels[head_products](attended, self.value.packed, False).reshape(len(x), -1)
         return self.output(values if gate is None else kernels[sigmoid_gate](values, gate))
+
+
+class Index:
+    """The choice of the tokens that a token attends to, by an index, which each rank has whole (arXiv 2512.02556)."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        latent: LatentSpec,
+        hidden_size: int,
+        layer: int,
+        placement: WeightPlacement,
+    ) -> None:
+        index = latent.index
+        assert index is not None, "a layer without an index"
+        self._spec, self._kernels, self._layer, self._rope = index, placement.kernels, layer, spec.rope
+        self._start = latent.size  # of the key in a cached vector
+        of_query = latent.query_rank or hidden_size
+
+        def whole(inputs: int, size: int) -> ColumnParallelLinear:
+            return ColumnParallelLinear(inputs, (size,), placement, shares=[slice(0, size)])
+
+        self.query = whole(of_query, index.heads * index.size)
+        self.key, self.weights = whole(hidden_size, index.size), whole(hidden_size, index.heads)
+        self.norm = Norm(index.norm, index.size, placement)
+
+    def load(self, reader: WeightReader, prefix: str) -> None:
+        """Fill every parameter."""
+        self.query.load(reader, f"{prefix}index_query")
+        self.key.load(reader, f"{prefix}index_key")
+        self.weights.load(reader, f"{prefix}index_weights")
+        self.norm.load(reader, f"{prefix}index_norm")
+
+    def packed(self) -> tuple[PackedLinear, ...]:
+        """Every matrix, in order."""
+        return (*self.query.packed, *self.key.packed, *self.weights.packed)
+
+    def __call__(self, x: Tensor, inputs: Tensor, context: ForwardContext) -> None:
+        """Store the keys of x [tokens, hidden_size], and choose; queries follow from `inputs` [tokens, features]."""
+        kernels, (group, keys, _) = self._kernels, context.kv_cache.layers[self._layer]
+        query = self.query(inputs).reshape(len(x), self._spec.heads, -1)
+        key, cached = self.norm(self.key(x)).reshape(len(x), 1, -1), keys[..., self._start :]
+        rotation, slots = context.position_tables.rotation(self._rope), context.slot_mapping[group]
+        kernels[rope_and_kv_write](query, key, key, context.positions, rotation, slots, cached, cached)
+        weights, metadata = self.weights(x), context.attention[group]
+        context.selections[self._layer] = kernels[select_tokens](query, weights, cached, metadata, self._spec.count)
 
 
 class HeadMatrices:

@@ -67,7 +67,7 @@ pub(super) unsafe fn keys_of(cache: &KvLayer, cells: &[usize], head: usize, copi
     let mut chunks = [(std::ptr::null(), 0); TILE / SIDE];
     for (index, (chunk, cells)) in chunks.iter_mut().zip(cells.chunks(SIDE)).enumerate() {
         if cells.len() == SIDE && cells.iter().enumerate().all(|(index, &cell)| cell == cells[0] + index) {
-            *chunk = (key(cells[0]).cast_const(), cache.width() * size_of::<Bfloat16>());
+            *chunk = (key(cells[0]).cast_const(), cache.cell_stride * size_of::<Bfloat16>());
             continue;
         }
         let to = copies.wrapping_add(index * SIDE * head_bytes);
@@ -131,7 +131,7 @@ impl Values<'_> {
     pub(super) unsafe fn load(&self, visible: usize, ahead: &Ahead<'_>) {
         const ROWS_AN_ASK: usize = 4;
         let from = self.cache.values::<Bfloat16>(0).wrapping_add(self.head * self.cache.head_dim);
-        let (width, blocks) = (self.cache.width(), self.cache.head_dim / DEPTH);
+        let (width, blocks) = (self.cache.cell_stride, self.cache.head_dim / DEPTH);
         let value = |cell: usize| from.wrapping_add(cell * width).cast::<__m512i>();
         let (whole, rest) = self.cells[..visible].as_chunks::<2>();
         for row in 0..TILE / 2 {

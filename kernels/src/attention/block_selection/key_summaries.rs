@@ -95,7 +95,7 @@ impl<C: Storage> Kernel for Summarise<'_, C> {
                         SummaryKind::Mean => {
                             let mut sum = first;
                             for cell in 1..block_size {
-                                sum = sum.add(C::load_up_to(keys.add(cell * cache.width()), left));
+                                sum = sum.add(C::load_up_to(keys.add(cell * cache.cell_stride), left));
                             }
                             let mean = sum.mul(V::splat(1.0 / block_size as f32));
                             C::store_up_to(mean, to.add(dimension), left);
@@ -103,7 +103,7 @@ impl<C: Storage> Kernel for Summarise<'_, C> {
                         SummaryKind::Bounds => {
                             let (mut greatest, mut least) = (first, first);
                             for cell in 1..block_size {
-                                let key = C::load_up_to::<V>(keys.add(cell * cache.width()), left);
+                                let key = C::load_up_to::<V>(keys.add(cell * cache.cell_stride), left);
                                 (greatest, least) = (greatest.max(key), least.min(key));
                             }
                             C::store_up_to(greatest, to.add(dimension), left);

@@ -166,7 +166,7 @@ impl<C: Storage> Kernel for LoadKeys<'_, C> {
             self.ahead.ask(index, self.cells.len().div_ceil(LANES));
             // The last key is repeated where there are no more: its scores are never used.
             let keys: [*const C; LANES] = std::array::from_fn(|lane| {
-                self.from.wrapping_add(cells[lane.min(cells.len() - 1)] * self.cache.width())
+                self.from.wrapping_add(cells[lane.min(cells.len() - 1)] * self.cache.cell_stride)
             });
             for at in (0..head_dim).step_by(numbers_at_once) {
                 let mut tail = [[0.0_f32; LANES]; LANES];
@@ -209,7 +209,7 @@ impl<C: Storage> Kernel for LoadValues<'_, C> {
             for (lane, cell) in cells.iter().enumerate() {
                 // SAFETY: as the caller promises.
                 unsafe {
-                    let from = self.from.add(cell * self.cache.width());
+                    let from = self.from.add(cell * self.cache.cell_stride);
                     let to = self.to.add((index * LANES + lane) * width);
                     let mut at = 0;
                     while at + VECTORS * LANES <= head_dim {
