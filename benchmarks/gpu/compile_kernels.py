@@ -19,7 +19,7 @@ import torch
 import triton
 
 from benchmarks.gpu.offline_driver import SHARED_MEMORY, Compiler, Report
-from benchmarks.gpu.offline_launches import CASES, MODULES, Target
+from benchmarks.gpu.offline_launches import CASES, MODULES, WIDE_CASES, Target
 
 # Kernels that multiply tiles. Others use the largest number of threads, and so may spill a few bytes.
 PRODUCTS = {"_linear_kernel", "_w4a16_kernel", "_w8a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"}
@@ -62,7 +62,8 @@ def compile_apart(rest: list[str], target: tuple[int, str]) -> int:
 
 def compiled(target: Target, cases: list[str]) -> Iterator[tuple[str, Report]]:
     """The report of each kernel of some cases."""
-    for case in cases:
+    refused = WIDE_CASES if (target.capability, target.dtype) == (75, torch.float32) else ()
+    for case in [case for case in cases if case not in refused]:
         compiler = Compiler(target.capability)
         with tempfile.TemporaryDirectory() as folder, compiler.active(folder):
             CASES[case](target)

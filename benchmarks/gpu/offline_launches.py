@@ -351,3 +351,5 @@ CASES: dict[str, Callable[[Target], None]] = {
     **{f"latents_{rank}": partial(launch_latents, rank=rank) for rank in LATENTS},
 }
 """By name; each compiles kernels of its own."""
+WIDE_CASES = {"attention_512", *(f"latents_{rank}" for rank in LATENTS)}
+"""Those of heads that `check_card` refuses in float32 on Turing."""

@@ -11,17 +11,21 @@ if TYPE_CHECKING:
 OLDEST_CAPABILITY = 75
 _OLDEST_BFLOAT16 = 80
 _OLDEST_FLOAT8 = 89
+WIDEST_FLOAT32_HEAD = 256
+"""A tile of wider heads in float32 does not fit into the 64 KiB of shared memory of Turing."""
 
 
 class CardError(ValueError):
     """A card that cannot run the kernels in these precisions."""
 
 
-def check_card(name: str, capability: tuple[int, int], dtype: str, kv_cache_dtype: str) -> None:
+def check_card(name: str, capability: tuple[int, int], dtype: str, kv_cache_dtype: str, widest_head: int = 0) -> None:
     """Refuse a card that cannot run the kernels; the error suggests other settings.
 
+    `widest_head`: the numbers that the cache keeps of a token for one head, the most of all layers.
+
     Raises:
-        CardError: the card is too old for the kernels, or for one of the precisions.
+        CardError: the card is too old for the kernels, for one of the precisions, or for such heads in float32.
     """
     number, version = capability[0] * 10 + capability[1], f"{capability[0]}.{capability[1]}"
     if number < OLDEST_CAPABILITY:
@@ -37,6 +41,11 @@ def check_card(name: str, capability: tuple[int, int], dtype: str, kv_cache_dtyp
         raise CardError(
             f"{name} has compute capability {version}, and conversions of fp8 (e4m3) begin with 8.9 (Ada): "
             "use kv_cache_dtype auto"
+        )
+    if number < _OLDEST_BFLOAT16 and dtype == "float32" and widest_head > WIDEST_FLOAT32_HEAD:
+        raise CardError(
+            f"{name} has compute capability {version}, whose shared memory has no room for heads of {widest_head} "
+            f"numbers in float32, only of {WIDEST_FLOAT32_HEAD}: use dtype float16"
         )
 
 

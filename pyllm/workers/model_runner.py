@@ -101,7 +101,8 @@ class ModelRunner:
         self._stage = stages[coordinates_of(config.rank, engine.parallel).stage]
         stage = self._stage
         device = worker_device(config) if device is None else device
-        kernels = configured_kernels(engine, device)
+        widest = max((attention.head_size for attention in self._spec.attentions), default=0)
+        kernels = configured_kernels(engine, device, widest)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
         check_layers(engine.device.attention_backend, attention, self._spec)
         self._kernels = kernels.replaced(paged_attention, attention.attend)

@@ -30,3 +30,10 @@ def test_cards_that_serve(capability: tuple[int, int], dtype: str, kv_cache_dtyp
 def test_cards_that_are_refused(capability: tuple[int, int], dtype: str, kv_cache_dtype: str, text: str) -> None:
     with pytest.raises(CardError, match=text):
         check_card("V", capability, dtype, kv_cache_dtype)
+
+
+def test_wide_heads_in_float32_do_not_fit_into_old_cards() -> None:
+    for dtype, capability, widest in (("float32", (7, 5), 256), ("float16", (7, 5), 576), ("float32", (8, 6), 576)):
+        check_card("T", capability, dtype, dtype, widest)
+    with pytest.raises(CardError, match=r"7\.5, .* heads of 512 numbers in float32, only of 256: use dtype float16"):
+        check_card("T", (7, 5), "float32", "float32", 512)

@@ -30,8 +30,8 @@ def worker_device(config: WorkerConfig) -> Device:
     return TorchDevice(torch.device("cuda", gpu) if kind == "cuda" else torch.device(kind))
 
 
-def configured_kernels(engine: EngineConfig, device: Device) -> Kernels:
-    """The configured ops for a device.
+def configured_kernels(engine: EngineConfig, device: Device, widest_head: int) -> Kernels:
+    """The configured ops for a device, and for a model with such heads (`check_card`).
 
     Raises:
         ConfigError: the device cannot run them.
@@ -43,7 +43,7 @@ def configured_kernels(engine: EngineConfig, device: Device) -> Kernels:
             from pyllm.workers.devices.torch_device import capability_of
 
             dtypes = DTYPES[engine.model.dtype], DTYPES[engine.cache.kv_cache_dtype]
-            check_card(device.name, capability_of(device), *dtypes)
+            check_card(device.name, capability_of(device), *dtypes, widest_head)
     except BackendError as error:
         raise ConfigError(f"kernel_backend {backend}: {error}") from error
     except CardError as error:
