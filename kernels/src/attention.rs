@@ -92,7 +92,15 @@ pub(crate) struct BatchArrays {
 }
 
 impl BatchArrays {
+    /// The batch of an op on sequences.
     fn read(&self) -> PyResult<Batch> {
+        if self.is_by_token {
+            return Err(PyValueError::new_err("each token is a row: only attention takes such a batch"));
+        }
+        self.read_any()
+    }
+
+    fn read_any(&self) -> PyResult<Batch> {
         let tables @ [num_slots, max_blocks] = self.block_tables.dimensions("block_tables")?;
         let [rows] = self.slots.dimensions("slots")?;
         Ok(Batch {
@@ -146,6 +154,13 @@ pub(crate) fn paged_attention(
     };
     let [.., value_dim] = out.dimensions::<3>("out")?;
     check_value_dim(value_dim, head_dim)?;
+    let batch = metadata.read_any()?;
+    if batch.is_by_token && batch.rows != tokens {
+        return Err(PyValueError::new_err(format!(
+            "each token is a row, and {} rows are given for {tokens} tokens",
+            batch.rows
+        )));
+    }
     let op = PagedAttention {
         tokens,
         heads,
@@ -159,7 +174,7 @@ pub(crate) fn paged_attention(
         out: out.heads("out", dtype, [tokens, heads, value_dim])?,
         value_dim,
         cache,
-        batch: metadata.read()?,
+        batch,
     };
     let mut arrays = vec![&query, &key_cache, &value_cache, &out];
     arrays.extend(metadata.arrays());

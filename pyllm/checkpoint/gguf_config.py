@@ -107,7 +107,7 @@ def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _of_layers(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """For each layer, whether it has attention, an index, values that are no keys, feed-forward, and experts."""
+    """For each layer, whether it has attention, an index of tokens, values beside keys, feed-forward, and experts."""
     layers = range(min(count, MAX_LAYERS)) if isinstance(count := config.get("num_hidden_layers"), int) else ()
     has_up = [any(f"blk.{layer}.{up}.weight" in shapes for up in ("ffn_up", "ffn_up_exps")) for layer in layers]
     return {

@@ -3,6 +3,7 @@ Mistral Small 4, whose queries grow with their positions, and DeepSeek MoE (arXi
 """
 
 from dataclasses import replace as replace_names
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -33,6 +34,14 @@ from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.tensor_names import GGUF_NAMES
 
 _GLM_VOCABULARY = 154_880
+GGUF_DEFAULTS: dict[str, Any] = {
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+}
+"""What llama.cpp does where a file says nothing."""
 _LATENTS = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -151,9 +160,7 @@ def _complete(config: Config) -> Config:
         return config.replaced(architectures=["YoutuForCausalLM"])
     # GLM-4.7-Flash has no number of scores in its files; llama.cpp knows it by its vocabulary, too.
     scores = GGUF_SCORES["sigmoid" if config.equals("vocab_size", _GLM_VOCABULARY) else "softmax"]
-    config = config.with_defaults(
-        expert_gating_func=scores, norm_topk_prob=False, routed_scaling_factor=1.0, n_group=1, topk_group=1
-    )
+    config = config.with_defaults(expert_gating_func=scores, **GGUF_DEFAULTS)
     if config.equals("expert_gating_func", GGUF_SCORES["sigmoid"]):
         return config
     method = "greedy" if config.equals("n_group", 1) else "group_limited_greedy"

@@ -8,7 +8,7 @@ from dataclasses import replace as replace_names
 from msgspec.structs import replace
 
 from pyllm.families.config import Config
-from pyllm.families.deepseek import read_v3
+from pyllm.families.deepseek import GGUF_DEFAULTS, read_v3
 from pyllm.families.family import GGUF_DEEPSEEK_EXPERTS, Family, GgufNames, num_layers
 from pyllm.families.latents import (
     GGUF_LATENT_FIELDS,
@@ -16,7 +16,7 @@ from pyllm.families.latents import (
     LATENT_NAMES,
     complete_latent_attention,
 )
-from pyllm.families.spec import IndexSpec, LayerSpec, ModelSpec, NormSpec
+from pyllm.families.spec import IndexSpec, ModelSpec, NormSpec
 
 _NORM = NormSpec(epsilon=1e-6, kind="layer", bias=True)
 _KINDS = {"F": "full", "S": "shared"}  # in `index_topk_pattern`
@@ -46,21 +46,22 @@ def _kinds(config: Config) -> list[str]:
     """Whether each layer has an index of its own."""
     count, name = num_layers(config), "index_topk_pattern"
     if "indexer_types" in config:
-        name, kinds = "indexer_types", config.items("indexer_types", count)
+        name, kinds = "indexer_types", list(config.texts("indexer_types"))
     elif isinstance(pattern := config.value(name), str):
-        kinds = [_KINDS.get(letter, letter) for letter in pattern][:count]
+        kinds = [_KINDS.get(letter, letter) for letter in pattern]
     elif pattern is not None:
-        kinds = config.items(name, count)
+        kinds = list(config.texts(name))
     else:
         every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2, least=0)
         kinds = ["full" if max(index - offset + 1, 0) % every == 0 else "shared" for index in range(count)]
-    if len(kinds) < count or kinds[0] != "full" or not set(kinds) <= {"full", "shared"}:
+    if len(kinds) < count or kinds[0] != "full" or not set(kinds[:count]) <= {"full", "shared"}:
         raise config.error(name, kinds, f"full or shared for each of {count} layers, and the first one full")
-    return kinds
+    return kinds[:count]
 
 
 def _with_index(config: Config, kinds: list[str], interleaved: bool) -> ModelSpec:
-    spec = read_v3(config)
+    config.refuse_unless(indexer_rope_interleave=interleaved)
+    spec, source = read_v3(config), 0
     index = IndexSpec(
         heads=config.integer("index_n_heads"),
         size=config.integer("index_head_dim", 128),
@@ -68,27 +69,27 @@ def _with_index(config: Config, kinds: list[str], interleaved: bool) -> ModelSpe
         norm=_NORM,
         interleaved=interleaved,
     )
-    if spec.layers[0].own_attention.latent is None or index.size < config.integer("qk_rope_head_dim", 64):
-        raise config.error("index_head_dim", index.size, "at least qk_rope_head_dim")
-    layers, source = [], 0
+    layers = []
     for number, (layer, kind) in enumerate(zip(spec.layers, kinds, strict=True)):
-        if kind == "full":
-            source = number
-        layers.append(_indexed(layer, replace(index, source=None if kind == "full" else source)))
+        source = number if kind == "full" else source
+        attention = layer.own_attention
+        assert attention.latent is not None, "the attention of DeepSeek V3"
+        if index.size < attention.latent.rope_size:
+            raise config.error("index_head_dim", index.size, f"at least qk_rope_head_dim, {attention.latent.rope_size}")
+        own = replace(index, source=None if kind == "full" else source)
+        latent = replace(attention.latent, index=own)
+        layers.append(replace(layer, attention=replace(attention, latent=latent, head_size=latent.cached_size)))
     return replace(spec, layers=tuple(layers))
 
 
-def _indexed(layer: LayerSpec, index: IndexSpec) -> LayerSpec:
-    attention = layer.own_attention
-    assert attention.latent is not None, "the attention of DeepSeek V3"
-    latent = replace(attention.latent, index=index)
-    return replace(layer, attention=replace(attention, latent=latent, head_size=latent.cached_size))
+def _complete(config: Config) -> Config:
+    return complete_latent_attention(config).with_defaults(**GGUF_DEFAULTS)
 
 
 def _complete_glm(config: Config) -> Config:
-    """Add which layers have an index, by their tensors: some files do not say it."""
-    config = complete_latent_attention(config)
-    layers = config.items("index_layers", num_layers(config))
+    """Add which layers have an index: files that do not say it have no tensors of it in the others."""
+    config = _complete(config)
+    layers = config.items("index_flags" if "index_flags" in config else "index_layers", num_layers(config))
     return config.replaced(indexer_types=["full" if has_index else "shared" for has_index in layers])
 
 
@@ -99,6 +100,7 @@ _FIELDS = (
         "attention.indexer.head_count": "index_n_heads",
         "attention.indexer.key_length": "index_head_dim",
         "attention.indexer.top_k": "index_topk",
+        "attention.indexer.types": "index_flags",
     }
 )
 _PARTS = {
@@ -119,9 +121,7 @@ DEEPSEEK_V32 = Family(
     architectures=("DeepseekV32ForCausalLM",),
     read=read_deepseek,
     tensors=_NAMES,
-    gguf=GgufNames(
-        architectures=("deepseek32",), tensors=_GGUF_NAMES, fields=_FIELDS, complete=complete_latent_attention
-    ),
+    gguf=GgufNames(architectures=("deepseek32",), tensors=_GGUF_NAMES, fields=_FIELDS, complete=_complete),
 )
 GLM5 = Family(
     architectures=("GlmMoeDsaForCausalLM",),

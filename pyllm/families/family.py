@@ -173,17 +173,20 @@ def with_deepseek_experts(config: Config, spec: ModelSpec, routing: RoutingSpec 
 
     Without a `routing` they are DeepSeek V3's.
     """
-    first, kinds = config.integer("first_k_dense_replace", 0, least=0), []
-    if "mlp_layer_types" in config:
-        kinds = config.items("mlp_layer_types", len(spec.layers))
-    if any(kind not in {"dense", "sparse"} for kind in config.texts("mlp_layer_types")):
-        raise config.error("mlp_layer_types", kinds, "a list of dense and sparse")
-
-    def has_experts(index: int) -> bool:
-        return bool(kinds[index] == "sparse") if kinds else index >= first
-
+    have_experts = expert_layers(config, len(spec.layers))
     routing, size = routing or read_deepseek_routing(config), config.integer("moe_intermediate_size")
-    return with_experts(spec, routing, size, has_experts)
+    return with_experts(spec, routing, size, have_experts.__getitem__)
+
+
+def expert_layers(config: Config, count: int) -> list[bool]:
+    """Whether each layer has experts: where `mlp_layer_types` says so, or from `first_k_dense_replace` on."""
+    first = config.integer("first_k_dense_replace", 0, least=0)
+    if "mlp_layer_types" not in config:
+        return [index >= first for index in range(count)]
+    kinds = config.texts("mlp_layer_types")
+    if len(kinds) < count or not set(kinds) <= {"dense", "sparse"}:
+        raise config.error("mlp_layer_types", list(kinds), f"dense or sparse for each of {count} layers")
+    return [kind == "sparse" for kind in kinds[:count]]
 
 
 def with_experts(

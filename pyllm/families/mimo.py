@@ -96,10 +96,14 @@ def _with_kinds(config: Config) -> Config:
     ropes = {
         kind: {"rope_theta": theta, "partial_rotary_factor": part} for kind, theta in zip(_KINDS, thetas, strict=True)
     }
-    # A published section has no kinds, and no scaling.
-    config.section("rope_scaling").refuse_unless(rope_type="default", type="default")
     section = config.section("rope_parameters")
-    return config if any(kind in section for kind in _KINDS) else config.replaced(rope_parameters=ropes)
+    if any(kind in section for kind in _KINDS):
+        return config
+    for place in (section, config.section("rope_scaling")):
+        place.refuse_unless(rope_type="default", type="default")
+        if "rope_theta" in place:
+            raise config.error("rope_theta", place.value("rope_theta"), "one for each kind of layers")
+    return config.replaced(rope_parameters=ropes)
 
 
 def _complete(config: Config) -> Config:
@@ -108,9 +112,8 @@ def _complete(config: Config) -> Config:
     kv_heads, kinds = config.items("kv_heads", num_layers(config)), layer_types(config, lambda _: False)
     full, sliding = (kv_heads[kinds.index(kind) if kind in kinds else 0] for kind in _KINDS)
     layers = config.items("expert_layers", num_layers(config))
-    return config.with_defaults(
-        swa_rope_theta=config.value("rope_local_base_freq"), attention_value_scale=1.0
-    ).replaced(
+    local = config.value("rope_local_base_freq") or config.value("rope_theta")
+    return config.with_defaults(swa_rope_theta=local, attention_value_scale=1.0).replaced(
         num_key_value_heads=full,
         swa_num_key_value_heads=sliding,
         mlp_layer_types=["sparse" if routed else "dense" for routed in layers],

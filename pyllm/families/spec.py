@@ -203,7 +203,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def query_size(self) -> int:
         """Features of all query heads."""
-        return self.heads * self.head_size
+        return self.heads * (self.head_size if self.latent is None else self.latent.size)
 
     @property
     def kv_size(self) -> int:
@@ -309,7 +309,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     With `routing` the layer has experts of this size, and `bias` also applies to the router. `clamped_gate` replaces
     the activation. With a `cutoff` the gate becomes its part above its mean and so many standard deviations (arXiv
     2506.06644), before the activation. `inner_norm` is a norm before the last projection, of a layer without experts.
-    With a `limit` the activated gate is at most that, and up from `-limit` to `limit` (Step 3.5).
+    With a `limit` the gate, activated by SiLU, is at most that, and up from `-limit` to `limit` (Step 3.5).
     `xielu` has the learned factors of this activation, as files store them (`apertus.py`); None: the weights have them.
     """
 

@@ -13,6 +13,7 @@ from pyllm.families.family import (
     GGUF_SCORES,
     Family,
     GgufNames,
+    expert_layers,
     layer_types,
     num_layers,
     read_attention,
@@ -47,6 +48,7 @@ def read(config: Config) -> ModelSpec:
     config.refuse_unless(moe_router_activation="sigmoid", use_moe_router_bias=True, norm_expert_weight=True)
     config.refuse_unless(use_head_wise_attn_gate=True, zero_centered=True, attention_bias=False, mlp_bias=False)
     config.refuse_unless(moe_every_n_layer=1, use_bidirectional_attention=False, yarn_only_types=[_KINDS[0]])
+    config.refuse_unless(hidden_act="silu", use_rope_layers=[])
     norm, count, kinds = read_norm(config, unit_offset=True), num_layers(config), layer_types(config, lambda _: False)
     scale = config.positive("query_pre_attn_scalar", config.integer("head_dim")) ** -0.5
     full = read_attention(config, query_key_norm=norm, head_gate=True, scale=scale)
@@ -56,10 +58,11 @@ def read(config: Config) -> ModelSpec:
         sliding = replace(of_sliding, rope=1, window=config.integer("sliding_window"))
     limits, shared_limits = (_limits(config, name, count) for name in ("swiglu_limits", "swiglu_limits_shared"))
     routing, size = _read_routing(config), config.integer("moe_intermediate_size")
+    have_experts = expert_layers(_with_experts_named(config), count)
     layers = []
     for index, kind in enumerate(kinds):
         feed_forward = read_feed_forward(config, limit=shared_limits[index])
-        if _has_experts(config, index, count):
+        if have_experts[index]:
             shared = SharedExpertSpec(size=config.integer("share_expert_dim"), limit=shared_limits[index])
             of_layer = replace(routing, shared=shared)
             feed_forward = replace(feed_forward, size=size, routing=of_layer, limit=limits[index])
@@ -97,13 +100,18 @@ def _read_routing(config: Config) -> RoutingSpec:
     )
 
 
-def _has_experts(config: Config, index: int, count: int) -> bool:
-    if "mlp_layer_types" in config:
-        return bool(config.items("mlp_layer_types", count)[index] == "sparse")
+def _with_experts_named(config: Config) -> Config:
+    """A copy that names the layers with experts as transformers does: published files have a list of numbers."""
     layers = config.value("moe_layers_enum")
-    if isinstance(layers, str):
-        layers = [int(number) for number in layers.split(",") if number.strip().isdecimal()]
-    return index >= _FIRST_EXPERTS if layers is None else index in layers
+    if layers is None:
+        return config.with_defaults(first_k_dense_replace=_FIRST_EXPERTS)
+    numbers = layers.split(",") if isinstance(layers, str) else layers
+    try:
+        chosen = {int(number) for number in numbers}
+    except (TypeError, ValueError):
+        raise config.error("moe_layers_enum", layers, "a list of whole numbers") from None
+    kinds = ["sparse" if index in chosen else "dense" for index in range(num_layers(config))]
+    return config.with_defaults(mlp_layer_types=kinds)
 
 
 def _limits(config: Config, name: str, count: int) -> list[float | None]:

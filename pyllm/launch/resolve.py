@@ -207,8 +207,8 @@ def _with_length(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, i
         return config, length
     config, changed = settings_of_encoder(config, length)
     if changed:
-        text = "%s computes whole texts, and has no prefix cache: other values take the place of %s"
-        logger.warning(text, spec.architecture, ", ".join(changed))
+        text = "%s computes whole texts of up to %d tokens in a step, and has no prefix cache, in spite of %s"
+        logger.warning(text, spec.architecture, length, ", ".join(changed))
     return config, length
 
 

@@ -64,7 +64,7 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: str) -> None:
             raise ConfigError(f"{name} {setting} copies states of CPUs only so far: leave it out, or use --device cpu")
 
 
-_ABOUT_PREFIXES = {
+_NOT_OF_ENCODERS = {
     "cache": ("max_pinned_blocks", "enable_kv_cache_events", "kv_cache_dir", "kv_cache_redis_url"),
     "kv_transfer": ("kv_transfer_config",),
     "scheduler": ("long_prefill_token_threshold",),
@@ -77,7 +77,7 @@ def settings_of_encoder(config: EngineConfig, max_model_len: int) -> tuple[Engin
     All of a text is one step, and there is no prefix cache: settings about that change no embedding, and are left out.
     """
     changed, default = [], EngineConfig()
-    for part, names in _ABOUT_PREFIXES.items():
+    for part, names in _NOT_OF_ENCODERS.items():
         own, plain = getattr(config, part), getattr(default, part)
         values = {name: getattr(plain, name) for name in names}
         changed += [name for name in names if getattr(own, name) != values[name]]

@@ -117,6 +117,29 @@ def test_a_token_has_the_same_choice_and_attention_alone(
         assert np.array_equal(alone, dense)
 
 
+def test_what_is_no_number_is_chosen_last_and_both_zeros_are_equal() -> None:
+    metadata = batch_of([(1, 9)], 4)
+    cache = np.zeros((metadata.block_tables.size, 4, 1, 8), np.float32)
+    table = metadata.block_tables[0]
+    cache[table[0], 0], cache[table[1], 2] = np.nan, 1.0  # positions 0 and 6
+    query, weights = np.ones((1, 2, 8), np.float32), np.array([[1.0, 1.0]], np.float32)
+    for kernels, sign in ((CPU, 1), (CPU, -1), (REFERENCE, 1), (REFERENCE, -1)):
+        found = kernels[select_tokens](query, sign * weights, cache, metadata, 8)
+        left_out = {0, 9} if sign > 0 else {0, 6}
+        assert positions_of(metadata, 0, found.cells[0], cache) == sorted(set(range(10)) - left_out)
+
+
+def test_rows_by_token_are_as_many_as_tokens() -> None:
+    metadata, cache = batch_of([(2, 9)], 4), np.zeros((6, 4, 1, 8), np.float32)
+    query, weights = np.ones((2, 2, 8), np.float32), np.ones((2, 2), np.float32)
+    chosen = CPU[select_tokens](query, weights, cache, metadata, 3).metadata(metadata)
+    cells, layer = cells_of(cache), AttentionLayer(scale=1.0)
+    with pytest.raises(ValueError, match="2 rows are given for 3 tokens"):
+        CPU[paged_attention](np.ones((3, 2, 8), np.float32), cells, cells, chosen, layer)
+    with pytest.raises(ValueError, match="only attention takes such a batch"):
+        CPU[select_tokens](query, weights, cells, chosen, 3)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     metadata = batch_of([(2, 3)], 4)
     cache = np.zeros((metadata.block_tables.size, 4, 1, 8), np.float32)

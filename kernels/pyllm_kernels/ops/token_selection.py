@@ -61,7 +61,7 @@ def _select_tokens(
                 keys = widened(key_cache[table[positions // block_size], positions % block_size, 0])
                 products = np.maximum(widened(query[token]) @ keys.T, 0)  # [heads, positions]
                 scores = widened(weights[token]) @ products
-                positions = np.sort(np.argsort(-scores, kind="stable")[:count])
+                positions = np.sort(np.argsort(-scores, kind="stable")[:count])  # those that are no numbers last
             blocks, offsets = np.divmod(positions, block_size)
             cells[token, : len(positions)] = table[blocks] * (block // cell) + offsets
             lengths[token] = len(positions)
@@ -74,8 +74,8 @@ def select_tokens(
 ) -> TokenSelection:
     """Choose for each token the `count` tokens up to itself with the largest scores, or all of them if they are fewer.
 
-    A token's score is the sum over the heads of `weight * max(query @ key, 0)`, in float32; of equal scores the first
-    wins. The choice of a token depends on nothing but its sequence.
+    A token's score is the sum over the heads of `weight * max(query @ key, 0)`, in float32; what is no number is the
+    least, and of equal scores the first wins. The choice of a token depends on nothing but its sequence.
 
     query [tokens, heads, size], heads contiguous; weights [tokens, heads], of any dtype of floats; key_cache
     [num_blocks, block_size, 1, size], whose tokens may be apart, with the keys of this step's tokens.

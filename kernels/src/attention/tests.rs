@@ -19,6 +19,8 @@ struct Case {
     soft_cap: Option<f32>,
     has_sinks: bool,
     has_slopes: bool,
+    /// Numbers of each cell behind its heads, which no one reads.
+    beside: usize,
     seed: u64,
 }
 
@@ -74,13 +76,14 @@ impl Case {
             .collect();
         let cells = num_blocks * self.block_size;
         let cache = [1, 2].map(|which| {
-            let mut numbers = vec![f32::NAN; cells * width];
+            let stride = width + self.beside;
+            let mut numbers = vec![f32::NAN; cells * stride];
             let mut next = 0;
             for (row, &length) in self.lengths.iter().enumerate() {
                 for position in 0..length {
                     let block = tables[row * max_blocks + position / self.block_size] as usize;
                     let cell = block * self.block_size + position % self.block_size;
-                    for number in &mut numbers[cell * width..][..width] {
+                    for number in &mut numbers[cell * stride..][..width] {
                         *number = self::number(self.seed + which, next);
                         next += 1;
                     }
@@ -141,7 +144,7 @@ impl Case {
                 num_blocks: self.lengths.len() * memory.max_blocks,
                 block_size: self.block_size,
                 block_stride: self.block_size,
-                cell_stride: kv_heads * head_dim,
+                cell_stride: kv_heads * head_dim + self.beside,
                 kv_heads,
                 head_dim,
             },
@@ -237,8 +240,16 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
     let windows = prop::sample::select(vec![None, None, Some(1), Some(7), Some(64), Some(100)]);
     let seen = (windows, any::<bool>());
     let layers = (seen, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>(), any::<bool>());
-    (heads, block_sizes, lengths, elements, layers, any::<u32>()).prop_map(
-        |(heads, block_size, lengths, elements, ((window, bidirectional), soft_cap, has_sinks, has_slopes), seed)| {
+    let besides = prop::sample::select(vec![0, 0, 5, 32]);
+    (heads, (block_sizes, besides), lengths, elements, layers, any::<u32>()).prop_map(
+        |(
+            heads,
+            (block_size, beside),
+            lengths,
+            elements,
+            ((window, bidirectional), soft_cap, has_sinks, has_slopes),
+            seed,
+        )| {
             Case {
                 heads,
                 block_size,
@@ -249,6 +260,7 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
                 soft_cap,
                 has_sinks,
                 has_slopes,
+                beside,
                 seed: seed.into(),
             }
         },
@@ -325,6 +337,7 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
             soft_cap: window.map(|_| 5.0),
             has_sinks: head_dim == 64,
             has_slopes: window == Some(7) || head_dim == 64,
+            beside: 0,
             seed: 7,
         };
         let memory = case.memory(true);
@@ -359,6 +372,7 @@ fn tokens_that_see_later_ones_are_the_same_alone_and_with_those_before() {
             soft_cap: None,
             has_sinks: false,
             has_slopes: false,
+            beside: 0,
             seed: 7,
         };
         let memory = case.memory(true);
@@ -388,6 +402,7 @@ fn what_lies_before_every_window_is_not_looked_at() {
             soft_cap: None,
             has_sinks: true,
             has_slopes: false,
+            beside: 0,
             seed: 3,
         };
         let memory = case.memory(false);
@@ -424,6 +439,7 @@ fn what_a_later_position_holds_is_not_looked_at() {
                 soft_cap: None,
                 has_sinks: false,
                 has_slopes: false,
+                beside: 0,
                 seed: 3,
             };
             let memory = case.memory(false);

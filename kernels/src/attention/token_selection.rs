@@ -28,6 +28,7 @@ const KEYS_AT_ONCE: usize = 4;
 
 thread_local! {
     static QUERIES: RefCell<Scratch> = RefCell::default();
+    static POSITIONS: RefCell<Vec<u32>> = RefCell::default();
 }
 
 /// The choice of `count` cells for every token, or of all up to its own if these are no more.
@@ -68,6 +69,12 @@ pub(crate) fn select_tokens(
             "{heads} heads, {} heads of keys and {count} tokens to choose: give at least 1 head, 1 head of keys and at \
              least 1 token",
             keys.kv_heads
+        )));
+    }
+    if keys.num_blocks.checked_mul(keys.block_stride).is_none_or(|cells| cells > i32::MAX as usize) {
+        return Err(PyValueError::new_err(format!(
+            "{} blocks, {} tokens apart: cells have numbers up to 2,147,483,647",
+            keys.num_blocks, keys.block_stride
         )));
     }
     let op = SelectTokens {
@@ -155,7 +162,9 @@ impl SelectTokens {
                 // SAFETY: as above; the scores were written before.
                 unsafe {
                     let scores = std::slice::from_raw_parts(memory(index).cast_const(), token.length);
-                    self.write(sequences, token, best(scores, self.count).into_iter());
+                    POSITIONS.with_borrow_mut(|positions| {
+                        self.write(sequences, token, best(scores, self.count, positions));
+                    });
                 }
             });
         }
@@ -185,13 +194,14 @@ impl SelectTokens {
 }
 
 /// The positions of the largest scores, in order. Of equal scores the first wins.
-fn best(scores: &[f32], count: usize) -> Vec<u32> {
-    let mut positions: Vec<u32> = (0..scores.len() as u32).collect();
+fn best<'a>(scores: &[f32], count: usize, positions: &'a mut Vec<u32>) -> impl Iterator<Item = u32> + use<'a> {
+    positions.clear();
+    positions.extend(0..scores.len() as u32);
     positions
         .select_nth_unstable_by(count - 1, |&a, &b| scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b)));
     positions.truncate(count);
     positions.sort_unstable();
-    positions
+    positions.iter().copied()
 }
 
 /// The scores of some positions: the sum over the heads of `weight * max(query @ key, 0)`, each in one fixed order.
@@ -239,6 +249,8 @@ impl<C: Storage> Kernel for Scores<'_, C> {
                 }
                 let scores = score::<V>(queries, weights, keys, [size, keys_size, width]);
                 for (number, score) in scores.into_iter().take(count).enumerate() {
+                    // No number is the least, and both zeros are equal.
+                    let score = if score.is_nan() { f32::NEG_INFINITY } else { score + 0.0 };
                     self.to.add(index * KEYS_AT_ONCE + number).write(score);
                 }
             }
@@ -298,7 +310,7 @@ unsafe fn score<V: Vector>(
             }
             let weight = V::load(weights.add(head));
             for (total, sum) in totals.iter_mut().zip(sums) {
-                *total = sum.max(zero).mul_add(weight, *total);
+                *total = zero.max(sum).mul_add(weight, *total); // in this order, NaN stays NaN
             }
         }
         totals.map(V::sum)

@@ -1,5 +1,7 @@
 """Attention over the paged KV cache: rotation, write, read. Knows neither projections nor the use of hooks."""
 
+from collections.abc import Callable
+
 from pyllm_kernels import UNSCALED, AttentionLayer, KVScales, QKNorm
 from pyllm_kernels.ops.elementwise import scale_and_cap
 from pyllm_kernels.ops.paged_attention import paged_attention
@@ -59,18 +61,18 @@ class PagedAttention:
         key: Tensor,
         value: Tensor,
         context: ForwardContext,
-        selection: TokenSelection | None = None,
+        select: Callable[[], TokenSelection] | None = None,
     ) -> Tensor:
         """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_size].
 
-        With a `selection` the keys, which are the values, too, are the first numbers of cached vectors, and each token
-        attends to those that were chosen for it.
+        With `select` keys and values are both the first numbers of cached vectors, as many as a query has, and each
+        token attends to those that it chooses once these are stored.
         """
         for hook in context.hooks:
             hook.before_attention(self._layer)
         cached = context.kv_cache.layers[self._layer]
         group, keys, values = cached
-        if selection is not None:
+        if select is not None:
             keys = values = keys[..., : query.shape[2]]
         tables = context.position_tables
         context.kernels[rope_and_kv_write](
@@ -87,9 +89,9 @@ class PagedAttention:
             tables.query_scales if self._has_query_scales else None,
         )
         metadata, selector = context.attention[group], context.selector
-        if selection is not None:
-            metadata, keys = selection.metadata(metadata), cells_of(keys)
-            values = keys
+        if select is not None:
+            metadata = select().metadata(metadata)
+            keys = values = cells_of(keys)
         if selector is not None:
             metadata = selector.attention_begin(self._layer, query, metadata, self._kernel)
         output = context.kernels[paged_attention](query, keys, values, metadata, self._kernel)

@@ -1,4 +1,4 @@
-"""The shared inputs of all layers in one forward pass. The runner makes them; layers only read them."""
+"""The shared inputs of all layers in one forward pass, which the runner makes; and a choice from layer to layer."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -43,7 +43,8 @@ class ForwardContext:
     state_cache: StateCache | None = None
     state_rows: StateRows | None = None  # None: no layer keeps a state
     per_layer_inputs: Tensor | None = None  # [tokens, layers * size], see `PerLayerInputSpec`
-    selections: dict[int, TokenSelection] = field(default_factory=dict)  # by the layers that choose tokens
+    # The last choice of tokens, by the layer that made it; layers after it may have none of their own.
+    selections: dict[int, TokenSelection] = field(default_factory=dict)
 
     def states_of(self, layer: int) -> tuple[StateRows, tuple[Tensor, ...]]:
         """The states that each row reads and writes, and the parts of all states in a layer."""

@@ -5,19 +5,22 @@ that all heads attend to the latents themselves. A vector, of the cache or of a 
 part.
 """
 
+from dataclasses import replace
+from functools import partial
+
 from pyllm_kernels import PackedLinear
-from pyllm_kernels.ops.elementwise import sigmoid_gate
+from pyllm_kernels.ops.elementwise import sigmoid_gate, widen
 from pyllm_kernels.ops.head_products import head_products
 from pyllm_kernels.ops.norm import rms_norm
 from pyllm_kernels.ops.packed_linear import pack_linear
 from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
-from pyllm_kernels.ops.token_selection import select_tokens
+from pyllm_kernels.ops.token_selection import TokenSelection, select_tokens
 from pyllm_kernels.tensors import Tensor, copied
 
 from pyllm.families.spec import AttentionSpec, LatentSpec
 from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.forward_context import ForwardContext
-from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
+from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear, whole_linear
 from pyllm.workers.layers.norm import Norm
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
@@ -71,7 +74,7 @@ class LatentAttention:
             self.index.load(reader, prefix)
 
     def packed(self) -> tuple[PackedLinear, ...]:
-        """Every matrix, in order."""
+        """Every matrix, in order, and those of the index last."""
         down = () if self.query_down is None else self.query_down.packed
         gate = () if self.gate is None else self.gate.packed
         heads = self.key.packed, self.value.packed
@@ -87,14 +90,18 @@ class LatentAttention:
         inputs = x
         if self.query_down is not None and self.query_norm is not None:
             inputs = self.query_norm(self.query_down(x))
-        if self.index is not None:
-            self.index(x, inputs, context)
-        selection = None if self._selects is None else context.selections[self._selects]
         query = self.query(inputs).reshape(len(x), self._num_heads, -1)
         absorbed = kernels[head_products](query, self.key.packed, True)  # [tokens, heads, rope_size + rank]
-        attended = self.attention(absorbed, cached, cached, context, selection)
+        select = None if self._selects is None else partial(self._select, x, inputs, context)
+        attended = self.attention(absorbed, cached, cached, context, select)
         values = kernels[head_products](attended, self.value.packed, False).reshape(len(x), -1)
         return self.output(values if gate is None else kernels[sigmoid_gate](values, gate))
+
+    def _select(self, x: Tensor, inputs: Tensor, context: ForwardContext) -> TokenSelection:
+        if self.index is not None:
+            self.index(x, inputs, context)
+        assert self._selects is not None, "a layer without a choice of tokens"
+        return context.selections[self._selects]
 
 
 class Index:
@@ -112,13 +119,11 @@ class Index:
         assert index is not None, "a layer without an index"
         self._spec, self._kernels, self._layer, self._rope = index, placement.kernels, layer, spec.rope
         self._start = latent.size  # of the key in a cached vector
-        of_query = latent.query_rank or hidden_size
-
-        def whole(inputs: int, size: int) -> ColumnParallelLinear:
-            return ColumnParallelLinear(inputs, (size,), placement, shares=[slice(0, size)])
-
-        self.query = whole(of_query, index.heads * index.size)
-        self.key, self.weights = whole(hidden_size, index.size), whole(hidden_size, index.heads)
+        self.query = whole_linear(latent.query_rank or hidden_size, index.heads * index.size, placement)
+        self.key = whole_linear(hidden_size, index.size, placement)
+        # In float32 whatever the dtype of the model, as in transformers.
+        self._widens, wide = placement.dtype != "float32", replace(placement, dtype="float32", quantization="none")
+        self.weights = whole_linear(hidden_size, index.heads, wide)
         self.norm = Norm(index.norm, index.size, placement)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
@@ -139,7 +144,8 @@ class Index:
         key, cached = self.norm(self.key(x)).reshape(len(x), 1, -1), keys[..., self._start :]
         rotation, slots = context.position_tables.rotation(self._rope), context.slot_mapping[group]
         kernels[rope_and_kv_write](query, key, key, context.positions, rotation, slots, cached, cached)
-        weights, metadata = self.weights(x), context.attention[group]
+        weights, metadata = self.weights(kernels[widen](x) if self._widens else x), context.attention[group]
+        context.selections.clear()  # their memory is free for this one
         context.selections[self._layer] = kernels[select_tokens](query, weights, cached, metadata, self._spec.count)
 
 
