@@ -53,9 +53,12 @@ class Config:
     def number(self, name: str, default: float = _REQUIRED) -> float:
         """A finite number."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.error(name, value, "a finite number")
-        return float(value)
+        try:
+            if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+                return float(value)
+        except OverflowError:
+            raise self.error(name, f"a number of {value.bit_length()} bits", "a finite number") from None
+        raise self.error(name, value, "a finite number")
 
     def positive(self, name: str, default: float = _REQUIRED) -> float:
         """A finite number above 0."""

@@ -52,6 +52,7 @@ def _kinds(config: Config) -> list[str]:
     elif pattern is not None:
         kinds = list(config.texts(name))
     else:
+        name = "index_skip_topk_offset"
         every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2, least=0)
         kinds = ["full" if max(index - offset + 1, 0) % every == 0 else "shared" for index in range(count)]
     if len(kinds) < count or kinds[0] != "full" or not set(kinds[:count]) <= {"full", "shared"}:

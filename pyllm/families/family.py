@@ -156,7 +156,7 @@ def read_deepseek_routing(config: Config, scores: Literal["softmax", "sigmoid"] 
         raise config.error("n_group", count, f"a number of groups of {best} or more of {routing.experts} experts")
     if active > count or active * size < routing.active:
         raise config.error("topk_group", active, f"at most {count}, with {routing.active} experts in as many groups")
-    shared = config.integer("n_shared_experts", 1)
+    shared = config.integer("n_shared_experts", 0 if "n_shared_experts" in config.nulls else 1, least=0)
     return replace_struct(
         routing,
         scores=scores,
@@ -164,7 +164,7 @@ def read_deepseek_routing(config: Config, scores: Literal["softmax", "sigmoid"] 
         correction=scores == "sigmoid",
         groups=ExpertGroups(count=count, active=active, best=best) if count > 1 else None,
         float32=True,
-        shared=SharedExpertSpec(size=shared * config.integer("moe_intermediate_size")),
+        shared=SharedExpertSpec(size=shared * config.integer("moe_intermediate_size")) if shared else None,
     )
 
 

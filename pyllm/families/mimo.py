@@ -30,6 +30,11 @@ from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec
 from pyllm.families.tensor_names import GGUF_NAMES, GGUF_PARTS, LLAMA_PARTS, TensorNames
 
 _KINDS = ("full_attention", "sliding_attention")
+_PATTERNS = {
+    "hybrid_layer_pattern": ("layer_types", _KINDS),
+    "moe_layer_freq": ("mlp_layer_types", ("dense", "sparse")),
+}
+"""Lists of a 0 or a 1 for each layer in published files, and what transformers has instead."""
 _THETAS = {_KINDS[0]: 5_000_000.0, _KINDS[1]: 10_000.0}
 _DEFAULTS = {
     "head_dim": 192,
@@ -67,14 +72,16 @@ def read(config: Config) -> ModelSpec:
     size = config.integer("head_dim")
     ropes = [read_rope(config, size, theta=_THETAS[kind], layer_type=kind) for kind in _KINDS]
     spec = read_model(config, layers, ropes, max_position_embeddings=config.integer("max_position_embeddings"))
-    routing = replace(read_deepseek_routing(config), shared=None)
+    routing = read_deepseek_routing(config.replaced(n_shared_experts=0))
     return with_deepseek_experts(config.with_defaults(first_k_dense_replace=1), spec, routing)
 
 
 def _attention(config: Config) -> AttentionSpec:
     bias = config.flag("attention_bias", False)
     scale = config.number("attention_value_scale", 1.0)  # null is 1
-    return read_attention(config, bias=bias, value_size=config.integer("v_head_dim"), value_scale=scale)
+    size = config.integer("v_head_dim", most=config.integer("head_dim"))
+    narrower = None if size == config.integer("head_dim") else size
+    return read_attention(config, bias=bias, value_size=narrower, value_scale=scale)
 
 
 def _window(config: Config) -> int:
@@ -85,12 +92,12 @@ def _window(config: Config) -> int:
 
 def _with_kinds(config: Config) -> Config:
     """A copy with the kinds of layers and their rotations as transformers names them."""
-    if "hybrid_layer_pattern" in config:
-        pattern = config.items("hybrid_layer_pattern", num_layers(config))
-        config = config.with_defaults(layer_types=[_KINDS[bool(slides)] for slides in pattern])
-    if "moe_layer_freq" in config:
-        pattern = config.items("moe_layer_freq", num_layers(config))
-        config = config.with_defaults(mlp_layer_types=["sparse" if routed else "dense" for routed in pattern])
+    for name, (other, kinds) in _PATTERNS.items():
+        if name in config:
+            pattern = config.items(name, num_layers(config))
+            if not set(config.integers(name)) <= {0, 1}:
+                raise config.error(name, pattern, "0 or 1 for each layer")
+            config = config.with_defaults(**{other: [kinds[int(number)] for number in pattern]})
     part = config.positive("partial_rotary_factor", 0.334)
     thetas = (config.positive("rope_theta", _THETAS[_KINDS[0]]), config.positive("swa_rope_theta", _THETAS[_KINDS[1]]))
     ropes = {

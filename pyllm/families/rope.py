@@ -15,7 +15,7 @@ import msgspec
 
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
-from pyllm.families.spec import DynamicRope, LongRope, ModelSpec, RopeSpec
+from pyllm.families.spec import DynamicRope, LayerSpec, LongRope, ModelSpec, RopeSpec
 
 Frequencies = tuple[float, ...]
 _LARGEST_THETA = 1e20
@@ -92,11 +92,23 @@ def longest_context(config: Config) -> int:
 
 
 def at_context(spec: ModelSpec, max_model_len: int) -> ModelSpec:
-    """A copy of the model with each rotation fixed for contexts of up to `max_model_len`."""
+    """A copy of the model with each rotation fixed for contexts of up to `max_model_len`; no more can be chosen."""
+    layers = tuple(_choosing(layer, max_model_len) for layer in spec.layers)
     try:
-        return msgspec.structs.replace(spec, ropes=tuple(_fixed(rope, max_model_len) for rope in spec.ropes))
+        ropes = tuple(_fixed(rope, max_model_len) for rope in spec.ropes)
+        return msgspec.structs.replace(spec, layers=layers, ropes=ropes)
     except ArithmeticError as error:
         raise ConfigError(f"RoPE cannot be scaled to {max_model_len} tokens: {error}") from None
+
+
+def _choosing(layer: LayerSpec, max_model_len: int) -> LayerSpec:
+    """A copy of the layer whose index, if it has one, chooses at most as many tokens as there can be."""
+    latent = None if layer.attention is None else layer.attention.latent
+    if layer.attention is None or latent is None or latent.index is None or latent.index.count <= max_model_len:
+        return layer
+    index = msgspec.structs.replace(latent.index, count=max_model_len)
+    latent = msgspec.structs.replace(latent, index=index)
+    return msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, latent=latent))
 
 
 def _context(stretched: float) -> int:

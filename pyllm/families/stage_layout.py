@@ -122,6 +122,6 @@ def _ends(
         num_tied = sum(layer in tied_layers for layer in range(num_layers))
         raise ConfigError(
             f"pipeline_parallel_size {num_stages} is not possible: {num_tied} of {num_layers} layers must be on "
-            "the stage of the layer before, since keys and values of one are read by later ones"
+            "the stage of the layer before, since later ones read its keys and values, or its choice of tokens"
         )
     return best[num_layers][2]

@@ -43,12 +43,15 @@ _DEFAULTS = {
 def read(config: Config) -> ModelSpec:
     """The model that a config.json describes, under the names of the published files or those of transformers."""
     config = config.renamed(
-        num_key_value_heads="num_attention_groups", n_routed_experts="moe_num_experts", num_experts_per_tok="moe_top_k"
+        num_key_value_heads="num_attention_groups",
+        n_routed_experts="moe_num_experts",
+        num_experts_per_tok="moe_top_k",
+        share_expert_dim="share_expert_dims",
     ).with_defaults(**_DEFAULTS)
     config.refuse_unless(moe_router_activation="sigmoid", use_moe_router_bias=True, norm_expert_weight=True)
     config.refuse_unless(use_head_wise_attn_gate=True, zero_centered=True, attention_bias=False, mlp_bias=False)
     config.refuse_unless(moe_every_n_layer=1, use_bidirectional_attention=False, yarn_only_types=[_KINDS[0]])
-    config.refuse_unless(hidden_act="silu", use_rope_layers=[])
+    config.refuse_unless(hidden_act="silu", use_rope_layers=[], use_moe=True, sink=False)
     norm, count, kinds = read_norm(config, unit_offset=True), num_layers(config), layer_types(config, lambda _: False)
     scale = config.positive("query_pre_attn_scalar", config.integer("head_dim")) ** -0.5
     full = read_attention(config, query_key_norm=norm, head_gate=True, scale=scale)
@@ -117,7 +120,10 @@ def _with_experts_named(config: Config) -> Config:
 def _limits(config: Config, name: str, count: int) -> list[float | None]:
     """The limit of each layer's activations; 0 and null are none."""
     numbers = config.items(name, count) if name in config else [None] * count
-    return [Config({name: number}, config.place).positive(name) if number else None for number in numbers]
+    limits = [Config({name: number}, config.place).number(name, 0.0) for number in numbers]
+    if any(limit < 0 for limit in limits):
+        raise config.error(name, numbers, "numbers of at least 0")
+    return [limit or None for limit in limits]
 
 
 def _with_ropes(config: Config, kinds: list[str]) -> Config:
@@ -142,7 +148,7 @@ def _with_ropes(config: Config, kinds: list[str]) -> Config:
 def _of_layer(config: Config, name: str, index: int, default: float) -> float:
     value = config.value(name)
     if isinstance(value, list):
-        value = config.items(name, index + 1)[index]
+        value = config.items(name, num_layers(config))[index]
     return Config({name: value}, config.place).positive(name, default)
 
 

@@ -83,6 +83,7 @@ FAMILIES = (
     "ernie-moe",
     "minimax-m2",
     "minimax-01",
+    "nemotron-super",
     "deepseek-moe",
     "ling",
     "ling-2",

@@ -163,6 +163,12 @@ _MOE_FIELDS = dict.fromkeys(
 )
 
 
+def _deci_block(group: int | None, multiple: float | None) -> dict[str, Any]:
+    """A layer as in Nemotron Super's configuration."""
+    attention = {"n_heads_in_group": group, "no_op": group is None, "replace_with_linear": False}
+    return {"attention": attention, "ffn": {"ffn_mult": multiple, "no_op": multiple is None}}
+
+
 def _without_images(tensors: Tensors, _: dict[str, Any]) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(("vision", "vit_"))}
 
@@ -259,6 +265,27 @@ RENAMED = {
         },
         lambda _: {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False},
         _stack_by_key_head,
+    ),
+    "nemotron-super": Renaming(
+        {"rope_parameters": "", "num_key_value_heads": "", "intermediate_size": ""},
+        {},
+        lambda config: {
+            "architectures": ["DeciLMForCausalLM"],
+            "model_type": "nemotron-nas",
+            "rope_theta": config["rope_parameters"]["rope_theta"],
+            "block_configs": [
+                _deci_block(1, 12.0),
+                _deci_block(2, 12.0),
+                _deci_block(None, None),
+                _deci_block(None, 24.0),
+                _deci_block(1, 12.0),
+            ],
+        },
+        lambda tensors, _: {
+            name: tensor
+            for name, tensor in tensors.items()
+            if not name.startswith(("model.layers.2.", "model.layers.3.input_layernorm"))
+        },
     ),
     "deepseek-moe": Renaming(
         _MOE_FIELDS | {"num_experts": "n_routed_experts"},

@@ -12,6 +12,7 @@ from transformers import GlmMoeDsaConfig
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
+from pyllm.families.rope import at_context
 from pyllm.workers.kv.kv_cache import CachedLayer
 from tests.families.test_oracle import Sequences
 from tests.families.tiny_families import PROMPT, write_tiny_family
@@ -67,6 +68,13 @@ def test_the_layers_that_choose_are_those_of_transformers(glm: Path, fields: dic
 def test_what_an_index_cannot_be_is_refused(glm: Path, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read_checkpoint(changed(glm, **fields), has_dummy_weights=True)
+
+
+def test_no_more_tokens_are_chosen_than_the_context_has(glm: Path) -> None:
+    spec = read_checkpoint(changed(glm, index_topk=1 << 30), has_dummy_weights=True).spec
+    for layer in at_context(spec, 100).layers:
+        latent = layer.own_attention.latent
+        assert latent is not None and latent.index is not None and latent.index.count == 100
 
 
 class LoadingHook:

@@ -125,6 +125,7 @@ TWO_RANKS = [
         "mimo-v2",
         "glm-5",
         full("deepseek-v3.2"),
+        full("nemotron-super"),
         full("step-3.5"),
     ),
     *(

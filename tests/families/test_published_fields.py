@@ -1,16 +1,20 @@
-"""Step 3.5 and MiMo V2 from the fields that published files have, against those of transformers."""
+"""Step 3.5, MiMo V2 and Nemotron Super from the fields that published files have; and what is refused."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
-from tests.families.tiny_families import write_tiny_family
+from tests.families.test_oracle import Sequences, expected_logits
+from tests.families.tiny_families import PROMPT, oracle, write_tiny_family
+from tests.plans import Row
+from tests.workers.engine import loaded_runner
 
 MIMO = {
     **dict.fromkeys(("layer_types", "mlp_layer_types", "rope_parameters", "rms_norm_eps", "sliding_window")),
@@ -58,6 +62,9 @@ def test_mimos_published_fields_are_those_of_transformers(tmp_path: Path) -> Non
     "fields",
     [
         {"swa_head_dim": 16},
+        {"v_head_dim": 32},
+        {"hybrid_layer_pattern": [0, 1, 2, 0]},
+        {"moe_layer_freq": ["x"] * 4},
         {"add_full_attention_sink_bias": True},
         {"n_shared_experts": 1},
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
@@ -91,6 +98,9 @@ def test_steps_published_fields_are_those_of_transformers(tmp_path: Path) -> Non
         {"use_rope_layers": [1, 0, 1, 1]},
         {"hidden_act": "gelu"},
         {"moe_layers_enum": "1,2,x"},
+        {"moe_layers_enum": 5},
+        {"rms_norm_eps": 10**400},
+        {"rope_theta": [1e4] * 3},
         {"mlp_layer_types": ["dense", "sparse", "other", "sparse"]},
         {"use_head_wise_attn_gate": False},
         {"swiglu_limits": [0, 0, -1, 0]},
@@ -102,3 +112,32 @@ def test_what_step_does_not_compute_is_refused(tmp_path: Path, fields: dict[str,
     named = next(iter(fields)).replace("attention_other_setting", "head_dim")
     with pytest.raises(ConfigError, match=named):
         read(folder, **fields)
+
+
+@pytest.mark.parametrize("options", [{"kernel_backend": "reference"}, {"attention_backend": "sdpa"}])
+def test_values_are_multiplied_by_every_backend(tmp_path: Path, options: dict[str, str]) -> None:
+    folder = write_tiny_family(tmp_path, "mimo-v2")
+    sequences = Sequences(loaded_runner(folder, num_blocks=256, max_model_len=128, **options))
+    sequences.start(0)
+    logits = sequences.logits(Row(0, PROMPT))[0]
+    np.testing.assert_allclose(logits, expected_logits(oracle("mimo-v2")), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "named"),
+    [
+        ("attention", {"replace_with_linear": True}, "replace_with_linear"),
+        ("attention", {"n_heads_in_group": 3}, "n_heads_in_group"),
+        ("attention", {"window_length": 64}, "window_length"),
+        ("ffn", {"replace_with_linear": True}, "replace_with_linear"),
+        ("ffn", {"ffn_mult": -1.0}, "ffn_mult"),
+    ],
+)
+def test_what_unequal_layers_do_not_compute_is_refused(
+    tmp_path: Path, part: str, fields: dict[str, Any], named: str
+) -> None:
+    folder = Path(write_tiny_family(tmp_path, "nemotron-super"))
+    blocks = json.loads((folder / "config.json").read_text())["block_configs"]
+    blocks[1][part] |= fields
+    with pytest.raises(ConfigError, match=named):
+        read(folder, block_configs=blocks)

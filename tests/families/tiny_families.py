@@ -753,6 +753,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"full_attn_beta_factor": 1.2, "linear_attn_beta_factor": 0.6, "mlp_beta_factor": 2.0}
         | {"head_dim": None, "rms_norm_eps": 0.1},
     ),
+    "nemotron-super": ("Llama", {"num_hidden_layers": 5, "num_key_value_heads": 4, "intermediate_size": 256}),
     "deepseek-v3.2": (
         "DeepseekV32",
         _DEEPSEEK
@@ -846,12 +847,36 @@ def _with_open_gates(model: PreTrainedModel) -> None:
             module.shared_expert_gate = _HalfOpen()
 
 
+class _Nothing(torch.nn.Module):
+    """Attention or feed-forward that a layer lacks."""
+
+    def __init__(self, *, is_attention: bool) -> None:
+        super().__init__()
+        self._is_attention = is_attention
+
+    def forward(self, x: torch.Tensor | None = None, **others: Any) -> Any:
+        nothing = torch.zeros_like(others["hidden_states"] if x is None else x)
+        return (nothing, None) if self._is_attention else nothing
+
+
+def _with_unequal_layers(model: PreTrainedModel) -> None:
+    """A layer with fewer KV heads, one that computes nothing, and one without attention, of another size."""
+    layers = model.model.layers
+    config = copy.deepcopy(model.config)
+    config.num_key_value_heads, config.intermediate_size = 2, 512
+    layers[1].self_attn = type(layers[1].self_attn)(config, 1).float()
+    layers[2].self_attn, layers[2].mlp = _Nothing(is_attention=True), _Nothing(is_attention=False)
+    layers[3].self_attn = _Nothing(is_attention=True)
+    layers[3].mlp = type(layers[3].mlp)(config).float()
+
+
 # What changes a model of a class of transformers into one of the family, which has no class there.
 _CHANGED: dict[str, Callable[[PreTrainedModel], None]] = {
     "ring-linear": with_lightning(0, 1),
     "ling-2.5": with_lightning(0, 1),
     "deepseek-moe": _with_open_gates,
     "ling": _with_open_gates,
+    "nemotron-super": _with_unequal_layers,
 }
 # Models whose RoPE is another one for prompts as long as `PROMPT`; transformers chooses it by each prompt.
 LONG_CONTEXTS: dict[str, tuple[str, dict[str, Any]]] = {

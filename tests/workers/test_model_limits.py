@@ -11,6 +11,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.spec import (
     AttentionSpec,
     GatedDeltaSpec,
+    IndexSpec,
     LatentSpec,
     LayerSpec,
     LightningSpec,
@@ -92,6 +93,20 @@ def test_states_that_only_cpus_compute_are_refused_elsewhere(recurrence: Recurre
     check_cpu_layers(engine_config({}), model, "cpu")
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         check_cpu_layers(engine_config({}), model, "cuda")
+
+
+def test_an_index_of_tokens_is_refused_on_cards() -> None:
+    index = IndexSpec(heads=2, size=16, count=8, norm=NormSpec(epsilon=1e-6))
+    model = spec({"latent": msgspec.structs.replace(LATENT, index=index)})
+    check_cpu_layers(engine_config({}), model, "cpu")
+    with pytest.raises(ConfigError, match="an index of tokens, and these run on CPUs only so far"):
+        check_cpu_layers(engine_config({}), model, "cuda")
+
+
+def test_values_narrower_than_keys_are_for_own_attention_alone() -> None:
+    for options in ({"sparse_attention": "quest"}, {"attention_backend": "other"}):
+        with pytest.raises(ConfigError, match="values narrower than keys, and"):
+            check_own_attention(engine_config(options), spec({"value_size": 32}, {"value_size": 32}))
 
 
 def test_a_store_of_blocks_is_refused_where_there_are_none() -> None:

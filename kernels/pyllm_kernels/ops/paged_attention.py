@@ -41,7 +41,7 @@ def _paged_attention(
         table = metadata.block_tables[slot]
         keys, values = (_gather(cache, table, first, length) for cache in (key_cache, value_cache))
         output[tokens] = _attend(widened(query[tokens]), keys, values, layer)
-    return output[..., : layer.value_size]
+    return np.ascontiguousarray(output[..., : layer.value_size])
 
 
 @op(reference=_paged_attention, triton="pyllm_kernels.gpu.paged_attention.attention")

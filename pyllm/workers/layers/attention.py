@@ -98,7 +98,9 @@ class PagedAttention:
         if selector is not None:
             selector.attention_finished(self._layer, output)
         if self._value_scale != 1:
-            context.kernels[scale_and_cap](output.reshape(len(output), -1), self._value_scale)
+            # Of an output with other strides this is a copy.
+            scaled = context.kernels[scale_and_cap](output.reshape(len(output), -1), self._value_scale)
+            output = scaled.reshape(output.shape)
         for hook in context.hooks:
             output = hook.after_attention(self._layer, output, cached, context.attention[group])
         return output
