@@ -74,7 +74,9 @@ def test_no_more_tokens_are_chosen_than_the_context_has(glm: Path) -> None:
     spec = read_checkpoint(changed(glm, index_topk=1 << 30), has_dummy_weights=True).spec
     for layer in at_context(spec, 100).layers:
         latent = layer.own_attention.latent
-        assert latent is not None and latent.index is not None and latent.index.count == 100
+        assert latent is not None
+        assert latent.index is not None
+        assert latent.index.count == 100
 
 
 class LoadingHook:
