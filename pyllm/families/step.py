@@ -51,7 +51,9 @@ def read(config: Config) -> ModelSpec:
     config.refuse_unless(moe_router_activation="sigmoid", use_moe_router_bias=True, norm_expert_weight=True)
     config.refuse_unless(use_head_wise_attn_gate=True, zero_centered=True, attention_bias=False, mlp_bias=False)
     config.refuse_unless(moe_every_n_layer=1, use_bidirectional_attention=False, yarn_only_types=[_KINDS[0]])
-    config.refuse_unless(hidden_act="silu", use_rope_layers=[], use_moe=True, sink=False)
+    config.refuse_unless(hidden_act="silu")
+    if not all(config.value("use_rope_layers") or ()):
+        raise config.error("use_rope_layers", config.value("use_rope_layers"), "empty, or true for all layers")
     norm, count, kinds = read_norm(config, unit_offset=True), num_layers(config), layer_types(config, lambda _: False)
     scale = config.positive("query_pre_attn_scalar", config.integer("head_dim")) ** -0.5
     full = read_attention(config, query_key_norm=norm, head_gate=True, scale=scale)
