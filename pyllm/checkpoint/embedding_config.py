@@ -57,6 +57,13 @@ class PoolingConfig(msgspec.Struct):
         return self.pooling_mode or "+".join(names) or usual
 
 
+class TransformerConfig(msgspec.Struct):
+    """The fields of sentence_bert_config.json, which is of all that sentence-transformers runs, with its defaults."""
+
+    max_seq_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    do_lower_case: bool = False
+
+
 class DenseConfig(msgspec.Struct):
     """The fields of a Dense module's config.json, with the defaults of sentence-transformers."""
 
@@ -106,16 +113,22 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     - `is_matryoshka`: the model was trained so that prefixes of embeddings are embeddings (arXiv 2205.13147), of the
       sizes `dimensions`, or of any size if these are empty.
     - `is_only_use`: the model has no head or is an encoder, and cannot generate.
+    - `max_seq_length`: tokens of a text that the model is meant for, if its files say so; it may be able to more.
     """
 
     pooling: PoolingKind = "last"
     is_matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
     is_only_use: bool = False
+    max_seq_length: int | None = None
 
 
 def embedding_spec(
-    modules: Sequence[Module], pooling: PoolingConfig, matryoshka: MatryoshkaConfig, is_encoder: bool = False
+    modules: Sequence[Module],
+    transformer: TransformerConfig,
+    pooling: PoolingConfig,
+    matryoshka: MatryoshkaConfig,
+    is_encoder: bool = False,
 ) -> EmbeddingSpec:
     """The embedding settings of a folder.
 
@@ -130,10 +143,14 @@ def embedding_spec(
     for before, name in pairwise(("", *names)):
         if name == "Dense" and before not in {"Pooling", "Dense"}:
             raise ConfigError(f"modules.json: Dense after {before or 'nothing'} is not supported, only after Pooling")
+    if transformer.do_lower_case:
+        text = "do_lower_case is not supported: set it to false, and let the tokenizer's normalizer do it"
+        raise ConfigError(f"sentence_bert_config.json: {text}")
     sizes = tuple(sorted(matryoshka.matryoshka_dimensions or ()))
     is_matryoshka = bool(sizes or matryoshka.is_matryoshka)
     kind = _kind(pooling.mode("mean" if is_encoder else "last"))
-    return EmbeddingSpec(pooling=kind, is_matryoshka=is_matryoshka, dimensions=sizes)
+    length = transformer.max_seq_length
+    return EmbeddingSpec(pooling=kind, is_matryoshka=is_matryoshka, dimensions=sizes, max_seq_length=length)
 
 
 def gguf_embedding_spec(pooling_type: int, is_encoder: bool = False) -> EmbeddingSpec:

@@ -24,7 +24,7 @@ _TOKENIZER = (
 )
 # Files beside the weights: those that the readers read, and those of embedding models.
 _DESCRIPTIONS = (
-    *(*_TOKENIZER, INDEX, "modules.json", "*_Pooling/config.json"),
+    *(*_TOKENIZER, INDEX, "modules.json", "sentence_bert_config.json", "*_Pooling/config.json"),
     *("*_Dense/config.json", f"*_Dense/{WEIGHTS}"),
 )
 # Quantizations that llama.cpp prefers where none is asked for, and name parts of GGUF files that are no models.

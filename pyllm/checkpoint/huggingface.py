@@ -15,6 +15,7 @@ from pyllm.checkpoint.embedding_config import (
     MatryoshkaConfig,
     Module,
     PoolingConfig,
+    TransformerConfig,
     embedding_spec,
     with_dense,
 )
@@ -295,6 +296,7 @@ def _embedding(folder: Path, fields: Mapping[str, Any], is_encoder: bool) -> Emb
     pooling = next((module.path for module in modules if module.name == "Pooling"), "1_Pooling")
     return embedding_spec(
         modules,
+        read_json(folder / "sentence_bert_config.json", TransformerConfig, optional=True),
         read_json(folder / pooling / "config.json", PoolingConfig, optional=True),
         matryoshka,
         is_encoder,

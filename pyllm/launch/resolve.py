@@ -125,7 +125,7 @@ def resolve_settings(
         checkpoint = msgspec.structs.replace(checkpoint, name=model.model)
     checkpoint = with_overrides(checkpoint, model)
     spec = checkpoint.spec
-    config, max_model_len = _with_length(config, spec)
+    config, max_model_len = _with_length(config, checkpoint)
     _check_transformers(config, checkpoint)
     if checkpoint.skipped and spec.transformers is None:
         listed = ", ".join(checkpoint.skipped[:5]) + (", ..." if len(checkpoint.skipped) > 5 else "")
@@ -198,9 +198,10 @@ def resolve_settings(
     return resolved, checkpoint
 
 
-def _with_length(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, int]:
+def _with_length(config: EngineConfig, checkpoint: Checkpoint) -> tuple[EngineConfig, int]:
     """The length of a sequence, and a copy with what the steps of an encoder need."""
-    length, longest = config.model.max_model_len or _usual_length(spec), spec.max_position_embeddings
+    spec = checkpoint.spec
+    length, longest = config.model.max_model_len or _usual_length(checkpoint), spec.max_position_embeddings
     if length > longest:
         raise ConfigError(f"max_model_len {length} is more than the model's context of {longest} tokens")
     if not spec.is_bidirectional:
@@ -212,10 +213,11 @@ def _with_length(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, i
     return config, length
 
 
-def _usual_length(spec: ModelSpec) -> int:
+def _usual_length(checkpoint: Checkpoint) -> int:
     """The context where the user names none. All of an encoder's is one step, whose memory it would take."""
-    longest = spec.max_position_embeddings
-    if not spec.is_bidirectional or longest <= LONGEST_TEXT:
+    longest = checkpoint.spec.max_position_embeddings
+    longest = min(longest, checkpoint.embedding.max_seq_length or longest)
+    if not checkpoint.spec.is_bidirectional or longest <= LONGEST_TEXT:
         return longest
     logger.warning("texts of up to %d tokens, of %d that the model can: set max_model_len", LONGEST_TEXT, longest)
     return LONGEST_TEXT

@@ -93,6 +93,13 @@ def test_what_is_not_supported_is_named(tmp_path: Path, pooling: Any, modules: A
         read(tmp_path / "tiny", pooling, modules)
 
 
+def test_texts_in_lower_case_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/sentence_bert_config.json").write_text('{"max_seq_length": null, "do_lower_case": true}')
+    with pytest.raises(ConfigError, match="do_lower_case is not supported"):
+        read(tmp_path / "tiny")
+
+
 def test_layers_after_pooling_belong_to_the_model(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path / "tiny"))
     plain = read_checkpoint(str(folder))

@@ -66,6 +66,7 @@ def test_all_parts_of_a_split_model_are_fetched() -> None:
 def test_layers_after_pooling_are_fetched_with_a_model() -> None:
     layers = [f"{number}_Dense/{file}" for number in (2, 3) for file in ("config.json", "model.safetensors")]
     files = ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json", *layers]
+    files.append("sentence_bert_config.json")
     fetched: list[str] = []
     collect(
         parse_hub_name("a/b"),

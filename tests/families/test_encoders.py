@@ -112,6 +112,17 @@ def test_an_encoder_refuses_what_it_cannot_do(tmp_path: Path) -> None:
         assert vectors(llm, PROMPTS[:1]).shape == (1, 32)
 
 
+def test_texts_are_as_long_as_sentence_transformers_lets_them_be(tmp_path: Path) -> None:
+    """Where the user does not say otherwise: all-MiniLM-L6-v2 was trained on 256 tokens, and has 512 positions."""
+    folder = write_tiny_encoder(tmp_path / "bert", "bert")
+    (tmp_path / "bert/sentence_bert_config.json").write_text('{"max_seq_length": 20, "do_lower_case": false}')
+    for length, settings in ((20, {}), (CONTEXT, {"max_model_len": CONTEXT})):
+        with LLM(folder, **OPTIONS | settings, distributed_executor_backend="uni") as llm:
+            assert vectors(llm, [[1] * length]).shape == (1, 32)
+            with pytest.raises(RequestError, match=str(length)):
+                llm.embed([[1] * (length + 1)])
+
+
 def test_settings_about_prefixes_and_parts_of_texts_are_told_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
