@@ -71,7 +71,8 @@ def run(seconds: float, seed: int, log_file: IO[str]) -> dict[str, Any]:
             still_right = [compare(known.twin, Streams(server.address, [known.request]).join()[0]) for known in pool]
             strays = chaos_census.alive(seen, psutil.Process(server.process.pid))
             server.tree = server.processes()
-        orphans = {process.pid for process in [*strays, *chaos_census.alive(seen, None), *server.orphans()]}
+        # The kernel gets its time to end them before the others are looked at.
+        orphans = {process.pid for process in [*server.orphans(), *strays, *chaos_census.alive(seen, None)]}
         leaks = chaos_census.leaks(before, after)
         account = clients.account
         return {
