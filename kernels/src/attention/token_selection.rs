@@ -38,7 +38,7 @@ pub(crate) struct SelectTokens {
     pub(crate) heads: usize,
     /// A row is a token: its heads, one after the other.
     pub(crate) query: Matrix,
-    /// Of each head of a token.
+    /// A number for each head of a token.
     pub(crate) weights: Matrix,
     /// One head of keys; values are not read.
     pub(crate) keys: KvLayer,
