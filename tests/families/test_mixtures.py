@@ -90,7 +90,7 @@ def test_llama4_ends_with_its_first_chunk() -> None:
         (
             hunyuan.HY_V3,
             {"num_experts": 8, "num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse", "thin", "sparse"]},
-            "mlp_layer_types is .*; it must be a list of dense and sparse",
+            "mlp_layer_types is .*; it must be dense or sparse for each of 4 layers",
         ),
         (phimoe.FAMILY, {"num_experts_per_tok": 1}, "num_experts_per_tok = 1 is not supported, only 2"),
         (

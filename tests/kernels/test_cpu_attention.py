@@ -108,7 +108,7 @@ def test_what_a_pointer_cannot_say_is_checked() -> None:
         ({"query": batch.query[:, :3]}, "3 query heads over 2 KV heads: each of those must serve as many of these"),
         ({"value_cache": batch.value_cache[1:]}, r"value_cache is of shape .*: it must be of"),
         ({"value_cache": batch.value_cache.bfloat16()}, "value_cache is bfloat16: give float32"),
-        ({"key_cache": batch.key_cache.transpose(0, 1)}, "key_cache is of shape .*: give contiguous rows"),
+        ({"key_cache": batch.key_cache.transpose(0, 1)}, "key_cache is of shape .*: give blocks that are whole tokens"),
         ({"metadata": replace(metadata, slots=metadata.slots.long())}, "slots is int64: give int32"),
         ({"metadata": replace(metadata, query_starts=metadata.slots)}, r"query_starts is of shape \[1\]: it must be"),
         (
@@ -150,5 +150,5 @@ def test_blocks_of_a_cache_may_be_apart() -> None:
     torch.testing.assert_close(apart.value_cache, batch.value_cache, rtol=0, atol=0, equal_nan=True)
     assert wide[:, :, [0, 2]].isnan().all()
     torn = torch.zeros((4, 200))[:, :192].view(4, 4, 2, 24)
-    with pytest.raises(ValueError, match="blocks of a cache are 200 elements apart: give a multiple of a token's 48"):
+    with pytest.raises(ValueError, match=r"with strides \[200, 48, 24, 1\]: give blocks that are whole tokens apart"):
         KERNELS[rope_and_kv_write](key, key, value, *tables, cells, torn, torn)
