@@ -352,4 +352,4 @@ CASES: dict[str, Callable[[Target], None]] = {
 }
 """By name; each compiles kernels of its own."""
 WIDE_CASES = {"attention_512", *(f"latents_{rank}" for rank in LATENTS)}
-"""Those of heads that `check_card` refuses in float32 on Turing."""
+"""The cases of heads that `check_card` refuses in float32 on Turing."""

@@ -41,7 +41,7 @@ GGUF_DEFAULTS: dict[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 0,
 }
-"""What llama.cpp does where a file says nothing."""
+"""The values that llama.cpp takes where a file says nothing."""
 _LATENTS = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,

@@ -232,6 +232,13 @@ def layer_types(
     return types
 
 
+def of_types(
+    values: Sequence[Any], types: Sequence[str], kinds: Sequence[str] = ("full_attention", "sliding_attention")
+) -> list[Any]:
+    """The value of the first layer of each kind, of the values of all layers; the first value where there is none."""
+    return [values[types.index(kind) if kind in types else 0] for kind in kinds]
+
+
 def kv_sources(config: Config, types: Sequence[str], shared: int) -> list[int | None]:
     """The layer whose keys and values each layer reads: of the last `shared`, the last one of their type before these.
 

@@ -17,6 +17,7 @@ from pyllm.families.family import (
     GgufNames,
     layer_types,
     num_layers,
+    of_types,
     read_attention,
     read_deepseek_routing,
     read_feed_forward,
@@ -56,13 +57,11 @@ def read(config: Config) -> ModelSpec:
     config.refuse_unless(**sizes, add_full_attention_sink_bias=False, add_swa_attention_sink_bias=True)
     norm, kinds = read_norm(config), layer_types(config, lambda index: index > 0 and (index + 1) % 6 != 0)
     kv_heads = config.integer("swa_num_key_value_heads", 2 * config.integer("num_key_value_heads"))
-    of_kinds = dict(
-        zip(_KINDS, (_attention(config), _attention(config.replaced(num_key_value_heads=kv_heads))), strict=True)
-    )
-    of_kinds[_KINDS[1]] = replace(of_kinds[_KINDS[1]], rope=1, window=_window(config), sinks=True)
+    full, of_sliding = _attention(config), _attention(config.replaced(num_key_value_heads=kv_heads))
+    sliding = replace(of_sliding, rope=1, window=_window(config), sinks=True)
     layers = [
         LayerSpec(
-            attention=of_kinds[kind],
+            attention=sliding if kind == _KINDS[1] else full,
             feed_forward=read_feed_forward(config),
             attention_norm=norm,
             feed_forward_norm=norm,
@@ -116,8 +115,8 @@ def _with_kinds(config: Config) -> Config:
 def _complete(config: Config) -> Config:
     """Add what llama.cpp's files have in other terms, or leave out."""
     config = without_further_layers(config.replaced(expert_gating_func=GGUF_SCORES["sigmoid"]))
-    kv_heads, kinds = config.items("kv_heads", num_layers(config)), layer_types(config, lambda _: False)
-    full, sliding = (kv_heads[kinds.index(kind) if kind in kinds else 0] for kind in _KINDS)
+    kinds = layer_types(config, lambda _: False)
+    full, sliding = of_types(config.items("kv_heads", len(kinds)), kinds)
     layers = config.items("expert_layers", num_layers(config))
     local = config.value("rope_local_base_freq") or config.value("rope_theta")
     return config.with_defaults(swa_rope_theta=local, attention_value_scale=1.0).replaced(

@@ -103,12 +103,12 @@ def at_context(spec: ModelSpec, max_model_len: int) -> ModelSpec:
 
 def _choosing(layer: LayerSpec, max_model_len: int) -> LayerSpec:
     """A copy of the layer whose index, if it has one, chooses at most as many tokens as there can be."""
-    latent = None if layer.attention is None else layer.attention.latent
-    if layer.attention is None or latent is None or latent.index is None or latent.index.count <= max_model_len:
+    attention = layer.attention
+    if attention is None or attention.index is None or attention.latent is None:
         return layer
-    index = msgspec.structs.replace(latent.index, count=max_model_len)
-    latent = msgspec.structs.replace(latent, index=index)
-    return msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, latent=latent))
+    index = msgspec.structs.replace(attention.index, count=min(attention.index.count, max_model_len))
+    latent = msgspec.structs.replace(attention.latent, index=index)
+    return msgspec.structs.replace(layer, attention=msgspec.structs.replace(attention, latent=latent))
 
 
 def _context(stretched: float) -> int:

@@ -221,10 +221,14 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.heads * self.value_head_size
 
     @property
+    def index(self) -> IndexSpec | None:
+        """The choice of the tokens that it attends to; None: all."""
+        return None if self.latent is None else self.latent.index
+
+    @property
     def source(self) -> int | None:
         """The earlier layer whose keys and values, or choice of tokens, it reads."""
-        index = None if self.latent is None else self.latent.index
-        return self.kv_source if index is None else index.source
+        return self.kv_source if self.index is None else self.index.source
 
     @property
     def projections(self) -> dict[str, int]:

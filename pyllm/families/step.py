@@ -16,6 +16,7 @@ from pyllm.families.family import (
     expert_layers,
     layer_types,
     num_layers,
+    of_types,
     read_attention,
     read_feed_forward,
     read_model,
@@ -158,10 +159,8 @@ def _complete(config: Config) -> Config:
     """Add what llama.cpp's files have in other terms; layers with full attention rotate half of what the others do."""
     config.refuse_unless(expert_gating_func=GGUF_SCORES["sigmoid"])
     config = without_further_layers(config)
-    count, kinds = num_layers(config), layer_types(config, lambda _: False)
-    of_layers = {name: config.items(name, count) for name in ("heads", "kv_heads")}
-    heads, kv_heads = ({kind: numbers[kinds.index(kind)] for kind in kinds} for numbers in of_layers.values())
-    full, sliding = (kind if kind in kinds else kinds[0] for kind in _KINDS)
+    kinds = layer_types(config, lambda _: False)
+    heads, kv_heads = (of_types(config.items(name, len(kinds)), kinds) for name in ("heads", "kv_heads"))
     size = config.integer("head_dim")
     rotary = int(size * config.positive("partial_rotary_factor", 1.0))
     theta = config.positive("rope_theta")
@@ -176,12 +175,11 @@ def _complete(config: Config) -> Config:
         },
     }
     ropes[_KINDS[0]] |= {name: scaling.value(name) for name in scaling}
-    first = config.integer("leading_dense_block_count", 0, least=0)
-    return config.without("rope_scaling", "partial_rotary_factor", "rope_theta", "attention_bias").replaced(
-        num_attention_heads=heads[full],
-        num_key_value_heads=kv_heads[full],
-        attention_other_setting={"num_attention_heads": heads[sliding], "num_attention_groups": kv_heads[sliding]},
-        mlp_layer_types=["sparse" if index >= first else "dense" for index in range(count)],
+    config = config.without("rope_scaling", "partial_rotary_factor", "rope_theta", "attention_bias")
+    return config.with_defaults(first_k_dense_replace=0).replaced(
+        num_attention_heads=heads[0],
+        num_key_value_heads=kv_heads[0],
+        attention_other_setting={"num_attention_heads": heads[1], "num_attention_groups": kv_heads[1]},
         rope_parameters=ropes,
     )
 
@@ -213,7 +211,7 @@ FAMILY = Family(
             "expert_gating_func": "expert_gating_func",
             "expert_weights_norm": "norm_expert_weight",
             "expert_weights_scale": "moe_router_scaling_factor",
-            "leading_dense_block_count": "leading_dense_block_count",
+            "leading_dense_block_count": "first_k_dense_replace",
             "nextn_predict_layers": "nextn_predict_layers",
             "swiglu_clamp_exp": "swiglu_limits",
             "swiglu_clamp_shexp": "swiglu_limits_shared",

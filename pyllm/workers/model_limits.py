@@ -120,8 +120,8 @@ def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None
 
 def is_for_cpus_alone(layer: LayerSpec) -> bool:
     """Whether a layer's recurrence, or its choice of tokens, has no kernels in Triton."""
-    recurrence, attention = layer.recurrence, layer.attention
-    if attention is not None and attention.latent is not None and attention.latent.index is not None:
+    recurrence = layer.recurrence
+    if layer.attention is not None and layer.attention.index is not None:
         return True
     if isinstance(recurrence, GatedDeltaSpec):
         return recurrence.greatest_share != 1 or recurrence.strongest_decay is not None

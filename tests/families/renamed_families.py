@@ -149,7 +149,7 @@ def _qwen3_vl(kind: str, stack: Callable[[Tensors, dict[str, Any]], Tensors] = l
 
 
 def _halve_shared(tensors: Tensors, _: dict[str, Any]) -> Tensors:
-    """What the gate of a shared expert does in the model, in its matrix."""
+    """The gate of a shared expert, moved from the model into its matrix."""
     return {name: tensor / 2 if "shared_expert.down" in name else tensor for name, tensor in tensors.items()}
 
 

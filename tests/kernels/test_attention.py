@@ -45,7 +45,7 @@ def test_blocks_may_be_apart(kernels: Kernels, device: torch.device) -> None:
 
 
 def test_values_may_be_narrower_than_keys(kernels: Kernels, device: torch.device) -> None:
-    """What lies behind them in the cache is not looked at."""
+    """Values narrower than their place: numbers behind them in the cache are not read."""
     batch = paged_batch([(1, 300), (40, 25), (1, 5)], Shape(head_dim=48), device)
     expected = batch.expected()[..., :32]
     batch.value_cache[..., 32:] = torch.nan

@@ -51,9 +51,9 @@ def paged_attention(
     """Attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
 
     query [tokens, heads, head_dim] (tokens any stride); key_cache, value_cache
-    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, or fp8 (e4m3) -> [tokens, heads, head_dim], or of
-    `layer.value_size`. Blocks
-    may be apart, by a multiple of a token's features. A CPU takes any mix of float32, bfloat16 and float16, but no fp8.
+    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, or fp8 (e4m3) -> [tokens, heads, head_dim], or
+    `layer.value_size` for a head. Blocks may be apart, by a multiple of a token's features. A CPU takes any mix of
+    float32, bfloat16 and float16, but no fp8.
 
     Token j of a row of Q queries and L cached tokens is at position L - Q + j, attends to the positions up to its own,
     or to later ones, too (`layer.bidirectional`), and its keys are in the cache already. Query head h reads KV head
