@@ -7,10 +7,17 @@ from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint.embedding_config import EmbeddingSpec, gguf_dense, gguf_embedding_spec, with_dense
 from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_header import read_header
+from pyllm.checkpoint.pooling.classifier_head import (
+    ClassifierHead,
+    find_head,
+    gguf_classifier_spec,
+    is_gguf_classifier,
+    with_head,
+)
+from pyllm.checkpoint.pooling.embedding_config import EmbeddingSpec, gguf_dense, gguf_embedding_spec, with_dense
 from pyllm.checkpoint.types import (
     Checkpoint,
     TokenizerFiles,
@@ -24,7 +31,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.registry import find_gguf_family
 from pyllm.families.spec import ModelSpec
-from pyllm.families.tensor_map import map_tensors
+from pyllm.families.tensor_map import map_tensors, without_head
 from pyllm.families.tensors import FileTensor
 
 Fields = Mapping[str, Any]
@@ -45,8 +52,14 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
     assert family.gguf is not None
     factors = {tensor.name: _numbers(tensor, files) for tensor in tensors if tensor.name in ROPE_FACTORS}
     shapes = {tensor.name: tensor.shape for tensor in tensors}
-    spec = family.spec(gguf_config(family, fields, shapes, factors))
-    if spec.is_bidirectional:
+    config = gguf_config(family, fields, shapes, factors)
+    spec, head = family.spec(config), None
+    if is_gguf_classifier(fields, shapes):
+        head = find_head(tensors, config.positive("layer_norm_eps", 1e-5))
+        tensors = head.tensors
+        separator = special_ids(fields).get("seperator") if isinstance(tokenizer, str) else tokenizer.separator
+        spec = without_head(with_head(spec, head, separator))
+    elif spec.is_bidirectional:
         spec = with_dense(spec, gguf_dense(shapes))
     entries, skipped = map_tensors(spec, family.gguf.tensors, tensors)
     spec = msgspec.structs.replace(spec, dtype=weights_dtype(entries))
@@ -67,15 +80,18 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
         tokenizer=tokenizer.with_ends(_ends(fields), spec),
         fingerprint=weights_fingerprint(files, entries),
         sampling=sampling_defaults(Config(fields, PLACE), GGUF_FIELDS),
-        embedding=_embedding(fields, spec),
+        embedding=_embedding(fields, spec, head),
         skipped=skipped,
     )
     return checkpoint, content
 
 
-def _embedding(fields: Fields, spec: ModelSpec) -> EmbeddingSpec:
-    field = f"{fields['general.architecture']}.pooling_type"
-    return gguf_embedding_spec(Config(fields, PLACE).integer(field, 0, least=0), spec.is_bidirectional)
+def _embedding(fields: Fields, spec: ModelSpec, head: ClassifierHead | None) -> EmbeddingSpec:
+    architecture = fields["general.architecture"]
+    own = Config({name.removeprefix(f"{architecture}."): value for name, value in fields.items()}, PLACE)
+    if head is not None:
+        return gguf_classifier_spec(own, head, spec.is_bidirectional, has_mean=architecture == "modern-bert")
+    return gguf_embedding_spec(own.integer("pooling_type", 0, least=0), spec.is_bidirectional)
 
 
 def _ends(fields: Fields) -> list[int]:
@@ -108,4 +124,6 @@ def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:
         eos_token_ids=tuple(sorted(ends)),
         own_ends=tuple(sorted(ends)),
         num_tokens=len(tokens),
+        separator=ids.get("seperator"),
+        pair_template=config.text("tokenizer.chat_template.rerank", "") or None,
     )

@@ -9,7 +9,19 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pyllm.checkpoint.embedding_config import (
+from pyllm.checkpoint.generation_config import SamplingDefaults, end_token_ids, sampling_defaults
+from pyllm.checkpoint.hub_files import CONVERT, WEIGHTS
+from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
+from pyllm.checkpoint.json_files import read_json
+from pyllm.checkpoint.model_config import read_model_config
+from pyllm.checkpoint.pooling.classifier_head import (
+    ClassifierHead,
+    classifier_config,
+    classifier_spec,
+    find_head,
+    with_head,
+)
+from pyllm.checkpoint.pooling.embedding_config import (
     DenseConfig,
     EmbeddingSpec,
     MatryoshkaConfig,
@@ -19,11 +31,6 @@ from pyllm.checkpoint.embedding_config import (
     embedding_spec,
     with_dense,
 )
-from pyllm.checkpoint.generation_config import SamplingDefaults, end_token_ids, sampling_defaults
-from pyllm.checkpoint.hub_files import CONVERT, WEIGHTS
-from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
-from pyllm.checkpoint.json_files import read_json
-from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
 from pyllm.checkpoint.quantization_config import read_quantization_config
 from pyllm.checkpoint.safetensors_files import read_file, read_tensors, unread_files
@@ -86,7 +93,7 @@ def read_huggingface(
     """
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is {_ADAPTER}")
-    fields, has_head = read_model_config(folder, overrides)
+    fields, has_head, is_classifier = read_model_config(folder, overrides)
     config = Config(fields)
     quantization = read_quantization_config(config)  # first, so that an unsupported method is named in the error
     files, tensors = read_tensors(folder)
@@ -96,10 +103,20 @@ def read_huggingface(
     text = text_model(config)
     family = None if implementation == "transformers" else _family(text, may_be_other)
     gathered, dense = gather(tensors, quantization, files), _dense_layers(folder)
-    if family is not None:
+    head = None
+    if is_classifier:
+        head = find_head(gathered.tensors, classifier_config(fields).norm_eps)
+    if head is not None and family is not None:
+        tokenizer = tokenizer or read_huggingface_tokenizer(folder)
+        spec = with_head(family.spec(text), head, tokenizer.separator)
+        mapped = _map_to_family(family.tensors, spec, gathered._replace(tensors=head.tensors), files, has_head)
+        mapped = mapped._replace(head=head)
+    elif family is not None:
         files += _gather_dense(dense, gathered, len(files))
         spec = with_dense(family.spec(text), list(dense.values()))
         mapped = _map_to_family(family.tensors, spec, gathered, files, has_head)
+    elif head is not None:
+        raise ConfigError(f"{folder}: classifiers are not supported where transformers computes the model")
     elif dense:
         raise ConfigError(f"{folder}: Dense modules are not supported where transformers computes the model")
     elif quantization is not None and quantization.method == "mxfp4":
@@ -122,7 +139,9 @@ def read_dummy(
     Raises:
         ConfigError: a file is missing or damaged, or the model is quantised or of no family.
     """
-    fields, has_head = read_model_config(folder, overrides)
+    fields, has_head, is_classifier = read_model_config(folder, overrides)
+    if is_classifier:
+        raise ConfigError(f"{folder} is a classifier, whose head is found by its weights: dummy weights have none")
     config = Config(fields)
     if read_quantization_config(config) is not None:
         raise ConfigError(f"{folder} is quantised, and dummy weights are floats: use that of the unquantised model")
@@ -140,12 +159,13 @@ def read_dummy(
 
 
 class _Mapped(NamedTuple):
-    """The spec of a model and the tensors that it takes; without `has_head` it only embeds."""
+    """The spec of a model and the tensors that it takes; without `has_head` it only embeds, or classifies by `head`."""
 
     spec: ModelSpec
     tensors: tuple[TensorEntry, ...]
     skipped: tuple[str, ...]
     has_head: bool
+    head: ClassifierHead | None = None
 
 
 class _Weights(NamedTuple):
@@ -161,7 +181,7 @@ def _map_to_family(
 ) -> _Mapped:
     names = replace(names, derived=names.derived + gathered.no_biases)
     has_head = has_head or spec.tie_word_embeddings or has_own_head(names, gathered.tensors)
-    has_head = has_head and not spec.is_bidirectional
+    has_head = has_head and not (spec.is_bidirectional or spec.is_classifier)
     spec = _with_own_head(spec, names, gathered, files) if has_head else without_head(spec)
     try:
         return _Mapped(spec, *map_tensors(spec, names, gathered.tensors, gathered.quantised), has_head)
@@ -185,6 +205,11 @@ def _checkpoint(
     tokenizer = tokenizer or read_huggingface_tokenizer(folder)
     check_vocabulary(tokenizer, mapped.spec)
     sampling, ends = _generation(folder, Config(fields))
+    is_encoder = mapped.spec.is_bidirectional
+    if mapped.head is None:
+        embedding = msgspec.structs.replace(_embedding(folder, fields, is_encoder), is_only_use=not mapped.has_head)
+    else:
+        embedding = classifier_spec(classifier_config(fields), mapped.head, is_encoder)
     return Checkpoint(
         name=folder.name,
         format=weights.format,
@@ -194,9 +219,7 @@ def _checkpoint(
         tokenizer=tokenizer.with_ends(ends, mapped.spec),
         fingerprint=weights_fingerprint(weights.files, mapped.tensors),
         sampling=sampling,
-        embedding=msgspec.structs.replace(
-            _embedding(folder, fields, mapped.spec.is_bidirectional), is_only_use=not mapped.has_head
-        ),
+        embedding=embedding,
         skipped=mapped.skipped,
         quantization=weights.quantization,
     )

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Most ids that may be unused between the vocabulary and the tokens added after it.
 _LARGEST_GAP = 1 << 16
+_SEPARATOR = "[SEP]"  # BERT's, where no file names it
 _STANDARD = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -131,6 +132,7 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
         eos_token=eos_token,
         eos_token_ids=ends,
         own_ends=ends,
+        separator=ids.get(special.named["sep_token"].content or _SEPARATOR),
         num_tokens=max(vocabulary.values(), default=-1) + 1,
     )
 

@@ -21,10 +21,14 @@ Fields = dict[str, Any]
 
 
 class ModelFields(NamedTuple):
-    """The fields of a config.json; `has_head` is false for a class such as LlamaModel, which gives embeddings only."""
+    """The fields of a config.json; `has_head` is false for a class such as LlamaModel, which gives embeddings only.
+
+    `is_classifier`: the class gives each of some classes a score, as rerankers do.
+    """
 
     fields: Fields
     has_head: bool
+    is_classifier: bool = False
 
 
 def read_model_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelFields:
@@ -95,4 +99,5 @@ def _with_architecture(fields: Fields) -> ModelFields:
     spelled = spelled_architecture(named[0] or (model_type if isinstance(model_type, str) else ""))
     fields = fields | {"architectures": [spelled]} if spelled else fields
     is_bare = named[0].endswith("Model") and not named[0].endswith("ChatModel")
-    return ModelFields(fields, has_head="LMHead" in named[0] or not is_bare)
+    is_classifier = named[0].endswith("ForSequenceClassification")
+    return ModelFields(fields, "LMHead" in named[0] or not (is_bare or is_classifier), is_classifier)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from pyllm.checkpoint.embedding_config import EmbeddingSpec
 from pyllm.checkpoint.generation_config import SamplingDefaults
+from pyllm.checkpoint.pooling.embedding_config import EmbeddingSpec
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensors import FileTensor, TensorEntry
@@ -53,7 +53,8 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     `path` is a `tokenizers` JSON, whose post-processor puts the BOS token first where the model needs it. An absent
     token is an empty string. Each of `eos_token_ids` ends an answer: these are `own_ends`, which the tokenizer names,
-    and the end tokens of its model.
+    and the end tokens of its model. In pairs of texts `separator` ends the first one; a reranker may have a
+    `pair_template` with {query} and {document}, as in llama.cpp.
     """
 
     path: str
@@ -64,6 +65,8 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     num_tokens: int  # of the vocabulary, without added tokens
     own_ends: tuple[int, ...] = ()
+    separator: int | None = None
+    pair_template: str | None = None
 
     def with_ends(self, ends: Iterable[int], spec: ModelSpec) -> "TokenizerFiles":
         """A copy that also has the end tokens of a model; ids beyond its vocabulary are dropped."""

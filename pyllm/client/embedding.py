@@ -15,7 +15,7 @@ from pyllm.wire.messages import FinishCode
 
 
 class Embedding(msgspec.Struct, frozen=True):
-    """A vector of length 1, float32; `cached_tokens` of its prompt were in the prefix cache.
+    """A vector of length 1, float32, or a classifier's numbers; `cached_tokens` of its prompt were in the prefix cache.
 
     `start_times` is None if the core does not report it.
     """
@@ -36,6 +36,41 @@ class EmbeddingRequestOutput(msgspec.Struct):
 
     request_id: str
     outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+class ScoringOutput(msgspec.Struct):
+    """The score of two texts, in the form of vLLM's interface."""
+
+    score: float
+
+
+class ScoringRequestOutput(msgspec.Struct):
+    """The score of one pair of texts, in the form of vLLM's interface."""
+
+    request_id: str
+    outputs: ScoringOutput
+    finished: bool = True
+
+
+class ClassificationOutput(msgspec.Struct):
+    """The score of each class, in the form of vLLM's interface."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.probs)
+
+
+class ClassificationRequestOutput(msgspec.Struct):
+    """The classes of one prompt, in the form of vLLM's interface."""
+
+    request_id: str
+    outputs: ClassificationOutput
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     finished: bool = True

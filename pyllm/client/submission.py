@@ -49,7 +49,30 @@ def random_seed() -> int:
 
 def only_embeds(model: ModelInfo) -> RequestError:
     """The error of a request for text to a model that has none."""
-    return RequestError(f"{model.name} only embeds: use /v1/embeddings or embed()", "model")
+    what = "only classifies: use /rerank, /score and /classify" if model.labels else "only embeds: use /v1/embeddings"
+    return RequestError(f"{model.name} {what}, or {'score()' if model.labels else 'embed()'}", "model")
+
+
+def refuse_embedding(model: ModelInfo) -> None:
+    """Refuse a classifier where embeddings are wanted.
+
+    Raises:
+        RequestError: the model is one.
+    """
+    if model.labels:
+        raise RequestError(
+            f"{model.name} classifies, and gives no embeddings: use /rerank, /score or /classify", "model"
+        )
+
+
+def refuse_classes(model: ModelInfo) -> None:
+    """Refuse a model without classes.
+
+    Raises:
+        RequestError: the model has none.
+    """
+    if not model.labels:
+        raise RequestError(f"{model.name} has no classes: its files name no ...ForSequenceClassification", "model")
 
 
 def prepare(

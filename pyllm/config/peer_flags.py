@@ -146,7 +146,7 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     _ONE_MODEL: ("--models-dir", "--models-max", "--models-preset"),
     "a model stays loaded until the server ends": ("--keepalive", "--keep-alive", "--sleep-idle-seconds"),
     "requests say it, as thinking_token_budget": ("--reasoning-budget",),
-    "there are no routes for reranking": ("--rerank", "--reranking"),
+    "a reranker's files say that it is one, and POST /v1/rerank is there for all models": ("--rerank", "--reranking"),
     "the model's files say how embeddings pool": ("--pooling",),
     "use --enable-log-requests, or PYLLM_LOG_LEVEL=DEBUG": ("-v", "-lv", "--verbose", "--log-verbosity"),
     "set PYLLM_LOG_LEVEL=WARNING": ("--log-disable",),

@@ -129,13 +129,13 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("model-impl", vllm="native"),
         _always(
             "runner",
-            "every model embeds at /v1/embeddings, and generates text unless it is an encoder",
+            "a model generates text and embeds, or only embeds, or only classifies, as its files say",
             *("auto", "generate", "pooling"),
-            instead="models generate or embed: leave it auto",
+            instead="models generate, embed or classify: leave it auto",
         ),
         _always(
             "convert",
-            "every model embeds at /v1/embeddings",
+            "a model generates text and embeds, or only embeds, or only classifies, as its files say",
             *("auto", "none", "embed"),
             instead="models are not made into classifiers or rewards here: leave it auto",
         ),
@@ -412,9 +412,9 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _on("language-model-only", "only text is served", "only text is served"),
         _always(
             "task",
-            "every model embeds at /v1/embeddings, and generates text unless it is an encoder",
-            *("auto", "generate", "embed", "embedding"),
-            instead="models generate or embed: leave it auto",
+            "a model generates text and embeds, or only embeds, or only classifies, as its files say",
+            *("auto", "generate", "embed", "embedding", "classify", "score"),
+            instead="models generate, embed or classify: leave it auto",
         ),
     ),
 }

@@ -249,6 +249,8 @@ def _model_info(
         is_matryoshka=embedding.is_matryoshka,
         matryoshka_dimensions=embedding.dimensions,
         can_generate=not embedding.is_only_use,
+        labels=embedding.labels,
+        class_activation=embedding.activation,
         model_impl="native" if spec.transformers is None else "transformers",
         prefix_hash=engine.cache.prefix_hash,
         prefix_hash_seed=engine.cache.prefix_hash_seed,

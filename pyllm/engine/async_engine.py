@@ -17,10 +17,17 @@ import msgspec
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
-from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
+from pyllm.client.embedding import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from pyllm.client.pending_calls import Done
 from pyllm.client.reports import Decision, SampleReport
-from pyllm.client.submission import refuse_input, refuse_prompt
+from pyllm.client.submission import refuse_classes, refuse_embedding, refuse_input, refuse_prompt
 from pyllm.config.option_reading import engine_config
 from pyllm.config.server_settings import ServerConfig
 from pyllm.engine.engine_args import EngineArgs
@@ -38,6 +45,7 @@ from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_snapshot import Metric, read_families
 from pyllm.frontend.observability.summary import RecentRequests, Summary, check_window
+from pyllm.frontend.scoring.scores import PairScorer, class_scores, paired
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import OutputFold, RequestOutput, RequestProcessor
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
@@ -303,16 +311,61 @@ class AsyncEngine:
         """
         await self._start_once()
         client = self._connected()
+        refuse_embedding(client.model)
         read = read_prompt(prompt, with_priority(scheduling, priority))
         if dimensions is not None:
             dimensions = integer("dimensions", dimensions)
         (tokens,) = await self._encoder().encode([read.content], too_long=refuse_input, name="input")
         scheduling = await self._loras.chosen(read.scheduling, lora_request)
         embedding = await client.embed(tokens, scheduling, dimensions)
-        name = f"request-{next(self._request_ids)}"
         return EmbeddingRequestOutput(
-            name, EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
+            self._name(), EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
         )
+
+    async def classify(
+        self, prompt: Prompt, priority: int | None = None, scheduling: SchedulingParams = DEFAULT_SCHEDULING
+    ) -> ClassificationRequestOutput:
+        """The scores of a prompt's classes, in the order of `ModelInfo.labels`; raises as `embed`.
+
+        Raises:
+            RequestError: the model is no classifier.
+        """
+        await self._start_once()
+        client = self._connected()
+        refuse_classes(client.model)
+        read = read_prompt(prompt, with_priority(scheduling, priority))
+        (tokens,) = await self._encoder().encode([read.content], too_long=refuse_input, name="input")
+        found = await client.embed(tokens, read.scheduling)
+        scores = class_scores(found.values, client.model.class_activation)
+        return ClassificationRequestOutput(
+            self._name(), ClassificationOutput(scores), tokens.tolist(), found.cached_tokens
+        )
+
+    async def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> list[ScoringRequestOutput]:
+        """Score pairs of texts, a text with each of some or with one of as many: by a reranker, or by embeddings.
+
+        Raises:
+            RequestError: the numbers of texts do not fit, or the model has several classes. Else as `embed`.
+        """
+        await self._start_once()
+        client = self._connected()
+        scorer = PairScorer(client.model, paired(_listed("data_1", data_1), _listed("data_2", data_2)))
+        prompts = await scorer.prompts(self._encoder(), self.tokenizer, None)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(client.embed(prompt, scheduling)) for prompt in prompts]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        scores = scorer.scores([task.result().values for task in tasks])
+        return [ScoringRequestOutput(self._name(), ScoringOutput(score)) for score in scores]
+
+    def _name(self) -> str:
+        return f"request-{next(self._request_ids)}"
 
     def abort(self, request_id: str | Sequence[str]) -> Done:
         """End running requests of `generate`: their last output has the finish reason `abort`. Unknown ids are ignored.
@@ -520,7 +573,7 @@ class AsyncEngine:
             params = self.get_default_sampling_params()
         params = copy(instance("sampling_params", params, SamplingParams))
         params.validate()
-        name = f"request-{next(self._request_ids)}" if request_id is None else text("request_id", request_id)
+        name = self._name() if request_id is None else text("request_id", request_id)
         return _ParsedRequest(name, params, read_prompt(prompt, with_priority(scheduling, priority)))
 
     @contextlib.asynccontextmanager
@@ -584,6 +637,10 @@ class AsyncEngine:
 def _call(give_up: Callable[[PyllmError], None] | None, error: PyllmError) -> None:
     if give_up is not None:
         give_up(error)
+
+
+def _listed(name: str, value: str | Sequence[str]) -> Sequence[str]:
+    return texts(name, [value] if isinstance(value, str) else value)
 
 
 AsyncLLMEngine = AsyncEngine  # vLLM's name

@@ -9,7 +9,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from pyllm.client.embedding import EmbeddingRequestOutput
+from pyllm.client.embedding import ClassificationRequestOutput, EmbeddingRequestOutput, ScoringRequestOutput
 from pyllm.engine.async_engine import AsyncEngine
 from pyllm.engine.engine_args import EngineArgs
 from pyllm.engine.prompt_progress import PromptProgress, UseTqdm
@@ -206,6 +206,34 @@ class LLM:
         with PromptProgress(len(batch), use_tqdm) as progress:
             return self._run(self._embed(batch, requests, dimensions, progress))
 
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: UseTqdm = True,
+        priority: Priority = None,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
+    ) -> list[ClassificationRequestOutput]:
+        """The scores of the prompts' classes, in order: `outputs.probs` of each; otherwise like `embed`."""
+        batch = read_prompts(prompts)
+        requests = _requests(len(batch), None, priority, scheduling, None)
+        with PromptProgress(len(batch), use_tqdm) as progress:
+            return self._run(self._classify(batch, requests, progress))
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> list[ScoringRequestOutput]:
+        """Score pairs of texts: `outputs.score` of each. One `data_1` goes with all of `data_2`.
+
+        Raises:
+            RequestError: the numbers of texts do not fit. Else as `AsyncEngine.score`.
+        """
+        return self._run(self._engine.score(data_1, data_2, scheduling))
+
     def get_tokenizer(self) -> ModelTokenizer:
         """The model's tokenizer, with the methods of transformers' tokenizers."""
         return self._engine.get_tokenizer()
@@ -320,6 +348,17 @@ class LLM:
             return output
 
         return await _together(map(embed, count(), prompts, requests))
+
+    async def _classify(
+        self, prompts: Sequence[Prompt], requests: Sequence[_Request], progress: PromptProgress
+    ) -> list[ClassificationRequestOutput]:
+        async def classify(index: int, prompt: Prompt, request: _Request) -> ClassificationRequestOutput:
+            with RequestError.of_item(index, len(prompts), "prompts"):
+                output = await self._engine.classify(prompt, scheduling=request[1])
+            progress.add(len(output.prompt_token_ids), 0)
+            return output
+
+        return await _together(map(classify, count(), prompts, requests))
 
     async def _complete_chats(
         self,

@@ -196,7 +196,7 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
     if spec.positions and spec.sinusoids is None:
         shapes["position_embedding.weight"] = (spec.positions, spec.hidden_size)
     if spec.token_types:
-        shapes["type_embedding.weight"] = (1, spec.hidden_size)
+        shapes["type_embedding.weight"] = (1 if spec.separator is None else 2, spec.hidden_size)
     if spec.embedding_norm is not None:
         shapes |= _of_norm("embedding_norm", spec.embedding_norm, spec.hidden_size)
     if (inputs := spec.per_layer_input) is not None:
@@ -215,6 +215,8 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
     for index, dense in enumerate(spec.dense):
         name = f"dense.{index}"
         shapes |= _matrices({name: (dense.out_features, dense.in_features)}, (name,) if dense.bias else ())
+        if dense.norm is not None:
+            shapes |= _of_norm(f"{name}.norm", dense.norm, dense.out_features)
     return shapes
 
 

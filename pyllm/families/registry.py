@@ -219,7 +219,7 @@ def spelled_architecture(name: str) -> str:
     """The architecture for another name: a model_type, a class without a head, another spelling; empty if unknown.
 
     `llama`, `LlamaModel`, `LLaMAForCausalLM` and `FSDPLlamaForCausalLM`, which a trainer may save, give
-    `LlamaForCausalLM`; `Gemma3nTextModel` gives `Gemma3nForCausalLM`.
+    `LlamaForCausalLM`; `Gemma3nTextModel` gives `Gemma3nForCausalLM`, `BertForSequenceClassification` `BertModel`.
     """
     names = [known for family in FAMILIES for known in family.architectures]
     if name in names or not (stem := _stem(name)):
@@ -232,7 +232,7 @@ def spelled_architecture(name: str) -> str:
 
 def _stem(name: str) -> str:
     stem = name.removeprefix("FSDP").lower().replace("_", "")
-    for ending in ("forcausallm", "forconditionalgeneration", "model", "text"):
+    for ending in ("forcausallm", "forsequenceclassification", "forconditionalgeneration", "model", "text"):
         stem = stem.removesuffix(ending)
     return stem
 

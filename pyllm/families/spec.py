@@ -748,12 +748,13 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`activation(weight @ pooled + bias)` of a pooled state, as in sentence-transformers."""
+    """`activation(weight @ pooled + bias)` of a pooled state, as in sentence-transformers, and its `norm`, if any."""
 
     in_features: int
     out_features: int
     bias: bool = False
-    activation: Literal["identity", "tanh"] = "identity"
+    activation: Literal["identity", "tanh", "gelu"] = "identity"
+    norm: NormSpec | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -761,9 +762,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     The position embedding has `positions` rows, which are added to the embedding of tokens (GPT-2); 0 if there is none.
     With `sinusoids` no file has it: its rows are sines and cosines, from that position on (arXiv 1706.03762). The first
-    of `token_types` vectors is added, too (BERT).
+    of `token_types` vectors is added, too (BERT); after the first token `separator` of a text, the second one.
     `embedding_norm` is a norm before the first layer. With `layer_scales` each layer has a number that multiplies the
-    residual stream after it. The layers in `dense` follow the pooling of an embedding.
+    residual stream after it. The layers in `dense` follow the pooling of an embedding, or give the scores of a
+    classifier's classes (`is_classifier`).
 
     With `transformers` that package computes the model: there is one layer for each call of attention, and the other
     fields of layers, norms and multipliers are unused.
@@ -785,18 +787,25 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     positions: int = 0
     sinusoids: int | None = None
     token_types: int = 0
+    separator: int | None = None
     embedding_norm: NormSpec | None = None
     head_bias: bool = False
     per_layer_input: PerLayerInputSpec | None = None
     streams: StreamsSpec | None = None
     layer_scales: bool = False
     dense: tuple[DenseSpec, ...] = ()
+    is_classifier: bool = False
     transformers: TransformersSpec | None = None
 
     @property
     def embedding_size(self) -> int:
-        """The numbers of an embedding of a text."""
+        """The numbers of an embedding of a text, or of its scores."""
         return self.dense[-1].out_features if self.dense else self.hidden_size
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of the position embedding: with a `separator` those of each text of a pair, types included."""
+        return self.positions if self.separator is None else 2 * self.positions
 
     @property
     def attention(self) -> AttentionSpec:

@@ -42,6 +42,7 @@ from pyllm.frontend.requests.json_request import decoded
 from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.responses.routes import responses_routes
+from pyllm.frontend.scoring.routes import scoring_routes
 from pyllm.frontend.server_info import server_info_routes
 
 
@@ -86,7 +87,14 @@ def model_app(state: ServerState) -> ModelApp:
         return state.metrics.expose(cores, totals, state.condition(), samples.processes, shows_fields=shows_fields)
 
     # Each route by the field that only its bodies have.
-    by_field = {"messages": chat_route(state), "prompt": completions_route(state), "input": embeddings_route(state)}
+    rerank_route, score_route, classify_route = scoring_routes(state)
+    by_field = {
+        "messages": chat_route(state),
+        "prompt": completions_route(state),
+        "input": embeddings_route(state),
+        "query": rerank_route,
+        **dict.fromkeys(("text_1", "data_1", "queries"), score_route),
+    }
 
     @get("/metrics/history", summary="The last ten minutes of the metrics that the page draws")
     def show_history() -> Looks:
@@ -102,7 +110,8 @@ def model_app(state: ServerState) -> ModelApp:
 
     routes = RoutesApp(
         [
-            *by_field.values(),
+            *dict.fromkeys(by_field.values()),
+            classify_route,
             invocations_route(by_field),
             infill_route(state),
             adapters_route(state),

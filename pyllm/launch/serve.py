@@ -73,7 +73,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
                 api.served_model_name[0],
                 has_keys=bool(credentials.keys),
                 can_chat=bool(checkpoint.tokenizer.chat_template) and not checkpoint.embedding.is_only_use,
-                only_embeds=checkpoint.embedding.is_only_use,
+                embedding=checkpoint.embedding,
             )
             groups = _groups(cores[0], processes, api, listener, live, early=early.take_api())
             early.close()

@@ -7,10 +7,12 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
 
 import msgspec
 from setproctitle import setproctitle
 
+from pyllm.checkpoint.pooling.embedding_config import EmbeddingSpec
 from pyllm.config.server_settings import ServerConfig
 from pyllm.launch.service_manager import ServiceManager
 from pyllm.supervision import line_writer
@@ -66,14 +68,11 @@ def announcement_of(
     *,
     has_keys: bool,
     can_chat: bool,
-    only_embeds: bool = False,
+    embedding: EmbeddingSpec | None = None,
 ) -> tuple[str, str]:
     """The address, and the text printed when the server is ready: a request to try, and the page in another line."""
-    text = "The capital of France is"
-    route, fields = "completions", {"model": model, "prompt": text, "max_tokens": 16}
-    if only_embeds:
-        route, fields = "embeddings", {"model": model, "input": text}
-    body = msgspec.json.encode(fields).decode()
+    route, fields = _request_to_try(embedding)
+    body = msgspec.json.encode({"model": model, **fields}).decode()
     key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
     scheme = "https" if server.ssl_certfile else "http"
     if listener.family == socket.AF_UNIX:
@@ -82,11 +81,23 @@ def announcement_of(
     else:
         host, port = listener.getsockname()[:2]
         where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    command = f"curl {address}/v1/{route}{key} -H 'Content-Type: application/json' -d '{body}'"
+    command = f"curl {address}{route}{key} -H 'Content-Type: application/json' -d '{body}'"
     contents = "chat, routes and engine" if can_chat else "routes and engine"
     page = f"\n  {contents} in a browser: {where}{server.root_path}/"
     line = f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"
     return where, line
+
+
+def _request_to_try(embedding: EmbeddingSpec | None) -> tuple[str, dict[str, Any]]:
+    """The route and the fields of a request that a model can answer."""
+    text = "The capital of France is"
+    if embedding is None or not embedding.is_only_use:
+        return "/v1/completions", {"prompt": text, "max_tokens": 16}
+    if not embedding.labels:
+        return "/v1/embeddings", {"input": text}
+    if len(embedding.labels) > 2:
+        return "/classify", {"input": text}
+    return "/v1/rerank", {"query": "capital of France", "documents": ["Lyon is a city.", "Paris is the capital."]}
 
 
 def claim_server(server: ServerConfig) -> contextlib.AbstractContextManager[object]:

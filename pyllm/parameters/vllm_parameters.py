@@ -50,7 +50,7 @@ BEAM_SEARCH: Mapping[str, Fixed] = {
 # Fields of `PoolingParams`.
 POOLING: Mapping[str, Fixed] = {
     "use_activation": Fixed((None, True), "embeddings always have length 1"),
-    "task": Fixed((None, "embed"), "models embed prompts, and do not classify or score them"),
+    "task": Fixed((None, "embed"), "use LLM.classify and LLM.score"),
     "step_tag_id": Fixed((None,), "models do not reward"),
     "returned_token_ids": Fixed((None, []), "models do not reward"),
     "requires_token_ids": Fixed((False,), "the output has the prompt's token ids"),
@@ -86,9 +86,7 @@ PROMPTS: Mapping[str, Fixed] = {
 # Methods of vLLM's engines that do not exist here, with replacements.
 METHODS: Mapping[str, str] = {
     "encode": "give prompts to embed; hidden states and rewards are not given",
-    "classify": "models generate text and embed it, and do not classify",
     "reward": "models generate text and embed it, and do not reward",
-    "score": "embed both texts, and compare the embeddings",
     "apply_model": "the model is in the workers, which take no calls",
     "start_profile": "use EngineClient.profile or POST /admin/profile",
     "stop_profile": "a profile ends by itself",

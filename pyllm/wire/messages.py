@@ -138,6 +138,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     - `kv_cache_tokens`: the length of the longest sequence that fits into the KV cache.
     - `kv_windows`: for each group of layers with its own KV blocks, how far back it reads; None: to the first token.
+    - `labels`: the classes of a classifier, which gives a number for each in place of an embedding;
+      `class_activation` (sigmoid, softmax or identity) makes scores of them.
     """
 
     name: str
@@ -167,7 +169,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pipeline_parallel_size: int = 1
     cache_namespace: str = ""  # with blake3, a part of the name of every KV block
     saves_kv_blocks: bool = False  # a KV store or connector gets the blocks that are computed
-    can_generate: bool = True  # False: the model only embeds
+    can_generate: bool = True  # False: the model only embeds, or classifies
+    labels: tuple[str, ...] = ()
+    class_activation: str = "identity"
     weights_version: str = ""  # a digest of the weights; empty for those that the engine was started with
 
 

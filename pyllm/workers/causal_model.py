@@ -38,7 +38,10 @@ class CausalModel(Protocol):
         """
 
     def embedding_of(self, pooled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The embedding, before it is scaled to length 1, of a pooled hidden state [hidden_size]; on the last stage."""
+        """The embedding, of length 1, of a pooled hidden state [hidden_size]; on the last stage.
+
+        Of a classifier, a number for each class.
+        """
 
     def logits(self, x: Tensor) -> Tensor | None:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on the sampling rank; None on the others."""

@@ -28,9 +28,9 @@ from pyllm.workers.layers.recurrence import recurrence_of
 from pyllm.workers.layers.residual_streams import LayerStreams, StreamProjections
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
-from pyllm.workers.loaders.sinusoids import SinusoidReader
+from pyllm.workers.loaders.position_rows import POSITIONS, TYPES, position_reader
 from pyllm.workers.loaders.weights import WeightReader
-from pyllm.workers.sampling.dense import DenseLayers
+from pyllm.workers.sampling.dense import DenseLayers, unit_length
 
 _EMBEDDING = "embedding.weight"
 
@@ -349,8 +349,10 @@ class Decoder:
         self.embedding = VocabularyParallelEmbedding(*rows, placement) if stage.is_first else None
         self.position_embedding, self.embedding_norm = None, None
         if stage.is_first and spec.positions:
-            self.position_embedding = VocabularyParallelEmbedding(spec.positions, spec.hidden_size, placement)
-        self.token_type = placement.empty(spec.hidden_size) if stage.is_first and spec.token_types else None
+            self.position_embedding = VocabularyParallelEmbedding(spec.num_positions, spec.hidden_size, placement)
+        self.token_type = None
+        if stage.is_first and spec.token_types and spec.separator is None:
+            self.token_type = placement.empty(spec.hidden_size)
         if stage.is_first and spec.embedding_norm is not None:
             self.embedding_norm = Norm(spec.embedding_norm, spec.hidden_size, placement)
         self.per_layer_inputs = None
@@ -384,10 +386,9 @@ class Decoder:
         if self.embedding is not None:
             self.embedding.load(reader, _EMBEDDING)
         if self.position_embedding is not None:
-            of_positions = reader if self._spec.sinusoids is None else SinusoidReader(self._spec.sinusoids)
-            self.position_embedding.load(of_positions, "position_embedding.weight")
+            self.position_embedding.load(position_reader(self._spec, reader), POSITIONS)
         if self.token_type is not None:
-            reader.read("type_embedding.weight", (1, self._spec.hidden_size), self.token_type[None])
+            reader.read(TYPES, (1, self._spec.hidden_size), self.token_type[None])
         if self.embedding_norm is not None:
             self.embedding_norm.load(reader, "embedding_norm")
         if self.per_layer_inputs is not None:
@@ -444,7 +445,8 @@ class Decoder:
 
     def embedding_of(self, pooled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """See `CausalModel`."""
-        return self.dense(pooled)
+        numbers = self.dense(pooled)
+        return numbers if self._spec.is_classifier else unit_length(numbers)
 
     def logits(self, x: Tensor) -> Tensor | None:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on the sampling rank; None on the others."""

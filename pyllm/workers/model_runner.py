@@ -46,7 +46,7 @@ from pyllm.workers.rank_weights import RankWeights, free_unused
 from pyllm.workers.sampling.token_sampler import Draw
 from pyllm.workers.sparse_attention.kv_selectors import SelectorInputs, load_kv_selector
 from pyllm.workers.step.attention_batch import AttentionGroup
-from pyllm.workers.step.batch import Batch, PlanBuffer
+from pyllm.workers.step.batch import Batch, Pairs, PlanBuffer
 from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
@@ -135,7 +135,7 @@ class ModelRunner:
             engine, config.checkpoint, config.rank, stage=stage, placement=self._placement, adapters=adapters
         )
         self._sampler = StepSampler(config, self._placement, self._slots)
-        self._plans = PlanBuffer(device, num_groups=len(groups))
+        self._plans = PlanBuffer(device, num_groups=len(groups), pairs=Pairs.of(self._spec))
         self._selector: KVSelector | None = None
         self._forward: ForwardPass | None = None
         self._attention_hooks: list[AttentionHook] = []
@@ -194,7 +194,8 @@ class ModelRunner:
         # Its blocks are verified while the weights load.
         self._memory.open_host(f"{self.instruction_set()} {self._kernels.backend}", self._host_memory)
         self._weights.load(advance)
-        self._position_tables = PositionTables.of(self._spec, self._max_model_len, self._placement.device)
+        num_positions = max(self._max_model_len, self._spec.num_positions)
+        self._position_tables = PositionTables.of(self._spec, num_positions, self._placement.device)
         limits, placement = self._engine.scheduler, self._placement
         width = sum(self._spec.stage_widths)
         self._link.allocate(limits.max_num_batched_tokens, width, placement.dtype, placement.device)

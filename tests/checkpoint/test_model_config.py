@@ -114,14 +114,17 @@ def test_an_architecture_may_be_spelled_otherwise_or_not_at_all(tmp_path: Path, 
         ("MixtralModel", "MixtralForCausalLM"),
         ("BertModel", "BertModel"),
         ("GPT2LMHeadModel", "GPT2LMHeadModel"),
-        ("LlamaForSequenceClassification", "LlamaForSequenceClassification"),
+        ("LlamaForSequenceClassification", "LlamaForCausalLM"),
+        ("BertForSequenceClassification", "BertModel"),
+        ("DebertaV2ForSequenceClassification", "DebertaV2ForSequenceClassification"),
     ],
 )
 def test_classes_without_a_head(tmp_path: Path, named: str, meant: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [named]}))
     found = read_model_config(tmp_path)
-    has_head = "For" in named or "LMHead" in named
-    assert (found.fields["architectures"], found.has_head) == ([meant], has_head)
+    is_classifier = named.endswith("ForSequenceClassification")
+    has_head = not is_classifier and ("For" in named or "LMHead" in named)
+    assert found == ({"architectures": [meant]}, has_head, is_classifier)
 
 
 @pytest.mark.parametrize(

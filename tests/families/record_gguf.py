@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.families.tiny_classifiers import RERANKER, expected, write_tiny_classifier
 from tests.families.tiny_encoders import ENCODERS, write_tiny_encoder
 from tests.families.tiny_families import PROMPT, write_tiny_family
 
@@ -146,6 +147,7 @@ ENCODERS_IN_GGUF = (
     "embedding-gemma",
     "embedding-gemma-dense",
 )
+CLASSIFIERS_IN_GGUF = ("bert-classifier", "xlm-roberta-classifier", "modernbert-classifier", RERANKER)
 _KIMI_STATES = {
     "full_attn_layers": [3],
     "kda_layers": [1, 2, 4],
@@ -214,6 +216,12 @@ _OLDER_FIELDS = {
     "exaone": {"rms_norm_eps": 1e-6},
     "glm-9b": {"layernorm_epsilon": 1.5625e-7, "seq_length": 256},
     "mpt": {"architectures": ["MPTForCausalLM"]},
+    "modernbert-classifier": {
+        "layer_norm_eps": 1e-5,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160_000.0,
+        "local_rope_theta": 10_000.0,
+    },
     "modernbert": {
         "layer_norm_eps": 1e-5,
         "global_attn_every_n_layers": 3,
@@ -240,10 +248,10 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
     recorded = [dict(np.load(path)) if names and path.exists() else {} for path in (LOGPROBS, EMBEDDINGS)]
     logprobs, embeddings = recorded
     with tempfile.TemporaryDirectory() as temporary:
-        for index, name in enumerate(names or (*FAMILIES, *ENCODERS_IN_GGUF)):
+        for index, name in enumerate(names or (*FAMILIES, *ENCODERS_IN_GGUF, *CLASSIFIERS_IN_GGUF)):
             # The folder's name becomes the model's, and llama.cpp has its own ideas of what is called phi3.
             folder, exact = Path(temporary, f"tiny-{index}"), Path(temporary, f"{name}.gguf")
-            (write_tiny_encoder if name in ENCODERS else write_tiny_family)(folder, name)
+            _write_tiny(folder, name)
             config = json.loads((folder / "config.json").read_text())
             config |= _OLDER_FIELDS.get(name, {})
             published = {field: value for field, value in config.items() if value is not None}
@@ -251,13 +259,23 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
             for path, kind in ((FOLDER / f"{name}.gguf", "f16"), (exact, "f32")):
                 command = [sys.executable, "-m", "tests.families.record_gguf", "convert", source, folder, path, kind]
                 subprocess.run(list(map(str, command)), check=True, stderr=subprocess.DEVNULL)
-            if name in ENCODERS:
+            if name in CLASSIFIERS_IN_GGUF:
+                numbers = _answers(server, exact, _numbers, "--embedding --pooling rank")
+                embeddings[name] = numbers[:, : len(expected(name, PROMPT[:5]))]
+            elif name in ENCODERS:
                 embeddings[name] = _answers(server, exact, _embedding, "--embedding --pooling mean")
             else:
                 logprobs[name] = _answers(server, exact, _distribution, "--flash-attn off")
             print(name)
     np.savez_compressed(LOGPROBS, **logprobs)
     np.savez_compressed(EMBEDDINGS, **embeddings)
+
+
+def _write_tiny(folder: Path, name: str) -> None:
+    if name in CLASSIFIERS_IN_GGUF:
+        write_tiny_classifier(folder, name)
+    else:
+        (write_tiny_encoder if name in ENCODERS else write_tiny_family)(folder, name)
 
 
 def convert(source: Path, folder: Path, path: Path, kind: str) -> None:
@@ -316,6 +334,13 @@ def _answers(server: Path, path: Path, ask: Callable[[list[int]], np.ndarray], f
 
 def _embedding(tokens: list[int]) -> np.ndarray:
     answer = _ask("/embedding", {"content": tokens})
+    assert answer is not None
+    return np.array(answer[0]["embedding"][0], np.float32)
+
+
+def _numbers(tokens: list[int]) -> np.ndarray:
+    """The numbers of a classifier's classes, and what lies behind them."""
+    answer = _ask("/embedding", {"content": tokens, "embd_normalize": -1})
     assert answer is not None
     return np.array(answer[0]["embedding"][0], np.float32)
 

@@ -11,14 +11,18 @@ def encode_document(
     added_tokens: Sequence[Mapping[str, Any]],
     bos: tuple[str, int] | None,
     eos: tuple[str, int] | None,
+    ends_between: int = 1,
 ) -> bytes:
-    """A tokenizer.json of the stages, with the tokens and ids that are put before and after each text."""
+    """A tokenizer.json of the stages, with the tokens and ids that are put before and after each text.
+
+    Between the texts of a pair the one after a text stands `ends_between` times.
+    """
     document = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added_tokens,
-        "post_processor": _template(bos, eos) if bos or eos else None,
+        "post_processor": _template(bos, eos, ends_between) if bos or eos else None,
         **stages,
     }
     return msgspec.json.encode(document)
@@ -37,13 +41,13 @@ def added_token(index: int, content: str, *, special: bool, drops_space: bool = 
     }
 
 
-def _template(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
+def _template(bos: tuple[str, int] | None, eos: tuple[str, int] | None, ends_between: int) -> dict[str, Any]:
     before, after = ([{"SpecialToken": {"id": end[0], "type_id": 0}}] if end else [] for end in (bos, eos))
     text, pair = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
         "single": [*before, text, *after],
-        "pair": [*before, text, pair, *after],
+        "pair": [*before, text, *after * ends_between, pair, *after],
         "special_tokens": {
             token: {"id": token, "ids": [index], "tokens": [token]} for token, index in filter(None, (bos, eos))
         },

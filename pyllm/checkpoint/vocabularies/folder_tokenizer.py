@@ -139,7 +139,8 @@ def build_tokenizer(folder: VocabularyFolder, named: Mapping[str, str], added: M
     first = vocabulary.first or (bos_token if settings.add_bos_token else "")
     last = vocabulary.last or (eos_token if settings.add_eos_token else "")
     bos, eos = ((token, ids[token]) if token in ids else None for token in (first, last))
-    content = encode_document(vocabulary.stages, vocabulary.added_tokens, bos, eos)
+    ends_between = 2 if "roberta" in folder.model_type else 1
+    content = encode_document(vocabulary.stages, vocabulary.added_tokens, bos, eos, ends_between)
     return BuiltTokenizer(content, bos_token, eos_token)
 
 

@@ -70,6 +70,7 @@ _KINDS: dict[str, Any] = {
     "unknown_token_id": int,
     "add_bos_token": bool,
     "add_eos_token": bool,
+    "add_sep_token": bool,
     "add_space_prefix": bool,
     "bos_token_id": int,
     "eos_token_id": int,
@@ -110,7 +111,9 @@ def tokenizer_json(fields: Fields) -> bytes:
         raise ConfigError(f"the GGUF file's tokenizer has the token {twice!r} twice")
     stages = _STAGES[str(kind)](fields, tokens, vocabulary)
     bos, eos = _ends(fields, tokens)
-    return encode_document(stages, _added_tokens(fields, vocabulary, types), bos, eos)
+    has_one_end = kind == "bert" or fields.get("general.architecture") == "modern-bert"  # whatever the file says
+    ends_between = 2 if fields.get("tokenizer.ggml.add_sep_token") and not has_one_end else 1
+    return encode_document(stages, _added_tokens(fields, vocabulary, types), bos, eos, ends_between)
 
 
 def _tokens_and_types(fields: Fields) -> tuple[list[str], Sequence[int]]:

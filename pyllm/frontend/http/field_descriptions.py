@@ -42,7 +42,17 @@ DESCRIPTIONS: Mapping[str, str] = {
     "input_extra": "Other files for the model to read, nearest last.",
     "messages": "The conversation, in any order of roles.",
     "input": "A text, or a list of items: messages, calls and results.",
-    "EmbeddingRequest.input": "A text or token ids, or a list of either; at most 2,048.",
+    **dict.fromkeys(
+        ("EmbeddingRequest.input", "ClassifyRequest.input"), "A text or token ids, or a list of either; at most 2,048."
+    ),
+    "query": "The text that the documents are compared with.",
+    "RerankRequest.documents": "Texts, or objects with a text; at most 2,048.",
+    "return_documents": "Whether results have the documents' texts; the default.",
+    "text_1": "A text, or a list of them.",
+    "text_2": "Texts to score: with the one text_1, or one with each of as many.",
+    **dict.fromkeys(("data_1", "queries"), "Other names of text_1."),
+    **dict.fromkeys(("data_2", "ScoreRequest.documents", "items"), "Other names of text_2."),
+    "use_activation": "Whether a classifier's numbers become scores; the default.",
     "system": "The system prompt, as a text or text blocks.",
     "instructions": "The system prompt.",
     "tools": "Tools that the model may call.",

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 
 VERSION_PREFIX = "/v1"
 # The first words of the routes below /v1 that also work without it, as on llama.cpp.
-_VERSIONED = frozenset({"completions", "chat", "embeddings", "models", "responses", "messages"})
+_VERSIONED = frozenset(
+    {"completions", "chat", "embeddings", "models", "responses", "messages", "rerank", "reranking", "score"}
+)
 _CLOSE = 0.85
 
 _LLAMA = "it is of llama.cpp's own API; here it is {}"
-_NO_RERANK = "models generate or embed here, and none ranks: compare embeddings of POST /v1/embeddings"
 _TEXT_ONLY = "only text is served"
 _NO_TRANSFER = (
     "weights come from files, by POST /admin/weights, or as arrays, by `update_weights` of Python's `AsyncEngine`"
@@ -31,8 +32,7 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(("/generate", "/generate_stream"), "it is TGI's and SGLang's; here it is POST /v1/completions"),
     "/info": "it is TGI's; here it is GET /server_info",
     "/inference": "it is vLLM's; here it is POST /v1/completions with token ids",
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"), _NO_RERANK),
-    **dict.fromkeys(("/score", "/v1/score", "/classify", "/v1/classify", "/pooling"), _NO_RERANK),
+    "/pooling": "it is vLLM's; here it is POST /v1/embeddings, /v1/score or /classify",
     **dict.fromkeys(("/v2/embed", "/v1/embed", "/embed"), "it is Cohere's and TEI's; here it is POST /v1/embeddings"),
     **dict.fromkeys(("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"), _TEXT_ONLY),
     **dict.fromkeys(("/v1/batches", "/v1/files"), "`pyllm batch` answers a file of requests"),

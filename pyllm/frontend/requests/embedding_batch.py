@@ -1,9 +1,10 @@
-"""The embeddings of all prompts of one HTTP request: submits, counts and ends them together. Knows no JSON."""
+"""Embeddings or classes of the prompts of one HTTP request: submits, counts and ends them together. Knows no JSON."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from pyllm.client.embedding import Embedding
-from pyllm.client.submission import check_dimensions, refuse_input
+from pyllm.client.submission import check_dimensions, refuse_embedding
 from pyllm.errors import PyllmError
 from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.prompt_batch import PromptBatch
@@ -34,13 +35,27 @@ async def embeddings_of(
             embeddings of so many dimensions.
     """
     check_dimensions(dimensions, state.client.model)
-    await admit(state, context, len(inputs))
-    too_long = refuse_input if truncation is None else None
-    whole = await state.prompts.encode(inputs, add_special_tokens, too_long, "input")
-    prompts: Sequence[Sequence[int]] = whole
-    if truncation is not None:
-        around = state.tokenizer.encode("", add_special_tokens)
-        prompts = [truncation.kept(tokens, around) for tokens in whole]
+    refuse_embedding(state.client.model)
+    encode = partial(state.prompts.encode_inputs, inputs, truncation, add_special_tokens)
+    return await batch_of(state, context, scheduling, len(inputs), encode, dimensions=dimensions)
+
+
+async def batch_of(
+    state: ServerState,
+    context: RequestContext,
+    scheduling: SchedulingParams,
+    num_prompts: int,
+    encode: Callable[[], Awaitable[Sequence[Sequence[int]]]],
+    *,
+    dimensions: int | None = None,
+) -> "EmbeddingBatch":
+    """The batch of as many prompts as `encode` gives, not started, once the request is admitted.
+
+    Raises:
+        PyllmError: the request is not admitted; or as `encode`.
+    """
+    await admit(state, context, num_prompts)
+    prompts = await encode()
     await charge(state, context, sum(map(len, prompts)))
     return EmbeddingBatch(state, prompts, scheduling, context, dimensions)
 

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from pyllm.client.prompt_tokens import PromptTokens, known_tokens
-from pyllm.client.submission import only_embeds, refuse_prompt
+from pyllm.client.submission import only_embeds, refuse_input, refuse_prompt
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.frontend.text.encoding_threads import EncodingCache, EncodingCounts, EncodingThreads
 from pyllm.frontend.text.templates import ChatTemplate, Message, no_chat_template
 from pyllm.frontend.text.tokenizer import INLINE_CHARACTERS, Tokenizer
+from pyllm.frontend.text.truncation import Truncation
 from pyllm.wire.messages import ModelInfo
 
 # Characters that are cut and looked up in the cache on the event loop, in 1 ms; a longer text is encoded whole.
@@ -70,6 +71,19 @@ class PromptEncoder:
             with RequestError.of_item(index, len(prompts)):
                 checked.append(await self._check_ids(next(encoded) if isinstance(prompt, str) else prompt, name))
         return checked
+
+    async def encode_inputs(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        truncation: Truncation | None = None,
+        add_special_tokens: bool = True,
+    ) -> Sequence[Sequence[int]]:
+        """`encode` for inputs that are embedded or classified, which may fill the context, or are shortened."""
+        whole = await self.encode(inputs, add_special_tokens, None if truncation else refuse_input, "input")
+        if truncation is None:
+            return whole
+        around = self._tokenizer.encode("", add_special_tokens)
+        return [truncation.kept(tokens, around) for tokens in whole]
 
     async def render_chat(
         self,

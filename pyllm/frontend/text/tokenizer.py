@@ -32,6 +32,7 @@ class Tokenizer:
 
     `segments` has the places where texts may be cut. `frame` has the packed ids that special tokens add before and
     after any text; None where they do more. `bos_token` and `eos_token` are their texts, empty where there is none.
+    `pair_template` is that of `TokenizerFiles`.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -48,6 +49,7 @@ class Tokenizer:
         added_tokens = self._tokenizer.get_added_tokens_decoder()
         self._added = {added.content: token for token, added in added_tokens.items()}
         self.bos_token, self.eos_token = files.bos_token, files.eos_token
+        self.pair_template = files.pair_template
         self.segments = PromptSegments.of(self._tokenizer, files.chat_template)
         self.frame = self._find_frame()
         # Log-probabilities of a whole vocabulary ask for all of them again and again.
@@ -84,6 +86,10 @@ class Tokenizer:
                 return [result for text in texts for result in self.encode_packed([text], add_special_tokens)]
             return [_fault(texts[0]) or error]
         return [array("i", ids).tobytes() for ids in batch]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Token ids of each pair of texts, with the special tokens around and between them."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast([*pairs])]
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of the text's tokens, by which a text that is far too long is refused without encoding it."""

@@ -1,4 +1,5 @@
-"""Embeddings of prompts: the last or first token's hidden state after the final norm, or the mean; of length 1.
+"""Embeddings of prompts: the last or first token's hidden state after the final norm, or the mean, and what the model
+makes of it.
 
 Knows slots by their numbers, but not sampling.
 """
@@ -17,12 +18,9 @@ from pyllm.workers.step.batch import Batch
 POOLING_CODES = {"": 0} | {kind: code for code, kind in enumerate(POOLING, 1)}
 """What `SamplingSlots.pooling` has for the kinds of `POOLING`."""
 
-# A vector is divided by at least this, as in torch's `normalize`.
-_LEAST_LENGTH = 1e-12
-
 _Vectors = npt.NDArray[np.float64]
 EmbeddingOf = Callable[[_Vectors], _Vectors]
-"""Makes the embedding of one text, before it is scaled, from its pooled state [hidden_size]."""
+"""Makes the embedding of one text, or its scores, from its pooled state [hidden_size]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +62,10 @@ class PooledRows:
         if not vectors:
             return None
         rows = sorted(vectors)
-        pooled = np.stack([self.embedding_of(vectors[row]) for row in rows])
-        lengths = np.sqrt(np.square(pooled).sum(axis=1, keepdims=True))
+        values = np.stack([self.embedding_of(vectors[row]) for row in rows])
         sizes = np.zeros(num_rows + 1, np.int32)
-        sizes[np.array(rows) + 1] = pooled.shape[1]
-        values = (pooled / np.maximum(lengths, _LEAST_LENGTH)).astype("<f4")
-        return Embeddings(sizes.cumsum(dtype=np.int32).tobytes(), values.tobytes())
+        sizes[np.array(rows) + 1] = values.shape[1]
+        return Embeddings(sizes.cumsum(dtype=np.int32).tobytes(), values.astype("<f4").tobytes())
 
 
 class Pooler:

@@ -26,6 +26,7 @@ from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.forward_context import ForwardContext
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
+from pyllm.workers.sampling.dense import unit_length
 from pyllm.workers.transformers_backend.attention_interface import NAME, AttentionCall, attending
 from pyllm.workers.transformers_backend.build import build, quiet
 from pyllm.workers.transformers_backend.meta_run import hidden_of, inputs
@@ -127,7 +128,7 @@ class TransformersModel:
 
     def embedding_of(self, pooled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """See `CausalModel`."""
-        return pooled
+        return unit_length(pooled)
 
     def logits(self, x: Tensor) -> Tensor | None:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size] on rank 0; None on the others."""

@@ -15,6 +15,7 @@ from tests.frontend.serving import answering, in_process
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/embeddings", {"input": "x"}),
+        ("/v1/score", {"text_1": "x", "text_2": "y"}),
     ],
 )
 async def test_an_invocation_is_what_its_body_says(tokenizer: Tokenizer, route: str, body: dict[str, Any]) -> None:

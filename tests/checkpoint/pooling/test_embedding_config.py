@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pyllm.checkpoint.embedding_config import EmbeddingSpec
+from pyllm.checkpoint.pooling.embedding_config import EmbeddingSpec
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import check_unchanged
 from pyllm.errors import ConfigError
@@ -150,9 +150,9 @@ def test_of_a_gguf_file(tmp_path: Path, number: int, expected: str) -> None:
     assert read_checkpoint(path).embedding.pooling == expected
 
 
-@pytest.mark.parametrize(("number", "name"), [(4, "rank"), (9, "9")])
-def test_of_a_gguf_file_that_pools_otherwise(tmp_path: Path, number: int, name: str) -> None:
+@pytest.mark.parametrize(("number", "text"), [(4, "no head for classes"), (9, "pooling by '9' is not supported")])
+def test_of_a_gguf_file_that_pools_otherwise(tmp_path: Path, number: int, text: str) -> None:
     source = write_tiny_model(tmp_path / "tiny")
     path = write_tiny_gguf(source, tmp_path / "tiny.gguf", fields={"llama.pooling_type": number})
-    with pytest.raises(ConfigError, match=f"pooling by '{name}' is not supported"):
+    with pytest.raises(ConfigError, match=text):
         read_checkpoint(path)

@@ -14,8 +14,11 @@ from pyllm.families.spec import DenseSpec, ModelSpec, Shape
 from pyllm.families.tensor_map import dense_tensor
 
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
-_GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
+GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
+"""llama.cpp's pooling types, in the order of their numbers."""
 PoolingKind = Literal["last", "mean", "cls"]
+ClassActivation = Literal["sigmoid", "softmax", "identity"]
+"""What makes scores of the numbers that a classifier gives."""
 # Text models have 'none'.
 _KINDS: dict[str, PoolingKind] = {
     "none": "last",
@@ -114,6 +117,8 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
       sizes `dimensions`, or of any size if these are empty.
     - `is_only_use`: the model has no head or is an encoder, and cannot generate.
     - `max_seq_length`: tokens of a text that the model is meant for, if its files say so; it may be able to more.
+    - `labels`: the names of the classes of a classifier, which gives a number for each in place of an embedding;
+      `activation` makes scores of them.
     """
 
     pooling: PoolingKind = "last"
@@ -121,6 +126,8 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dimensions: tuple[int, ...] = ()
     is_only_use: bool = False
     max_seq_length: int | None = None
+    labels: tuple[str, ...] = ()
+    activation: ClassActivation = "identity"
 
 
 def embedding_spec(
@@ -159,7 +166,7 @@ def gguf_embedding_spec(pooling_type: int, is_encoder: bool = False) -> Embeddin
     Raises:
         ConfigError: the pooling type is not supported.
     """
-    mode = _GGUF_POOLING[pooling_type] if pooling_type < len(_GGUF_POOLING) else str(pooling_type)
+    mode = GGUF_POOLING[pooling_type] if pooling_type < len(GGUF_POOLING) else str(pooling_type)
     is_unnamed = is_encoder and mode == "none"
     return EmbeddingSpec(pooling="mean" if is_unnamed else _kind(mode), is_only_use=is_encoder)
 

@@ -1,0 +1,96 @@
+"""Scores of texts: those of a classifier's classes, and of pairs of texts. Knows no HTTP."""
+
+import math
+from collections.abc import Sequence
+from operator import mul
+
+from pyllm.errors import RequestError
+from pyllm.frontend.scoring.pairs import Pair, encode_pairs
+from pyllm.frontend.text.prompt_encoder import PromptEncoder
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.frontend.text.truncation import Truncation
+from pyllm.wire.messages import ModelInfo
+
+Vector = Sequence[float]
+_YES = "yes"  # the class of a relevant document in rerankers that were text models
+
+
+def class_scores(numbers: Vector, activation: str) -> list[float]:
+    """The score of each class, from the numbers that a classifier gives."""
+    if activation == "sigmoid":
+        return [_sigmoid(number) for number in numbers]
+    if activation == "softmax":
+        greatest = max(numbers)
+        weights = [math.exp(number - greatest) for number in numbers]
+        return [weight / math.fsum(weights) for weight in weights]
+    return list(numbers)
+
+
+def likeness(one: Vector, other: Vector) -> float:
+    """The cosine of the angle between two embeddings, which have length 1."""
+    return math.fsum(map(mul, one, other))
+
+
+class PairScorer:
+    """Scores pairs of texts: by a reranker, or by the likeness of their embeddings. What it submits are its `prompts`.
+
+    Raises:
+        RequestError: the model has several classes, of which none says that two texts belong together.
+    """
+
+    def __init__(self, model: ModelInfo, pairs: Sequence[Pair]) -> None:
+        self._model = model
+        self._pairs = pairs
+        self._relevant = 0
+        self._texts: dict[str, int] = {}  # each text once, where all are embedded
+        if not model.labels:
+            self._texts = {
+                text: index for index, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
+            }
+        elif _YES in model.labels:
+            self._relevant = model.labels.index(_YES)
+        elif len(model.labels) > 1:
+            text = f"{model.name} has {len(model.labels)} classes, and scores no pairs of texts: use /classify"
+            raise RequestError(text, "model")
+
+    @property
+    def num_prompts(self) -> int:
+        """The number of `prompts`."""
+        return len(self._texts) if self._texts else len(self._pairs)
+
+    async def prompts(
+        self, encoder: PromptEncoder, tokenizer: Tokenizer, truncation: Truncation | None
+    ) -> Sequence[Sequence[int]]:
+        """The token ids of each prompt.
+
+        Raises:
+            RequestTooLargeError: a text or pair does not fit the context, and there is no `truncation`.
+        """
+        if not self._texts:
+            return await encode_pairs(encoder, tokenizer, self._model, self._pairs, truncation)
+        return await encoder.encode_inputs([*self._texts], truncation)
+
+    def scores(self, vectors: Sequence[Vector], use_activation: bool = True) -> list[float]:
+        """The score of each pair, from the numbers or embeddings of the prompts."""
+        if self._texts:
+            places = self._texts
+            return [likeness(vectors[places[one]], vectors[places[other]]) for one, other in self._pairs]
+        activation = self._model.class_activation if use_activation else "identity"
+        return [class_scores(numbers, activation)[self._relevant] for numbers in vectors]
+
+
+def paired(firsts: Sequence[str], seconds: Sequence[str], name: str = "data_2") -> list[Pair]:
+    """One text with each of some others, or texts with as many others, in order; `name` is the field of the others.
+
+    Raises:
+        RequestError: the numbers of texts do not fit, or there are none.
+    """
+    if not firsts or not seconds or len(firsts) not in {1, len(seconds)}:
+        text = f"give one text and some others, or as many texts twice, got {len(firsts)} and {len(seconds)}"
+        raise RequestError(text, name)
+    return list(zip([*firsts] * len(seconds) if len(firsts) == 1 else firsts, seconds, strict=True))
+
+
+def _sigmoid(number: float) -> float:
+    # `exp` of a large number would overflow.
+    return 1 / (1 + math.exp(-number)) if number >= 0 else math.exp(number) / (1 + math.exp(number))

@@ -1,0 +1,88 @@
+"""A tiny random classifier of each kind, written by transformers."""
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from pyllm_kernels.tensors import Array
+from transformers import PreTrainedModel
+
+from tests.families.tiny_encoders import CONTEXT
+from tests.tiny_model import write_tokenizer
+
+SEPARATOR = "<|end|>"
+_SIZES: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+}
+_ROBERTA = {"max_position_embeddings": CONTEXT + 2, "pad_token_id": 1, "type_vocab_size": 1}
+_MODERN_BERT = {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0}
+_TEXT = {"num_key_value_heads": 2, "pad_token_id": 0, "head_dim": 8, "tie_word_embeddings": True}
+CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert-classifier": ("Bert", {"num_labels": 1}),
+    "roberta-classifier": ("Roberta", _ROBERTA | {"num_labels": 2}),
+    "xlm-roberta-classifier": ("XLMRoberta", _ROBERTA | {"num_labels": 1}),
+    "modernbert-classifier": ("ModernBert", _MODERN_BERT | {"num_labels": 3, "classifier_pooling": "mean"}),
+    "modernbert-reranker": (
+        "ModernBert",
+        _MODERN_BERT | {"num_labels": 1, "classifier_bias": True, "norm_bias": True},
+    ),
+    "qwen3-classifier": ("Qwen3", _TEXT | {"num_labels": 1}),
+    "llama-classifier": ("Llama", _TEXT | {"num_labels": 4}),
+}
+"""Transformers' class without `ForSequenceClassification`, and what its config.json has beside the sizes."""
+RERANKER = "qwen3-reranker"
+"""A text model that is asked for yes or no, which llama.cpp's converter makes a classifier."""
+ANSWER_IDS = (260, 258)  # yes and no
+
+
+@functools.cache
+def classifier(name: str) -> PreTrainedModel:
+    """The model, in float32; its numbers are large enough that each changes the result."""
+    # Its template has some 400 bytes.
+    kind, fields = ("Qwen3", _TEXT | {"max_position_embeddings": 1024}) if name == RERANKER else CLASSIFIERS[name]
+    torch.manual_seed(len(name))
+    config = getattr(transformers, f"{kind}Config")(**_SIZES | fields)
+    head = "CausalLM" if name == RERANKER else "SequenceClassification"
+    model = getattr(transformers, f"{kind}For{head}")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            number = noise * 0.2 if parameter.ndim > 1 else parameter + noise * 0.2
+            parameter.copy_(number.half())  # as in the GGUF files
+    return model
+
+
+@torch.inference_mode()
+def expected(name: str, prompt: Sequence[int], separator: int | None = None) -> Array:
+    """The numbers of the classes by transformers, float32 [classes]; after a `separator` begins the second text."""
+    tokens, types = torch.tensor([prompt]), {}
+    if separator in prompt:
+        first = prompt.index(separator) + 1
+        types = {"token_type_ids": torch.tensor([[0] * first + [1] * (len(prompt) - first)])}
+    logits: Array = classifier(name)(tokens, **types).logits[0].numpy()
+    if name == RERANKER:
+        numbers: Array = logits[-1, list(ANSWER_IDS)]
+        return numbers
+    return logits
+
+
+def write_tiny_classifier(folder: Path, name: str, **fields: Any) -> str:
+    """Write the model and a byte-level tokenizer, with more `fields` in config.json; gives the folder as a string."""
+    classifier(name).save_pretrained(str(folder))
+    config = json.loads((folder / "config.json").read_text()) | fields
+    if name == RERANKER:
+        (folder / "README.md").write_text("# Qwen3-Reranker\n")  # what the converter looks for
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, merges=["n o", "y e", "ye s", "a n"])
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sep_token": SEPARATOR}))
+    return str(folder)
