@@ -59,3 +59,4 @@ def test_it_only_scores(reranker: Server) -> None:
         answer = httpx.post(f"{reranker.address}/v1/{route}", json=body)
         assert answer.status_code == 400
         assert "/rerank" in answer.json()["error"]["message"]
+    assert httpx.post(f"{reranker.address}/api/show", json={"model": "reranker"}).json()["capabilities"] == []

@@ -13,6 +13,7 @@ from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.scoring.scores import class_scores
 from tests.families.record_gguf import CLASSIFIERS_IN_GGUF, EMBEDDINGS, FOLDER, LENGTHS
 from tests.families.test_encoders import OPTIONS, PROMPTS
+from tests.families.test_gguf import write_changed
 from tests.families.tiny_classifiers import CLASSIFIERS, RERANKER, expected, write_tiny_classifier
 from tests.families.tiny_encoders import write_tiny_encoder
 from tests.families.tiny_families import PROMPT
@@ -63,6 +64,17 @@ def test_gguf_files_give_the_scores_of_llama_cpp(name: str) -> None:
     if name != "bert-classifier":  # Its converter drops the first layer of BERT's head.
         own = [activated(expected(name, PROMPT[:length])) for length in LENGTHS]
         np.testing.assert_allclose(found, own, atol=1e-5)
+
+
+def test_llama_cpps_quantiser_makes_a_vector_of_one_class(tmp_path: Path) -> None:
+    def flat(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return tensors | {"cls.output.weight": tensors["cls.output.weight"].reshape(-1)}
+
+    name = "xlm-roberta-classifier"
+    write_changed(FOLDER / f"{name}.gguf", tmp_path / "flat.gguf", tensors=flat)
+    with LLM(str(tmp_path / "flat.gguf"), **OPTIONS, distributed_executor_backend="uni") as llm:
+        found = scores(llm, [PROMPT[:length] for length in LENGTHS])
+    np.testing.assert_allclose(found, [activated(expected(name, PROMPT[:length])) for length in LENGTHS], atol=1e-5)
 
 
 def test_a_classifier_refuses_what_it_cannot_do(tmp_path: Path) -> None:

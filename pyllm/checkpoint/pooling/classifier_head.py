@@ -116,26 +116,27 @@ def find_head(tensors: Sequence[FileTensor], norm_epsilon: float) -> ClassifierH
     else:
         known = ", ".join(" and ".join(layer.name for layer in head) for head in _HEADS)
         raise ConfigError(f"the model's files have no head for classes that is known here: {known}")
-    renamed: dict[str, str] = {}
+    renamed: dict[str, FileTensor] = {}
     layers = []
     for index, (layer, name, norm) in enumerate(zip(head, names, norms, strict=True)):
-        rows, columns = weights[f"{name}.weight"].shape
-        for source, target in ((name, ""), *([(norm, "norm.")] if norm else [])):
-            own = [f"{source}.{kind}" for kind in ("weight", "bias") if f"{source}.{kind}" in weights]
-            renamed |= {each: dense_tensor(f"{index}.{target}{each.rpartition('.')[2]}") for each in own}
-        has_norm_bias = f"{norm}.bias" in weights
+        shape = weights[f"{name}.weight"].shape
+        rows, columns = shape if len(shape) == 2 else (1, *shape)  # llama.cpp's quantiser makes one row a vector.
+        for kind, sizes in (("weight", (rows, columns)), ("bias", (rows,))):
+            if (tensor := weights.get(f"{name}.{kind}")) is not None:
+                own = msgspec.structs.replace(tensor, name=dense_tensor(f"{index}.{kind}"), shape=sizes)
+                renamed[tensor.name] = own
+            if norm and (tensor := weights.get(f"{norm}.{kind}")) is not None:
+                renamed[tensor.name] = msgspec.structs.replace(tensor, name=dense_tensor(f"{index}.norm.{kind}"))
         layers.append(
             DenseSpec(
                 in_features=columns,
                 out_features=rows,
                 bias=f"{name}.bias" in weights,
                 activation=layer.activation,
-                norm=NormSpec(epsilon=norm_epsilon, kind="layer", bias=has_norm_bias) if norm else None,
+                norm=NormSpec(epsilon=norm_epsilon, kind="layer", bias=f"{norm}.bias" in weights) if norm else None,
             )
         )
-    return ClassifierHead(
-        tuple(layers), [msgspec.structs.replace(each, name=renamed.get(each.name, each.name)) for each in tensors]
-    )
+    return ClassifierHead(tuple(layers), [renamed.get(tensor.name, tensor) for tensor in tensors])
 
 
 def with_head(spec: ModelSpec, head: ClassifierHead, separator: int | None) -> ModelSpec:

@@ -40,6 +40,7 @@ def show_files(model: str, download_dir: str = "", max_model_len: int | None = N
         tools, thinking = parsers.tool_call != "none", parsers.reasoning != "none"
     abilities = Abilities(
         completion=can_generate,
+        embedding=not checkpoint.embedding.labels,
         tools=tools,
         thinking=thinking,
         insert=can_generate and can_fill_middle(Tokenizer(checkpoint.tokenizer)),

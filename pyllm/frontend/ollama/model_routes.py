@@ -98,6 +98,7 @@ def _abilities(state: ServerState) -> Abilities:
     can_chat = can_generate and state.chat_template is not None
     return Abilities(
         completion=can_generate,
+        embedding=not state.client.model.labels,
         tools=can_chat and state.chat.reads_calls,
         thinking=can_chat and state.chat.has_reasoning,
         insert=can_generate and can_fill_middle(state.tokenizer),
