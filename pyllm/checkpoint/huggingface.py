@@ -11,7 +11,7 @@ import msgspec
 
 from pyllm.checkpoint.generation_config import SamplingDefaults, end_token_ids, sampling_defaults
 from pyllm.checkpoint.hub_files import CONVERT, WEIGHTS
-from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
+from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer, token_ids
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.pooling.classifier_head import (
@@ -19,6 +19,7 @@ from pyllm.checkpoint.pooling.classifier_head import (
     classifier_config,
     classifier_spec,
     find_head,
+    head_of_words,
     with_head,
 )
 from pyllm.checkpoint.pooling.embedding_config import (
@@ -44,7 +45,7 @@ from pyllm.checkpoint.types import (
 )
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config, UnsupportedFeatureError
-from pyllm.families.family import Family
+from pyllm.families.family import Family, Reranker
 from pyllm.families.registry import UnknownArchitectureError, find_family
 from pyllm.families.spec import DenseSpec, ModelImpl, ModelSpec
 from pyllm.families.tensor_map import (
@@ -103,19 +104,23 @@ def read_huggingface(
     text = text_model(config)
     family = None if implementation == "transformers" else _family(text, may_be_other)
     gathered, dense = gather(tensors, quantization, files), _dense_layers(folder)
-    head = None
-    if is_classifier:
-        head = find_head(gathered.tensors, classifier_config(fields).norm_eps)
-    if head is not None and family is not None:
+    reranker = _reranker(folder, family) if family is not None and not is_classifier else None
+    if family is not None and (is_classifier or reranker is not None):
         tokenizer = tokenizer or read_huggingface_tokenizer(folder)
-        spec = with_head(family.spec(text), head, tokenizer.separator)
+        spec = family.spec(text)
+        if reranker is None:
+            head = find_head(gathered.tensors, classifier_config(fields).norm_eps)
+        else:
+            head = head_of_words(spec, reranker.words, token_ids(folder, reranker.words), gathered.tensors)
+            tokenizer = msgspec.structs.replace(tokenizer, pair_template=reranker.template)
+        spec = with_head(spec, head, tokenizer.separator)
         mapped = _map_to_family(family.tensors, spec, gathered._replace(tensors=head.tensors), files, has_head)
         mapped = mapped._replace(head=head)
     elif family is not None:
         files += _gather_dense(dense, gathered, len(files))
         spec = with_dense(family.spec(text), list(dense.values()))
         mapped = _map_to_family(family.tensors, spec, gathered, files, has_head)
-    elif head is not None:
+    elif is_classifier:
         raise ConfigError(f"{folder}: classifiers are not supported where transformers computes the model")
     elif dense:
         raise ConfigError(f"{folder}: Dense modules are not supported where transformers computes the model")
@@ -207,7 +212,9 @@ def _checkpoint(
     sampling, ends = _generation(folder, Config(fields))
     is_encoder = mapped.spec.is_bidirectional
     if mapped.head is None:
-        embedding = msgspec.structs.replace(_embedding(folder, fields, is_encoder), is_only_use=not mapped.has_head)
+        embedding = _embedding(folder, fields, is_encoder)
+        if not mapped.has_head:
+            embedding = msgspec.structs.replace(embedding, is_only_use=True, is_main_use=True)
     else:
         embedding = classifier_spec(classifier_config(fields), mapped.head, is_encoder)
     return Checkpoint(
@@ -245,6 +252,12 @@ def _family(config: Config, may_be_other: bool) -> Family | None:
         if may_be_other:  # transformers may know the architecture, or the model type
             return None
         raise
+
+
+def _reranker(folder: Path, family: Family) -> Reranker | None:
+    """The reranker that a text model is by its name, which no file of it tells."""
+    reranker = family.reranker
+    return reranker if reranker is not None and reranker.name in str(folder).lower() else None
 
 
 def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, files: Sequence[str]) -> ModelSpec:

@@ -7,7 +7,7 @@ added to a copy of tokenizer.json, as transformers 5 adds them when it loads a t
 import codecs
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,6 +135,18 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
         separator=ids.get(special.named["sep_token"].content or _SEPARATOR),
         num_tokens=max(vocabulary.values(), default=-1) + 1,
     )
+
+
+def token_ids(folder: Path, tokens: Sequence[str]) -> list[int]:
+    """The ids of some tokens in a folder's tokenizer.json.
+
+    Raises:
+        ConfigError: there is no such file, or it lacks one of them.
+    """
+    ids = read_json(folder / "tokenizer.json", _TokenizerJson).model.ids()
+    if missing := [token for token in tokens if token not in ids]:
+        raise ConfigError(f"{folder}: the tokenizer has no token {missing[0]!r}")
+    return [ids[token] for token in tokens]
 
 
 def _build(folder: Path, options: _TokenizerConfig, special: _SpecialTokens) -> tuple[Path, _SpecialTokens]:

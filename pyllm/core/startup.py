@@ -249,6 +249,7 @@ def _model_info(
         is_matryoshka=embedding.is_matryoshka,
         matryoshka_dimensions=embedding.dimensions,
         can_generate=not embedding.is_only_use,
+        is_for_embeddings=embedding.is_main_use,
         labels=embedding.labels,
         class_activation=embedding.activation,
         model_impl="native" if spec.transformers is None else "transformers",

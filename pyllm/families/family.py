@@ -64,6 +64,18 @@ class GgufNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reranker:
+    """A text model that is asked whether a document answers a query, in a `template` with {query} and {document}.
+
+    The paths of such models have `name`, in lower case; `words` are those for relevant documents and for others.
+    """
+
+    name: str
+    words: tuple[str, str]
+    template: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Models of one kind. `architectures` are names in config.json; `read` returns the model that a config describes.
 
@@ -74,6 +86,7 @@ class Family:
     read: Callable[[Config], ModelSpec]
     tensors: TensorNames = HUGGINGFACE_NAMES
     gguf: GgufNames | None = None
+    reranker: Reranker | None = None
 
     def spec(self, config: Config) -> ModelSpec:
         """The model that `read` returns; `is_causal` false is refused unless all layers attend to whole sequences.

@@ -13,6 +13,7 @@ from pyllm.families.family import (
     GGUF_SCORES,
     Family,
     GgufNames,
+    Reranker,
     layer_types,
     read_attention,
     read_feed_forward,
@@ -131,10 +132,23 @@ QWEN2_MOE = Family(
         complete=lambda config: config.replaced(qkv_bias=config.flag("attention_bias")),
     ),
 )
+# https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
+_RERANKER = Reranker(
+    name="qwen3-reranker",
+    words=("yes", "no"),
+    template=(
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+        "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+        "<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    ),
+)
 QWEN3 = Family(
     architectures=("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"),
     read=read_qwen3,
     gguf=GgufNames(architectures=("qwen3", "qwen3vl")),
+    reranker=_RERANKER,
 )
 QWEN3_MOE = Family(
     architectures=("Qwen3MoeForCausalLM",),

@@ -748,13 +748,17 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`activation(weight @ pooled + bias)` of a pooled state, as in sentence-transformers, and its `norm`, if any."""
+    """`activation(weight @ pooled + bias)` of a pooled state, as in sentence-transformers, and its `norm`, if any.
+
+    With `tokens` the matrix has the rows of these two tokens in the model's head, the lower one first.
+    """
 
     in_features: int
     out_features: int
     bias: bool = False
     activation: Literal["identity", "tanh", "gelu"] = "identity"
     norm: NormSpec | None = None
+    tokens: tuple[int, int] | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,6 +80,10 @@ def map_tensors(
             matrix = (int(kind.partition(".")[0]), spec.streams.count - 1)  # llama.cpp has all in one tensor.
             source = f"{modules[module]}.weight"
         place = _Place(source, Rows(skipped, skipped + shape[0]), rows, matrix=matrix)
+        if module == "dense" and (tokens := spec.dense[int(kind.partition(".")[0])].tokens) is not None:
+            source = f"{head if f'{head}.weight' in tensors else embedding}.weight"
+            first, second = tokens
+            place = _Place(source, Rows(first, second + 1, second - first), spec.vocab_size)
         entry = _with_quantised(_entry(tensors, name, shape, place), quantised.get(source))
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index in range(len(spec.layers)):

@@ -170,6 +170,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cache_namespace: str = ""  # with blake3, a part of the name of every KV block
     saves_kv_blocks: bool = False  # a KV store or connector gets the blocks that are computed
     can_generate: bool = True  # False: the model only embeds, or classifies
+    is_for_embeddings: bool = True  # False: embeddings of the model, which generates text, rank nothing
     labels: tuple[str, ...] = ()
     class_activation: str = "identity"
     weights_version: str = ""  # a digest of the weights; empty for those that the engine was started with

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from pyllm import LLM
+from pyllm.checkpoint.pooling.embedding_config import EmbeddingSpec
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.scoring.scores import class_scores
@@ -64,6 +66,24 @@ def test_gguf_files_give_the_scores_of_llama_cpp(name: str) -> None:
     if name != "bert-classifier":  # Its converter drops the first layer of BERT's head.
         own = [activated(expected(name, PROMPT[:length])) for length in LENGTHS]
         np.testing.assert_allclose(found, own, atol=1e-5)
+
+
+def test_qwen3_reranker_is_known_by_its_name(tmp_path: Path) -> None:
+    folder = Path(write_tiny_classifier(tmp_path / "Qwen3-Reranker-0.6B", RERANKER))
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint.embedding.labels == ("no", "yes")  # in the order of the tokens
+    theirs = read_checkpoint(str(FOLDER / f"{RERANKER}.gguf"))
+    assert checkpoint.tokenizer.pair_template == theirs.tokenizer.pair_template
+    with LLM(str(folder), **OPTIONS, distributed_executor_backend="uni") as llm:
+        found = scores(llm, PROMPTS)
+    wanted = np.array([activated(expected(RERANKER, prompt)) for prompt in PROMPTS])
+    np.testing.assert_allclose(found[:, ::-1], wanted, atol=1e-5)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, folder / "model.safetensors")
+    entries = {entry.name: entry.source.name for entry in read_checkpoint(str(folder)).tensors}
+    assert entries["dense.0.weight"] == "lm_head.weight"
+    folder.rename(tmp_path / "other")
+    assert read_checkpoint(str(tmp_path / "other")).embedding == EmbeddingSpec()
 
 
 def test_llama_cpps_quantiser_makes_a_vector_of_one_class(tmp_path: Path) -> None:

@@ -85,10 +85,14 @@ class ClassifierConfig(msgspec.Struct):
 
 
 class ClassifierHead(NamedTuple):
-    """The layers of a head, and the file's tensors with those of the head by the names of layers after pooling."""
+    """The layers of a head, and the file's tensors with those of the head by the names of layers after pooling.
+
+    `labels` are the names of the classes, empty where the configuration has them.
+    """
 
     layers: tuple[DenseSpec, ...]
     tensors: list[FileTensor]
+    labels: tuple[str, ...] = ()
 
     @property
     def num_labels(self) -> int:
@@ -139,6 +143,15 @@ def find_head(tensors: Sequence[FileTensor], norm_epsilon: float) -> ClassifierH
     return ClassifierHead(tuple(layers), [renamed.get(tensor.name, tensor) for tensor in tensors])
 
 
+def head_of_words(
+    spec: ModelSpec, words: Sequence[str], ids: Sequence[int], tensors: list[FileTensor]
+) -> ClassifierHead:
+    """The head of a text model that answers with one of two words, which have these token ids."""
+    (lower, first), (upper, second) = sorted(zip(ids, words, strict=True))
+    layer = DenseSpec(in_features=spec.hidden_size, out_features=2, tokens=(lower, upper))
+    return ClassifierHead((layer,), tensors, (first, second))
+
+
 def with_head(spec: ModelSpec, head: ClassifierHead, separator: int | None) -> ModelSpec:
     """A copy of a model's spec with a head; the token `separator` ends the first text of a pair.
 
@@ -172,7 +185,7 @@ def classifier_spec(config: ClassifierConfig, head: ClassifierHead, is_encoder: 
     """
     number = head.num_labels
     named = config.id2label or {}
-    labels = tuple(named.get(str(index), f"LABEL_{index}") for index in range(number))
+    labels = head.labels or tuple(named.get(str(index), f"LABEL_{index}") for index in range(number))
     pooling: PoolingKind = (config.classifier_pooling or "cls") if is_encoder else "last"
     return EmbeddingSpec(pooling=pooling, is_only_use=True, labels=labels, activation=config.activation(number))
 

@@ -116,6 +116,8 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     - `is_matryoshka`: the model was trained so that prefixes of embeddings are embeddings (arXiv 2205.13147), of the
       sizes `dimensions`, or of any size if these are empty.
     - `is_only_use`: the model has no head or is an encoder, and cannot generate.
+    - `is_main_use`: the files say how to pool, or the model has no other use; other models embed, too, but were not
+      trained to, so that their embeddings rank nothing.
     - `max_seq_length`: tokens of a text that the model is meant for, if its files say so; it may be able to more.
     - `labels`: the names of the classes of a classifier, which gives a number for each in place of an embedding;
       `activation` makes scores of them.
@@ -125,6 +127,7 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     is_matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
     is_only_use: bool = False
+    is_main_use: bool = False
     max_seq_length: int | None = None
     labels: tuple[str, ...] = ()
     activation: ClassActivation = "identity"
@@ -156,8 +159,13 @@ def embedding_spec(
     sizes = tuple(sorted(matryoshka.matryoshka_dimensions or ()))
     is_matryoshka = bool(sizes or matryoshka.is_matryoshka)
     kind = _kind(pooling.mode("mean" if is_encoder else "last"))
-    length = transformer.max_seq_length
-    return EmbeddingSpec(pooling=kind, is_matryoshka=is_matryoshka, dimensions=sizes, max_seq_length=length)
+    return EmbeddingSpec(
+        pooling=kind,
+        is_matryoshka=is_matryoshka,
+        dimensions=sizes,
+        is_main_use=bool(modules) or is_encoder,
+        max_seq_length=transformer.max_seq_length,
+    )
 
 
 def gguf_embedding_spec(pooling_type: int, is_encoder: bool = False) -> EmbeddingSpec:
@@ -168,7 +176,8 @@ def gguf_embedding_spec(pooling_type: int, is_encoder: bool = False) -> Embeddin
     """
     mode = GGUF_POOLING[pooling_type] if pooling_type < len(GGUF_POOLING) else str(pooling_type)
     is_unnamed = is_encoder and mode == "none"
-    return EmbeddingSpec(pooling="mean" if is_unnamed else _kind(mode), is_only_use=is_encoder)
+    kind = "mean" if is_unnamed else _kind(mode)
+    return EmbeddingSpec(pooling=kind, is_only_use=is_encoder, is_main_use=is_encoder or mode != "none")
 
 
 def with_dense(spec: ModelSpec, dense: Sequence[DenseSpec]) -> ModelSpec:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from operator import mul
 
 from pyllm.errors import RequestError
@@ -32,10 +33,11 @@ def likeness(one: Vector, other: Vector) -> float:
 
 
 class PairScorer:
-    """Scores pairs of texts: by a reranker, or by the likeness of their embeddings. What it submits are its `prompts`.
+    """Scores pairs of texts: by a reranker, or by the likeness of their embeddings. It needs the results of `prompts`.
 
     Raises:
-        RequestError: the model has several classes, of which none says that two texts belong together.
+        RequestError: the model has several classes, of which none says that two texts belong together; or it has
+            none, and was not trained for embeddings.
     """
 
     def __init__(self, model: ModelInfo, pairs: Sequence[Pair]) -> None:
@@ -43,10 +45,12 @@ class PairScorer:
         self._pairs = pairs
         self._relevant = 0
         self._texts: dict[str, int] = {}  # each text once, where all are embedded
+        if not model.labels and not model.is_for_embeddings:
+            text = f"{model.name} generates text, and its embeddings rank nothing: use a reranker or an embedding model"
+            raise RequestError(text, "model")
         if not model.labels:
-            self._texts = {
-                text: index for index, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
-            }
+            unique = dict.fromkeys(chain.from_iterable(pairs))
+            self._texts = {text: index for index, text in enumerate(unique)}
         elif _YES in model.labels:
             self._relevant = model.labels.index(_YES)
         elif len(model.labels) > 1:

@@ -64,12 +64,14 @@ def read(
     ],
 )
 def test_of_a_folder(tmp_path: Path, pooling: Any, expected: str) -> None:
-    assert read(tmp_path / "tiny", pooling) == EmbeddingSpec(pooling=expected)  # type: ignore[arg-type]  # a str
+    assert read(tmp_path / "tiny", pooling) == EmbeddingSpec(pooling=expected, is_main_use=True)  # type: ignore[arg-type]
+    assert not read(tmp_path / "text", pooling, modules=[]).is_main_use
 
 
 def test_a_model_may_be_trained_for_fewer_dimensions(tmp_path: Path) -> None:
-    assert read(tmp_path / "any", config={"is_matryoshka": True}) == EmbeddingSpec(is_matryoshka=True)
-    some = EmbeddingSpec(is_matryoshka=True, dimensions=(8, 16))
+    found = read(tmp_path / "any", config={"is_matryoshka": True})
+    assert found == EmbeddingSpec(is_matryoshka=True, is_main_use=True)
+    some = EmbeddingSpec(is_matryoshka=True, dimensions=(8, 16), is_main_use=True)
     assert read(tmp_path / "some", config={"matryoshka_dimensions": [16, 8]}) == some
 
 

@@ -139,6 +139,7 @@ async def test_classes_have_names_and_scores(tokenizer: Tokenizer) -> None:
         (RERANKER, "/v1/embeddings", {"input": "x"}, "model", "gives no embeddings"),
         (RERANKER, "/v1/completions", {"prompt": "x"}, "model", "only classifies"),
         (CLASSIFIER, "/v1/rerank", {"query": "x", "documents": ["x"]}, "model", "has 4 classes"),
+        ({"is_for_embeddings": False}, "/v1/rerank", {"query": "x", "documents": ["x"]}, "model", "generates text"),
         ({}, "/classify", {"input": "x"}, "model", "has no classes"),
     ],
 )
