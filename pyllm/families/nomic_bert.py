@@ -1,27 +1,36 @@
-"""NomicBERT (arXiv 2402.01613): BERT with rotations, gated feed-forward layers, and no biases but those of norms."""
+"""NomicBERT (arXiv 2402.01613): BERT with rotations, gated feed-forward layers, and no biases but those of norms.
+
+With experts (arXiv 2502.07972) it has biases, and no gates; every other layer has experts, without biases.
+"""
 
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_struct
+
 from pyllm.families.bert import GGUF_ENCODER_FIELDS, GGUF_ENCODER_NAMES, POOLER, read_encoder
 from pyllm.families.config import Config
-from pyllm.families.family import Family, GgufNames
+from pyllm.families.family import GGUF_EXPERTS, Family, GgufNames, read_routing
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensor_names import QUERY_KEY_VALUE, TensorNames
 
 
 def read(config: Config) -> ModelSpec:
     """The model that a config.json of transformers, of the published files or of a GGUF file describes."""
+    every = config.integer("moe_every_n_layers", 0, least=0)
+    has_experts = every > 0
     config.refuse_unless(
-        activation_function="swiglu",
+        activation_function="gelu" if has_experts else "swiglu",
         prenorm=False,
         parallel_block=False,
         use_rms_norm=False,
         rotary_emb_fraction=1.0,
         rotary_emb_interleaved=False,
-        qkv_proj_bias=False,
-        mlp_fc1_bias=False,
-        mlp_fc2_bias=False,
-        moe_every_n_layers=0,
+        qkv_proj_bias=has_experts,
+        mlp_fc1_bias=has_experts,
+        mlp_fc2_bias=has_experts,
+        moe_normalize_expert_weights=False,
+        expert_choice_router=False,
+        num_shared_experts=0,
     )
     config = config.renamed(
         hidden_size="n_embd",
@@ -33,8 +42,23 @@ def read(config: Config) -> ModelSpec:
         rope_theta="rotary_emb_base",
     )
     config = config.with_defaults(rope_theta=1000.0, layer_norm_eps=1e-12, max_position_embeddings=2048)
-    return read_encoder(config, bias=False, gated=True)
+    if not has_experts:
+        return read_encoder(config, bias=False, gated=True)
+    config = config.renamed(num_experts_per_tok="moe_top_k").replaced(hidden_act="gelu")
+    spec, routing = read_encoder(config, bias=True), read_routing(config, normalised=False)
+    layers = list(spec.layers)
+    for index in range(1, len(layers), every):
+        dense = layers[index].feed_forward
+        assert dense is not None, "every layer of an encoder has one"
+        experts = replace_struct(dense, bias=False, routing=routing)
+        layers[index] = replace_struct(layers[index], feed_forward=experts)
+    return replace_struct(spec, layers=tuple(layers))
 
+
+_EXPERTS = {
+    "feed_forward.experts.up": "mlp.experts.mlp.w1",
+    "feed_forward.experts.down": "mlp.experts.mlp.w2",
+}
 
 FAMILY = Family(
     architectures=("NomicBertModel",),
@@ -53,13 +77,18 @@ FAMILY = Family(
             "feed_forward.gate": "mlp.fc12",
             "feed_forward.up": "mlp.fc11",
             "feed_forward.down": "mlp.fc2",
-        },
+            "feed_forward.router": "mlp.router.layer",
+        }
+        | _EXPERTS,
+        aliases={"mlp.fc11": "mlp.fc1"},
         stacked={"attn.Wqkv": QUERY_KEY_VALUE},
-        derived=POOLER,
+        bare=frozenset(_EXPERTS.values()),
+        transposed=frozenset({"feed_forward.experts.down"}),
+        derived=(*POOLER, ".mlp.experts.bias"),  # llama.cpp leaves it out, too.
     ),
     gguf=GgufNames(
-        architectures=("nomic-bert",),
+        architectures=("nomic-bert", "nomic-bert-moe"),
         tensors=replace(GGUF_ENCODER_NAMES, stacked={"attn_qkv": QUERY_KEY_VALUE}),
-        fields=GGUF_ENCODER_FIELDS,
+        fields=GGUF_ENCODER_FIELDS | GGUF_EXPERTS | {"moe_every_n_layers": "moe_every_n_layers"},
     ),
 )

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tests.families.tiny_classifiers import RERANKER, expected, write_tiny_classifier
-from tests.families.tiny_encoders import ENCODERS, write_tiny_encoder
+from tests.families.tiny_encoders import ENCODERS, NOMIC_EXPERTS, write_nomic_experts, write_tiny_encoder
 from tests.families.tiny_families import PROMPT, write_tiny_family
 
 FOLDER = Path(__file__).with_name("gguf")
@@ -228,6 +228,14 @@ _OLDER_FIELDS = {
         "global_rope_theta": 160_000.0,
         "local_rope_theta": 10_000.0,
     },
+    # transformers would put its own sizes beside these.
+    NOMIC_EXPERTS: {
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "layer_norm_eps": 1e-5,
+    },
     "nomic-bert": {
         **dict.fromkeys(("causal", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm"), False),
         "n_positions": 8192,
@@ -248,7 +256,7 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
     recorded = [dict(np.load(path)) if names and path.exists() else {} for path in (LOGPROBS, EMBEDDINGS)]
     logprobs, embeddings = recorded
     with tempfile.TemporaryDirectory() as temporary:
-        for index, name in enumerate(names or (*FAMILIES, *ENCODERS_IN_GGUF, *CLASSIFIERS_IN_GGUF)):
+        for index, name in enumerate(names or (*FAMILIES, *ENCODERS_IN_GGUF, NOMIC_EXPERTS, *CLASSIFIERS_IN_GGUF)):
             # The folder's name becomes the model's, and llama.cpp has its own ideas of what is called phi3.
             folder, exact = Path(temporary, f"tiny-{index}"), Path(temporary, f"{name}.gguf")
             _write_tiny(folder, name)
@@ -262,7 +270,7 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
             if name in CLASSIFIERS_IN_GGUF:
                 numbers = _answers(server, exact, _numbers, "--embedding --pooling rank")
                 embeddings[name] = numbers[:, : len(expected(name, PROMPT[:5]))]
-            elif name in ENCODERS:
+            elif name in ENCODERS or name == NOMIC_EXPERTS:
                 embeddings[name] = _answers(server, exact, _embedding, "--embedding --pooling mean")
             else:
                 logprobs[name] = _answers(server, exact, _distribution, "--flash-attn off")
@@ -272,7 +280,9 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
 
 
 def _write_tiny(folder: Path, name: str) -> None:
-    if name in CLASSIFIERS_IN_GGUF:
+    if name == NOMIC_EXPERTS:
+        write_nomic_experts(folder)
+    elif name in CLASSIFIERS_IN_GGUF:
         write_tiny_classifier(folder, name)
     else:
         (write_tiny_encoder if name in ENCODERS else write_tiny_family)(folder, name)

@@ -13,7 +13,15 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError, RequestError
 from tests.families.record_gguf import EMBEDDINGS, ENCODERS_IN_GGUF, FOLDER, LENGTHS
 from tests.families.test_gguf import write_changed
-from tests.families.tiny_encoders import CONTEXT, ENCODERS, LIKE_OTHERS, expected, write_tiny_encoder
+from tests.families.tiny_encoders import (
+    CONTEXT,
+    ENCODERS,
+    LIKE_OTHERS,
+    NOMIC_EXPERTS,
+    expected,
+    write_nomic_experts,
+    write_tiny_encoder,
+)
 from tests.families.tiny_families import PROMPT
 from tests.tiers import full
 
@@ -92,6 +100,14 @@ def test_gguf_files_may_have_layers_after_pooling(tmp_path: Path) -> None:
             llm.embed(PROMPTS, dimensions=32)
     wanted = np.array([matrices[1] @ matrices[0] @ expected("bert", prompt, "mean") for prompt in PROMPTS])
     np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_nomic_bert_with_experts_gives_the_embeddings_of_llama_cpp(tmp_path: Path) -> None:
+    theirs = np.load(EMBEDDINGS)[NOMIC_EXPERTS]
+    for model in (write_nomic_experts(tmp_path / "nomic"), str(FOLDER / f"{NOMIC_EXPERTS}.gguf")):
+        with LLM(model, **OPTIONS, max_model_len=CONTEXT, distributed_executor_backend="uni") as llm:
+            found = vectors(llm, [PROMPT[:length] for length in LENGTHS])
+        np.testing.assert_allclose(found, theirs, atol=5e-4)  # llama.cpp has GELU by its approximation with tanh.
 
 
 @pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])

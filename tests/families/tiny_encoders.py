@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from pyllm_kernels.tensors import Array
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -143,6 +145,73 @@ def write_tiny_encoder(folder: Path, name: str, pooling: str = "mean") -> str:
     mode = {"mean": "mean_tokens", "cls": "cls_token"}[pooling]
     (folder / "1_Pooling/config.json").write_text(f'{{"pooling_mode_{mode}": true}}')
     write_dense(folder, name)
+    return str(folder)
+
+
+NOMIC_EXPERTS = "nomic-bert-experts"
+"""NomicBERT with experts, of which transformers knows nothing."""
+
+
+def write_nomic_experts(folder: Path) -> str:
+    """Write a model of random numbers by the names of nomic-embed-text-v2-moe; gives the folder as a string."""
+    generator = np.random.default_rng(5)
+    hidden, size, experts = 32, 64, 4
+
+    def matrix(*shape: int) -> np.ndarray:
+        return (generator.standard_normal(shape) * 0.2).astype(np.float16).astype(np.float32)
+
+    def linear(name: str, rows: int, columns: int) -> dict[str, np.ndarray]:
+        return {f"{name}.weight": matrix(rows, columns), f"{name}.bias": matrix(rows)}
+
+    def norm(name: str) -> dict[str, np.ndarray]:
+        return {f"{name}.weight": 1 + matrix(hidden), f"{name}.bias": matrix(hidden)}
+
+    tensors = {
+        "embeddings.word_embeddings.weight": matrix(264, hidden),
+        "embeddings.token_type_embeddings.weight": matrix(1, hidden),
+        **norm("emb_ln"),
+    }
+    for layer in range(4):
+        prefix = f"encoder.layers.{layer}"
+        tensors |= linear(f"{prefix}.attn.Wqkv", 3 * hidden, hidden) | linear(f"{prefix}.attn.out_proj", hidden, hidden)
+        tensors |= norm(f"{prefix}.norm1") | norm(f"{prefix}.norm2")
+        if layer % 2:
+            tensors[f"{prefix}.mlp.router.layer.weight"] = 5 * matrix(experts, hidden)
+            tensors |= {f"{prefix}.mlp.experts.mlp.{name}": matrix(experts * size, hidden) for name in ("w1", "w2")}
+            tensors[f"{prefix}.mlp.experts.bias"] = np.zeros(hidden, np.float32)
+        else:
+            tensors |= linear(f"{prefix}.mlp.fc1", size, hidden) | linear(f"{prefix}.mlp.fc2", hidden, size)
+    folder.mkdir(parents=True)
+    save_arrays(tensors, folder / "model.safetensors")
+    config = {
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "vocab_size": 264,
+        "n_embd": hidden,
+        "n_layer": 4,
+        "n_head": 4,
+        "n_inner": size,
+        "type_vocab_size": 1,
+        "activation_function": "gelu",
+        "layer_norm_epsilon": 1e-5,
+        "max_trained_positions": 2048,
+        "n_positions": 2048,
+        "rotary_emb_base": 1000.0,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_scale_base": None,
+        **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+        **dict.fromkeys(("causal", "prenorm", "parallel_block", "rotary_emb_interleaved"), False),
+        "moe_every_n_layers": 2,
+        "num_experts": experts,
+        "moe_top_k": 2,
+        "moe_normalize_expert_weights": False,
+        "num_shared_experts": 0,
+        "expert_choice_router": False,
+        "use_rms_norm": None,
+        "pad_token_id": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, merges=["Ġ t", "h e", "i n", "a n"])
     return str(folder)
 
 
