@@ -361,8 +361,9 @@ class AsyncEngine:
                 tasks = [group.create_task(client.embed(prompt, scheduling)) for prompt in prompts]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        scores = scorer.scores([task.result().values for task in tasks])
-        return [ScoringRequestOutput(self._name(), ScoringOutput(score)) for score in scores]
+        for index, task in enumerate(tasks):
+            scorer.take(index, task.result().values)
+        return [ScoringRequestOutput(self._name(), ScoringOutput(score)) for score in scorer.scores]
 
     def _name(self) -> str:
         return f"request-{next(self._request_ids)}"

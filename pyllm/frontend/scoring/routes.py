@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from msgspec import UNSET, Struct
 
@@ -56,17 +57,17 @@ def _rerank_route(state: ServerState) -> Route:
         context = await _begin(state, request, data)
         context.name_fields({"input": "documents"})
         documents = [each if isinstance(each, Document) else Document(each) for each in data.documents]
-        scorer = _scorer(state, [data.query], [each.text for each in documents], "documents")
+        scorer = _scorer(state, data, [data.query], [each.text for each in documents], "documents")
         batch = await _scored(state, context, data, scorer)
 
-        def whole(vectors: list[Vector]) -> RerankAnswer:
-            scores = scorer.scores(vectors, data.use_activation is not False)
+        def whole(_: list[None]) -> RerankAnswer:
+            scores = scorer.scores
             best = sorted(range(len(scores)), key=lambda index: -scores[index])[: data.top_n or None]
             shown = data.return_documents is not False
             results = [RerankResult(index, scores[index], documents[index] if shown else UNSET) for index in best]
             return RerankAnswer(f"rerank-{context.request_id}", context.model_name, _usage(batch), results)
 
-        return _respond(batch, whole)
+        return _respond(batch, scorer.take, whole)
 
     return rerank
 
@@ -81,15 +82,14 @@ def _score_route(state: ServerState) -> Route:
         context = await _begin(state, request, data)
         (_, firsts), (name, seconds) = _given(data, _FIRST), _given(data, _SECOND)
         context.name_fields({"input": name})
-        scorer = _scorer(state, firsts, seconds, name)
+        scorer = _scorer(state, data, firsts, seconds, name)
         batch = await _scored(state, context, data, scorer)
 
-        def whole(vectors: list[Vector]) -> ScoreAnswer:
-            scores = scorer.scores(vectors, data.use_activation is not False)
-            shown = [Score(index, score) for index, score in enumerate(scores)]
+        def whole(_: list[None]) -> ScoreAnswer:
+            shown = [Score(index, score) for index, score in enumerate(scorer.scores)]
             return ScoreAnswer(f"score-{context.request_id}", context.created, context.model_name, shown, _usage(batch))
 
-        return _respond(batch, whole)
+        return _respond(batch, scorer.take, whole)
 
     return score
 
@@ -109,16 +109,16 @@ def _classify_route(state: ServerState) -> Route:
         batch = await batch_of(state, context, scheduling, len(inputs), encode)
         activation = model.class_activation if data.use_activation is not False else "identity"
 
-        def whole(vectors: list[Vector]) -> ClassifyAnswer:
-            shown = []
-            for index, numbers in enumerate(vectors):
-                scores = class_scores(numbers, activation)
-                best = max(range(len(scores)), key=scores.__getitem__)
-                shown.append(Classification(index, model.labels[best], scores, len(scores)))
+        def show(index: int, numbers: Vector) -> Classification:
+            scores = class_scores(numbers, activation)
+            best = max(range(len(scores)), key=scores.__getitem__)
+            return Classification(index, model.labels[best], scores, len(scores))
+
+        def whole(shown: list[Classification]) -> ClassifyAnswer:
             name = f"classify-{context.request_id}"
             return ClassifyAnswer(name, context.created, context.model_name, shown, _usage(batch))
 
-        return _respond(batch, whole)
+        return _respond(batch, show, whole)
 
     return classify
 
@@ -131,10 +131,12 @@ async def _begin(state: ServerState, request: Request, data: ScoringRequest) -> 
     return context
 
 
-def _scorer(state: ServerState, firsts: Sequence[str], seconds: Sequence[str], name: str) -> PairScorer:
+def _scorer(
+    state: ServerState, data: ScoringRequest, firsts: Sequence[str], seconds: Sequence[str], name: str
+) -> PairScorer:
     if len(seconds) > MAX_INPUTS:
         raise RequestError(f"{name} has {len(seconds)} texts; one request may have at most {MAX_INPUTS}", name)
-    return PairScorer(state.client.model, paired(firsts, seconds, name))
+    return PairScorer(state.client.model, paired(firsts, seconds, name), data.use_activation is not False)
 
 
 def _given(data: ScoreRequest, names: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -165,10 +167,10 @@ def _usage(batch: EmbeddingBatch) -> EmbeddingUsage:
     return EmbeddingUsage(batch.num_prompt_tokens, batch.num_prompt_tokens)
 
 
-def _respond(batch: EmbeddingBatch, whole: Callable[[list[Vector]], Struct]) -> ASGIApp:
-    return partial(push, EmbeddingsAnswer(batch, _vector, whole, error_response))
+def _respond(
+    batch: EmbeddingBatch, show: Callable[[int, Vector], Any], whole: Callable[[list[Any]], Struct]
+) -> ASGIApp:
+    def take(index: int, embedding: Embedding) -> Any:
+        return show(index, embedding.values)
 
-
-def _vector(index: int, embedding: Embedding) -> Vector:
-    del index
-    return embedding.values
+    return partial(push, EmbeddingsAnswer(batch, take, whole, error_response))

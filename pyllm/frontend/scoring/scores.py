@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from operator import mul
 
 from pyllm.errors import RequestError
@@ -33,29 +32,38 @@ def likeness(one: Vector, other: Vector) -> float:
 
 
 class PairScorer:
-    """Scores pairs of texts: by a reranker, or by the likeness of their embeddings. It needs the results of `prompts`.
+    """Scores pairs of texts: by a reranker, or by the likeness of their embeddings. It takes the results of `prompts`.
+
+    Without `use_activation` the scores of a reranker are the numbers that it gives. `scores` has those of the pairs, in
+    their order, once all results are there.
 
     Raises:
         RequestError: the model has several classes, of which none says that two texts belong together; or it has
             none, and was not trained for embeddings.
     """
 
-    def __init__(self, model: ModelInfo, pairs: Sequence[Pair]) -> None:
+    def __init__(self, model: ModelInfo, pairs: Sequence[Pair], use_activation: bool = True) -> None:
         self._model = model
         self._pairs = pairs
+        self._activation = model.class_activation if use_activation else "identity"
         self._relevant = 0
-        self._texts: dict[str, int] = {}  # each text once, where all are embedded
+        self.scores = [0.0] * len(pairs)
+        # Where all texts are embedded: each once, the pairs that it is in, and its embedding.
+        self._texts: dict[str, list[int]] = {}
+        self._vectors: dict[str, Vector] = {}
         if not model.labels and not model.is_for_embeddings:
             text = f"{model.name} generates text, and its embeddings rank nothing: use a reranker or an embedding model"
             raise RequestError(text, "model")
         if not model.labels:
-            unique = dict.fromkeys(chain.from_iterable(pairs))
-            self._texts = {text: index for index, text in enumerate(unique)}
+            for number, texts in enumerate(pairs):
+                for text in texts:
+                    self._texts.setdefault(text, []).append(number)
         elif _YES in model.labels:
             self._relevant = model.labels.index(_YES)
         elif len(model.labels) > 1:
             text = f"{model.name} has {len(model.labels)} classes, and scores no pairs of texts: use /classify"
             raise RequestError(text, "model")
+        self._order = [*self._texts]
 
     @property
     def num_prompts(self) -> int:
@@ -72,15 +80,19 @@ class PairScorer:
         """
         if not self._texts:
             return await encode_pairs(encoder, tokenizer, self._model, self._pairs, truncation)
-        return await encoder.encode_inputs([*self._texts], truncation)
+        return await encoder.encode_inputs(self._order, truncation)
 
-    def scores(self, vectors: Sequence[Vector], use_activation: bool = True) -> list[float]:
-        """The score of each pair, from the numbers or embeddings of the prompts."""
-        if self._texts:
-            places = self._texts
-            return [likeness(vectors[places[one]], vectors[places[other]]) for one, other in self._pairs]
-        activation = self._model.class_activation if use_activation else "identity"
-        return [class_scores(numbers, activation)[self._relevant] for numbers in vectors]
+    def take(self, index: int, vector: Vector) -> None:
+        """Take the result of a prompt, and score the pairs that are complete now: all at the end would take long."""
+        if not self._texts:
+            self.scores[index] = class_scores(vector, self._activation)[self._relevant]
+            return
+        text = self._order[index]
+        self._vectors[text] = vector
+        for number in self._texts[text]:
+            one, other = map(self._vectors.get, self._pairs[number])
+            if one is not None and other is not None:
+                self.scores[number] = likeness(one, other)
 
 
 def paired(firsts: Sequence[str], seconds: Sequence[str], name: str = "data_2") -> list[Pair]:
