@@ -255,9 +255,9 @@ def _family(config: Config, may_be_other: bool) -> Family | None:
 
 
 def _reranker(folder: Path, family: Family) -> Reranker | None:
-    """The reranker that a text model is by its name, which no file of it tells."""
-    reranker = family.reranker
-    return reranker if reranker is not None and reranker.name in str(folder).lower() else None
+    """The reranker that a text model is by the name of its folder, or in the cache of the hub: no file tells."""
+    reranker, name = family.reranker, "/".join(folder.parts[-3:]).lower()  # models--OWNER--NAME/snapshots/COMMIT
+    return reranker if reranker is not None and reranker.name in name else None
 
 
 def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, files: Sequence[str]) -> ModelSpec:
