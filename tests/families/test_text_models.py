@@ -160,7 +160,6 @@ def test_a_section_with_little_beside_its_class_has_that_of_transformers(tmp_pat
     [
         ("PaliGemmaForConditionalGeneration", "gemma"),
         ("MllamaForConditionalGeneration", "mllama_text_model"),
-        ("Gemma3ForSequenceClassification", "gemma3_text"),
         ("Gemma4UnifiedAssistantForCausalLM", "gemma4_unified_text"),
     ],
 )

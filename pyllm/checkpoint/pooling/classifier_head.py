@@ -118,7 +118,7 @@ def find_head(tensors: Sequence[FileTensor], norm_epsilon: float) -> ClassifierH
         if None not in names and None not in norms:
             break
     else:
-        known = ", ".join(" and ".join(layer.name for layer in head) for head in _HEADS)
+        known = ", ".join(dict.fromkeys(" and ".join(layer.name for layer in head) for head in _HEADS))
         raise ConfigError(f"the model's files have no head for classes that is known here: {known}")
     renamed: dict[str, FileTensor] = {}
     layers = []
