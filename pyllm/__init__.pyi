@@ -1,9 +1,5 @@
 from .client.client import EngineClient
-from .client.embedding import (
-    Embedding,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-)
+from .client.embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
 from .engine.async_engine import AsyncEngine, AsyncLLMEngine
 from .engine.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
 from .engine.llm import LLM

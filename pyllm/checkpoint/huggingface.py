@@ -15,7 +15,6 @@ from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer, t
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.pooling.classifier_head import (
-    ClassifierHead,
     classifier_config,
     classifier_spec,
     find_head,
@@ -107,15 +106,15 @@ def read_huggingface(
     reranker = _reranker(folder, family) if family is not None and not is_classifier else None
     if family is not None and (is_classifier or reranker is not None):
         tokenizer = tokenizer or read_huggingface_tokenizer(folder)
-        spec = family.spec(text)
+        spec, classes = family.spec(text), classifier_config(fields)
         if reranker is None:
-            head = find_head(gathered.tensors, classifier_config(fields).norm_eps)
+            head = find_head(gathered.tensors, classes.norm_eps)
         else:
             head = head_of_words(spec, reranker.words, token_ids(folder, reranker.words), gathered.tensors)
             tokenizer = msgspec.structs.replace(tokenizer, pair_template=reranker.template)
         spec = with_head(spec, head, tokenizer.separator)
         mapped = _map_to_family(family.tensors, spec, gathered._replace(tensors=head.tensors), files, has_head)
-        mapped = mapped._replace(head=head)
+        mapped = mapped._replace(classifier=classifier_spec(classes, head, spec.is_bidirectional))
     elif family is not None:
         files += _gather_dense(dense, gathered, len(files))
         spec = with_dense(family.spec(text), list(dense.values()))
@@ -164,13 +163,13 @@ def read_dummy(
 
 
 class _Mapped(NamedTuple):
-    """The spec of a model and the tensors that it takes; without `has_head` it only embeds, or classifies by `head`."""
+    """The spec of a model and the tensors that it takes; without `has_head` it only embeds, or is a `classifier`."""
 
     spec: ModelSpec
     tensors: tuple[TensorEntry, ...]
     skipped: tuple[str, ...]
     has_head: bool
-    head: ClassifierHead | None = None
+    classifier: EmbeddingSpec | None = None
 
 
 class _Weights(NamedTuple):
@@ -210,13 +209,9 @@ def _checkpoint(
     tokenizer = tokenizer or read_huggingface_tokenizer(folder)
     check_vocabulary(tokenizer, mapped.spec)
     sampling, ends = _generation(folder, Config(fields))
-    is_encoder = mapped.spec.is_bidirectional
-    if mapped.head is None:
-        embedding = _embedding(folder, fields, is_encoder)
-        if not mapped.has_head:
-            embedding = msgspec.structs.replace(embedding, is_only_use=True, is_main_use=True)
-    else:
-        embedding = classifier_spec(classifier_config(fields), mapped.head, is_encoder)
+    embedding = mapped.classifier or _embedding(folder, fields, mapped.spec.is_bidirectional)
+    if not mapped.has_head:
+        embedding = msgspec.structs.replace(embedding, is_only_use=True, is_main_use=True)
     return Checkpoint(
         name=folder.name,
         format=weights.format,

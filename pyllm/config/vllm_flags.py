@@ -68,6 +68,7 @@ def _off(name: str, text: str, *aliases: str) -> VllmFlag:
     return VllmFlag(name=name, meaning="refused", text=text, aliases=aliases, is_boolean=True, taken=("false",))
 
 
+_USES = "a model generates text and embeds, or only embeds, or only classifies, as its files say"
 _TEXT_ONLY = "only text is served"
 _SLEEP = "every engine can sleep (docs/weights.md), and has no settings of it"
 _NO_COHERE = "there is no API of Cohere's: use /v1/chat/completions"
@@ -129,13 +130,13 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("model-impl", vllm="native"),
         _always(
             "runner",
-            "a model generates text and embeds, or only embeds, or only classifies, as its files say",
+            _USES,
             *("auto", "generate", "pooling"),
             instead="models generate, embed or classify: leave it auto",
         ),
         _always(
             "convert",
-            "a model generates text and embeds, or only embeds, or only classifies, as its files say",
+            _USES,
             *("auto", "none", "embed"),
             instead="models are not made into classifiers or rewards here: leave it auto",
         ),
@@ -412,7 +413,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _on("language-model-only", "only text is served", "only text is served"),
         _always(
             "task",
-            "a model generates text and embeds, or only embeds, or only classifies, as its files say",
+            _USES,
             *("auto", "generate", "embed", "embedding", "classify", "score"),
             instead="models generate, embed or classify: leave it auto",
         ),

@@ -27,7 +27,7 @@ from pyllm.client.embedding import (
 )
 from pyllm.client.pending_calls import Done
 from pyllm.client.reports import Decision, SampleReport
-from pyllm.client.submission import refuse_classes, refuse_embedding, refuse_input, refuse_prompt
+from pyllm.client.submission import refuse_classes, refuse_embedding, refuse_prompt
 from pyllm.config.option_reading import engine_config
 from pyllm.config.server_settings import ServerConfig
 from pyllm.engine.engine_args import EngineArgs
@@ -35,6 +35,7 @@ from pyllm.engine.engine_processes import LIMITS, EngineProcesses
 from pyllm.engine.lora_requests import LoraRequests
 from pyllm.engine.program_weights import ProgramWeights
 from pyllm.engine.prompts import RENDERING, Message, ParsedPrompt, Prompt, Rendering, read_messages, read_prompt
+from pyllm.engine.together import together
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
@@ -315,11 +316,11 @@ class AsyncEngine:
         read = read_prompt(prompt, with_priority(scheduling, priority))
         if dimensions is not None:
             dimensions = integer("dimensions", dimensions)
-        (tokens,) = await self._encoder().encode([read.content], too_long=refuse_input, name="input")
+        (tokens,) = await self._encoder().encode_inputs([read.content])
         scheduling = await self._loras.chosen(read.scheduling, lora_request)
         embedding = await client.embed(tokens, scheduling, dimensions)
         return EmbeddingRequestOutput(
-            self._name(), EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
+            self._name(), EmbeddingOutput(embedding.values.tolist()), [*tokens], embedding.cached_tokens
         )
 
     async def classify(
@@ -334,12 +335,10 @@ class AsyncEngine:
         client = self._connected()
         refuse_classes(client.model)
         read = read_prompt(prompt, with_priority(scheduling, priority))
-        (tokens,) = await self._encoder().encode([read.content], too_long=refuse_input, name="input")
+        (tokens,) = await self._encoder().encode_inputs([read.content])
         found = await client.embed(tokens, read.scheduling)
         scores = class_scores(found.values, client.model.class_activation)
-        return ClassificationRequestOutput(
-            self._name(), ClassificationOutput(scores), tokens.tolist(), found.cached_tokens
-        )
+        return ClassificationRequestOutput(self._name(), ClassificationOutput(scores), [*tokens], found.cached_tokens)
 
     async def score(
         self,
@@ -356,13 +355,11 @@ class AsyncEngine:
         client = self._connected()
         scorer = PairScorer(client.model, paired(_listed("data_1", data_1), _listed("data_2", data_2)))
         prompts = await scorer.prompts(self._encoder(), self.tokenizer, None)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(client.embed(prompt, scheduling)) for prompt in prompts]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        for index, task in enumerate(tasks):
-            scorer.take(index, task.result().values)
+
+        async def score(index: int, prompt: Sequence[int]) -> None:
+            scorer.take(index, (await client.embed(prompt, scheduling)).values)
+
+        await together(map(score, itertools.count(), prompts))
         return [ScoringRequestOutput(self._name(), ScoringOutput(score)) for score in scorer.scores]
 
     def _name(self) -> str:

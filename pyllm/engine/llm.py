@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import count
 from os import PathLike
@@ -14,6 +14,7 @@ from pyllm.engine.async_engine import AsyncEngine
 from pyllm.engine.engine_args import EngineArgs
 from pyllm.engine.prompt_progress import PromptProgress, UseTqdm
 from pyllm.engine.prompts import Message, Prompt, Rendering, read_conversations, read_prompts
+from pyllm.engine.together import together
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.observability.metrics_snapshot import Metric
 from pyllm.frontend.observability.summary import Summary
@@ -329,7 +330,7 @@ class LLM:
             progress.add(len(output.prompt_token_ids), sum(len(one.token_ids) for one in output.outputs))
             return output
 
-        return await _together(map(complete, count(), prompts, requests))
+        return await together(map(complete, count(), prompts, requests))
 
     async def _embed(
         self,
@@ -347,7 +348,7 @@ class LLM:
             progress.add(len(output.prompt_token_ids), 0)
             return output
 
-        return await _together(map(embed, count(), prompts, requests))
+        return await together(map(embed, count(), prompts, requests))
 
     async def _classify(
         self, prompts: Sequence[Prompt], requests: Sequence[_Request], progress: PromptProgress
@@ -358,7 +359,7 @@ class LLM:
             progress.add(len(output.prompt_token_ids), 0)
             return output
 
-        return await _together(map(classify, count(), prompts, requests))
+        return await together(map(classify, count(), prompts, requests))
 
     async def _complete_chats(
         self,
@@ -384,8 +385,6 @@ class LLM:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
         except BaseException:
             future.cancel()  # Ctrl-C in a notebook must end the requests, too.
             raise
@@ -411,13 +410,6 @@ def _end_dropped(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, thread: t
     # Wait, so that the memory is free for the next engine.
     if threading.current_thread() is not thread:
         thread.join(DROP_PATIENCE)
-
-
-async def _together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results of all, in order; when one fails, the others are cancelled."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work) for work in works]
-    return [task.result() for task in tasks]
 
 
 def _requests(

@@ -203,11 +203,18 @@ def expert_layers(config: Config, count: int) -> list[bool]:
 
 
 def with_experts(
-    spec: ModelSpec, routing: RoutingSpec, size: int, has_experts: Callable[[int], bool] = lambda _: True
+    spec: ModelSpec,
+    routing: RoutingSpec,
+    size: int,
+    has_experts: Callable[[int], bool] = lambda _: True,
+    **features: Any,
 ) -> ModelSpec:
-    """A copy with experts of a size in place of some feed-forward layers, by the indices of the layers."""
+    """A copy with experts of a size in place of some feed-forward layers, by the indices of the layers.
+
+    `features` override other fields of these layers.
+    """
     layers = (
-        replace_struct(layer, feed_forward=replace_struct(layer.feed_forward, size=size, routing=routing))
+        replace_struct(layer, feed_forward=replace_struct(layer.feed_forward, size=size, routing=routing, **features))
         if layer.feed_forward is not None and has_experts(index)
         else layer
         for index, layer in enumerate(spec.layers)

@@ -5,11 +5,9 @@ With experts (arXiv 2502.07972) it has biases, and no gates; every other layer h
 
 from dataclasses import replace
 
-from msgspec.structs import replace as replace_struct
-
 from pyllm.families.bert import GGUF_ENCODER_FIELDS, GGUF_ENCODER_NAMES, POOLER, read_encoder
 from pyllm.families.config import Config
-from pyllm.families.family import GGUF_EXPERTS, Family, GgufNames, read_routing
+from pyllm.families.family import GGUF_EXPERTS, Family, GgufNames, read_routing, with_experts
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensor_names import QUERY_KEY_VALUE, TensorNames
 
@@ -46,13 +44,8 @@ def read(config: Config) -> ModelSpec:
         return read_encoder(config, bias=False, gated=True)
     config = config.renamed(num_experts_per_tok="moe_top_k").replaced(hidden_act="gelu")
     spec, routing = read_encoder(config, bias=True), read_routing(config, normalised=False)
-    layers = list(spec.layers)
-    for index in range(1, len(layers), every):
-        dense = layers[index].feed_forward
-        assert dense is not None, "every layer of an encoder has one"
-        experts = replace_struct(dense, bias=False, routing=routing)
-        layers[index] = replace_struct(layers[index], feed_forward=experts)
-    return replace_struct(spec, layers=tuple(layers))
+    size = config.integer("intermediate_size")
+    return with_experts(spec, routing, size, lambda index: index % every == 1, bias=False)
 
 
 _EXPERTS = {

@@ -747,6 +747,9 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_torch_parameters * 10 > self.num_parameters
 
 
+DenseActivation = Literal["identity", "tanh", "gelu"]
+
+
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`activation(weight @ pooled + bias)` of a pooled state, as in sentence-transformers, and its `norm`, if any.
 
@@ -756,7 +759,7 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
     in_features: int
     out_features: int
     bias: bool = False
-    activation: Literal["identity", "tanh", "gelu"] = "identity"
+    activation: DenseActivation = "identity"
     norm: NormSpec | None = None
     tokens: tuple[int, int] | None = None
 

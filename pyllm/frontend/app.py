@@ -42,6 +42,7 @@ from pyllm.frontend.requests.json_request import decoded
 from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.responses.routes import responses_routes
+from pyllm.frontend.scoring.protocol import FIRST_TEXTS
 from pyllm.frontend.scoring.routes import scoring_routes
 from pyllm.frontend.server_info import server_info_routes
 
@@ -93,7 +94,7 @@ def model_app(state: ServerState) -> ModelApp:
         "prompt": completions_route(state),
         "input": embeddings_route(state),
         "query": rerank_route,
-        **dict.fromkeys(("text_1", "data_1", "queries"), score_route),
+        **dict.fromkeys(FIRST_TEXTS, score_route),
     }
 
     @get("/metrics/history", summary="The last ten minutes of the metrics that the page draws")

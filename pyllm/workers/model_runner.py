@@ -46,11 +46,12 @@ from pyllm.workers.rank_weights import RankWeights, free_unused
 from pyllm.workers.sampling.token_sampler import Draw
 from pyllm.workers.sparse_attention.kv_selectors import SelectorInputs, load_kv_selector
 from pyllm.workers.step.attention_batch import AttentionGroup
-from pyllm.workers.step.batch import Batch, Pairs, PlanBuffer
+from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.step_rows import written_blocks
+from pyllm.workers.step.text_pairs import TextPairs
 from pyllm.workers.step_sampler import StepSampler
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 
@@ -135,7 +136,7 @@ class ModelRunner:
             engine, config.checkpoint, config.rank, stage=stage, placement=self._placement, adapters=adapters
         )
         self._sampler = StepSampler(config, self._placement, self._slots)
-        self._plans = PlanBuffer(device, num_groups=len(groups), pairs=Pairs.of(self._spec))
+        self._plans = PlanBuffer(device, num_groups=len(groups), pairs=TextPairs.of(self._spec))
         self._selector: KVSelector | None = None
         self._forward: ForwardPass | None = None
         self._attention_hooks: list[AttentionHook] = []

@@ -25,12 +25,17 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     from tests.families.tiny_encoders import write_tiny_encoder
 
     folder = Path(write_tiny_encoder(tmp_path_factory.mktemp("models") / "bert", "bert", "cls"))
+    write_vocabulary(folder)
+    with Server("--model", str(folder), "--dtype", "float32", "--served-model-name", "bert") as server:
+        yield server
+
+
+def write_vocabulary(folder: Path) -> None:
+    """Put BERT's vocab.txt, of letters, in the place of a folder's tokenizer."""
     for file in folder.glob("tokenizer*.json"):
         file.unlink()
     words = VOCABULARY + [f"[unused{number}]" for number in range(264 - len(VOCABULARY))]
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
-    with Server("--model", str(folder), "--dtype", "float32", "--served-model-name", "bert") as server:
-        yield server
 
 
 def ids(text: str) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from pyllm.frontend.scoring.scores import class_scores
 from tests.e2e.server import Server
-from tests.e2e.test_encoders import SEP, VOCABULARY, ids
+from tests.e2e.test_encoders import SEP, ids, write_vocabulary
 
 pytestmark = pytest.mark.torch
 QUERY, DOCUMENTS = "a cat sat", ["no rates rose again", "a cat sat", "x", "the cat"]
@@ -21,10 +21,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     from tests.families.tiny_classifiers import write_tiny_classifier
 
     folder = Path(write_tiny_classifier(tmp_path_factory.mktemp("models") / "bert", "bert-classifier"))
-    for file in folder.glob("tokenizer*.json"):
-        file.unlink()
-    words = VOCABULARY + [f"[unused{number}]" for number in range(264 - len(VOCABULARY))]
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    write_vocabulary(folder)
     with Server("--model", str(folder), "--dtype", "float32", "--served-model-name", "reranker") as server:
         yield server
 

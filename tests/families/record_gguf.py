@@ -156,6 +156,12 @@ _KIMI_STATES = {
     "short_conv_kernel_size": 4,
 }
 _KIMI = {"linear_attn_config": _KIMI_STATES, "moe_router_activation_func": "sigmoid"}
+_MODERN_BERT = {
+    "layer_norm_eps": 1e-5,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160_000.0,
+    "local_rope_theta": 10_000.0,
+}
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
     "cohere2": {"rotary_pct": 1.0},
@@ -216,18 +222,8 @@ _OLDER_FIELDS = {
     "exaone": {"rms_norm_eps": 1e-6},
     "glm-9b": {"layernorm_epsilon": 1.5625e-7, "seq_length": 256},
     "mpt": {"architectures": ["MPTForCausalLM"]},
-    "modernbert-classifier": {
-        "layer_norm_eps": 1e-5,
-        "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160_000.0,
-        "local_rope_theta": 10_000.0,
-    },
-    "modernbert": {
-        "layer_norm_eps": 1e-5,
-        "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160_000.0,
-        "local_rope_theta": 10_000.0,
-    },
+    "modernbert": _MODERN_BERT,
+    "modernbert-classifier": _MODERN_BERT,
     # transformers would put its own sizes beside these.
     NOMIC_EXPERTS: {
         "hidden_size": 32,

@@ -206,3 +206,13 @@ def test_a_square_matrix_of_experts_is_as_the_other_one(tmp_path: Path, is_strai
         tensors |= {name: tensor.swapaxes(1, 2).copy() for name, tensor in tensors.items() if ".experts." in name}
     save_file(tensors, tmp_path / "model.safetensors")
     check_logits(tmp_path, model)
+
+
+def test_a_classifier_that_is_a_text_model_needs_its_head(tmp_path: Path) -> None:
+    folder = Path(write_tiny_family(tmp_path, "gemma3"))
+    config = json.loads((folder / "config.json").read_text())
+    inner = config | {"model_type": "gemma3_text", "architectures": None}
+    outer = {"architectures": ["Gemma3ForSequenceClassification"], "text_config": inner}
+    (folder / "config.json").write_text(json.dumps(outer))
+    with pytest.raises(ConfigError, match="no head for classes"):
+        read_checkpoint(str(folder))

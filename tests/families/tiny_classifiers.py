@@ -11,29 +11,20 @@ import transformers
 from pyllm_kernels.tensors import Array
 from transformers import PreTrainedModel
 
-from tests.families.tiny_encoders import CONTEXT
+from tests.families.tiny_encoders import MODERN_BERT, ROBERTA, SIZES, with_large_numbers
 from tests.tiny_model import write_tokenizer
 
 SEPARATOR = "<|end|>"
-_SIZES: dict[str, Any] = {
-    "vocab_size": 264,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": CONTEXT,
-}
-_ROBERTA = {"max_position_embeddings": CONTEXT + 2, "pad_token_id": 1, "type_vocab_size": 1}
-_MODERN_BERT = {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0}
+_ROBERTA = ROBERTA | {"type_vocab_size": 1}
 _TEXT = {"num_key_value_heads": 2, "pad_token_id": 0, "head_dim": 8, "tie_word_embeddings": True}
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-classifier": ("Bert", {"num_labels": 1}),
     "roberta-classifier": ("Roberta", _ROBERTA | {"num_labels": 2}),
     "xlm-roberta-classifier": ("XLMRoberta", _ROBERTA | {"num_labels": 1}),
-    "modernbert-classifier": ("ModernBert", _MODERN_BERT | {"num_labels": 3, "classifier_pooling": "mean"}),
+    "modernbert-classifier": ("ModernBert", MODERN_BERT | {"num_labels": 3, "classifier_pooling": "mean"}),
     "modernbert-reranker": (
         "ModernBert",
-        _MODERN_BERT | {"num_labels": 1, "classifier_bias": True, "norm_bias": True},
+        MODERN_BERT | {"num_labels": 1, "classifier_bias": True, "norm_bias": True},
     ),
     "qwen3-classifier": ("Qwen3", _TEXT | {"num_labels": 1}),
     "llama-classifier": ("Llama", _TEXT | {"num_labels": 4}),
@@ -50,15 +41,9 @@ def classifier(name: str) -> PreTrainedModel:
     # Its template has some 400 bytes.
     kind, fields = ("Qwen3", _TEXT | {"max_position_embeddings": 1024}) if name == RERANKER else CLASSIFIERS[name]
     torch.manual_seed(len(name))
-    config = getattr(transformers, f"{kind}Config")(**_SIZES | fields)
+    config = getattr(transformers, f"{kind}Config")(**SIZES | fields)
     head = "CausalLM" if name == RERANKER else "SequenceClassification"
-    model = getattr(transformers, f"{kind}For{head}")(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn_like(parameter)
-            number = noise * 0.2 if parameter.ndim > 1 else parameter + noise * 0.2
-            parameter.copy_(number.half())  # as in the GGUF files
-    return model
+    return with_large_numbers(getattr(transformers, f"{kind}For{head}")(config))
 
 
 @torch.inference_mode()

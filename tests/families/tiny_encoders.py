@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from tests.tiny_model import write_tokenizer
 
 CONTEXT = 128
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 264,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -26,8 +26,8 @@ _SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": CONTEXT,
 }
-_ROBERTA = {"max_position_embeddings": CONTEXT + 2, "pad_token_id": 1}
-_MODERN_BERT = {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0}
+ROBERTA = {"max_position_embeddings": CONTEXT + 2, "pad_token_id": 1}
+MODERN_BERT = {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0}
 _OLDER_MODERN_BERT = {"global_attn_every_n_layers": 2, "global_rope_theta": 5000.0, "local_rope_theta": 100.0}
 _OTHER_MODERN_BERT = _OLDER_MODERN_BERT | {
     "hidden_activation": "silu",
@@ -52,11 +52,11 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
     "bert-masked": ("Bert", {}),
     "bert-relu": ("Bert", {"hidden_act": "relu", "layer_norm_eps": 1e-5}),
-    "roberta": ("Roberta", _ROBERTA | {"type_vocab_size": 1}),
-    "xlm-roberta": ("XLMRoberta", _ROBERTA | {"type_vocab_size": 1}),
+    "roberta": ("Roberta", ROBERTA | {"type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRoberta", ROBERTA | {"type_vocab_size": 1}),
     "nomic-bert": ("NomicBert", {}),
-    "modernbert": ("ModernBert", _MODERN_BERT),
-    "modernbert-older": ("ModernBert", _MODERN_BERT | _OTHER_MODERN_BERT),
+    "modernbert": ("ModernBert", MODERN_BERT),
+    "modernbert-older": ("ModernBert", MODERN_BERT | _OTHER_MODERN_BERT),
     "eurobert": ("EuroBert", {"num_key_value_heads": 2, "pad_token_id": 1, "classifier_pooling": "mean"}),
     "embedding-gemma": ("Gemma3Text", _EMBEDDING_GEMMA),
     "embedding-gemma-dense": ("Gemma3Text", _EMBEDDING_GEMMA),
@@ -97,12 +97,19 @@ def encoder(name: str) -> PreTrainedModel:
     """The model, in float32; its numbers are large enough that each changes the result."""
     kind, fields = ENCODERS[name]
     torch.manual_seed(len(name))
-    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**_SIZES | fields)).eval()
+    return with_large_numbers(
+        getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**SIZES | fields))
+    )
+
+
+def with_large_numbers(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, with random numbers so large that each changes the result, and as in the GGUF files."""
+    model.eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
             number = noise * 0.2 if parameter.ndim > 1 else parameter + noise * 0.2
-            parameter.copy_(number.half())  # as in the GGUF files
+            parameter.copy_(number.half())
     return model
 
 
@@ -110,7 +117,7 @@ def encoder(name: str) -> PreTrainedModel:
 def dense(name: str) -> list[tuple[nn.Linear, nn.Module]]:
     """The layers after pooling, in float64."""
     torch.manual_seed(len(name))
-    layers, size = [], _SIZES["hidden_size"]
+    layers, size = [], SIZES["hidden_size"]
     for features, bias, activation in DENSE.get(name, []):
         linear = nn.Linear(size, features, bias).requires_grad_(False)
         layers.append((linear.half().double(), getattr(nn, activation)()))

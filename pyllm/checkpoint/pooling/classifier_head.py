@@ -18,18 +18,16 @@ from pyllm.checkpoint.pooling.embedding_config import (
 )
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
-from pyllm.families.spec import DenseSpec, ModelSpec, NormSpec, Shape
+from pyllm.families.spec import DenseActivation, DenseSpec, ModelSpec, NormSpec, Shape
 from pyllm.families.tensor_map import dense_tensor
 from pyllm.families.tensors import FileTensor
-
-_Kind = Literal["identity", "tanh", "gelu"]
 
 
 class _Layer(NamedTuple):
     """The name of a linear layer, what follows it, and the name of its norm."""
 
     name: str
-    activation: _Kind = "identity"
+    activation: DenseActivation = "identity"
     norm: str = ""
 
 
@@ -185,7 +183,7 @@ def classifier_spec(config: ClassifierConfig, head: ClassifierHead, is_encoder: 
     """
     number = head.num_labels
     named = config.id2label or {}
-    labels = head.labels or tuple(named.get(str(index), f"LABEL_{index}") for index in range(number))
+    labels = head.labels or tuple(named.get(str(index), usual) for index, usual in enumerate(_usual_labels(number)))
     pooling: PoolingKind = (config.classifier_pooling or "cls") if is_encoder else "last"
     return EmbeddingSpec(pooling=pooling, is_only_use=True, labels=labels, activation=config.activation(number))
 
@@ -203,12 +201,17 @@ def gguf_classifier_spec(config: Config, head: ClassifierHead, is_encoder: bool,
     """
     number = head.num_labels
     named = "classifier.output_labels" in config
-    labels = config.texts("classifier.output_labels") if named else tuple(f"LABEL_{index}" for index in range(number))
+    labels = config.texts("classifier.output_labels") if named else _usual_labels(number)
     if len(labels) != number:
         raise config.error("classifier.output_labels", list(labels), f"a name for each of {number} classes")
     usual = GGUF_POOLING.index("mean" if has_mean else "cls")
     pooling = gguf_embedding_spec(config.integer("classifier.pooling_type", usual)).pooling if is_encoder else "last"
     return EmbeddingSpec(pooling=pooling, is_only_use=True, labels=labels, activation=usual_activation(number))
+
+
+def _usual_labels(number: int) -> tuple[str, ...]:
+    """The names that transformers gives to classes without names."""
+    return tuple(f"LABEL_{index}" for index in range(number))
 
 
 def _full_name(name: str, weights: Mapping[str, FileTensor]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pyllm.errors import ConfigError
-from pyllm.families.spec import DenseSpec, ModelSpec, Shape
+from pyllm.families.spec import DenseActivation, DenseSpec, ModelSpec, Shape
 from pyllm.families.tensor_map import dense_tensor
 
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
@@ -18,7 +18,7 @@ GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
 """llama.cpp's pooling types, in the order of their numbers."""
 PoolingKind = Literal["last", "mean", "cls"]
 ClassActivation = Literal["sigmoid", "softmax", "identity"]
-"""What makes scores of the numbers that a classifier gives."""
+"""The function that makes scores of the numbers that a classifier gives."""
 # Text models have 'none'.
 _KINDS: dict[str, PoolingKind] = {
     "none": "last",
@@ -97,7 +97,7 @@ class DenseConfig(msgspec.Struct):
         )
 
 
-_ACTIVATIONS: dict[str, Literal["identity", "tanh"]] = {"Identity": "identity", "Tanh": "tanh"}
+_ACTIVATIONS: dict[str, DenseActivation] = {"Identity": "identity", "Tanh": "tanh"}
 
 
 class MatryoshkaConfig(msgspec.Struct):

@@ -6,7 +6,7 @@ from itertools import chain
 from pyllm.client.prompt_tokens import PromptTokens, known_tokens
 from pyllm.client.submission import refuse_input
 from pyllm.errors import RequestError
-from pyllm.frontend.text.prompt_encoder import CHARACTERS_PER_TOKEN, PromptEncoder
+from pyllm.frontend.text.prompt_encoder import PromptEncoder
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import Truncation
 from pyllm.parameters.arguments import is_unicode
@@ -33,29 +33,31 @@ async def encode_pairs(
         least = sum(map(tokenizer.min_tokens, texts))
         if least > model.max_model_len:
             raise refuse_input(least, model, is_exact=False)
-    num_tokens = sum(len(text) for texts in pairs for text in texts) // CHARACTERS_PER_TOKEN
-    encoded = await encoder.run(num_tokens, _encoded, tokenizer, pairs, truncation, model)
-    return [known_tokens(tokens, model.vocab_size, "documents") for tokens in encoded]
+    characters = sum(len(text) for texts in pairs for text in texts)
+    return await encoder.run_texts(characters, _encoded, tokenizer, pairs, truncation, model)
 
 
 def _encoded(
     tokenizer: Tokenizer, pairs: Sequence[Pair], truncation: Truncation | None, model: ModelInfo
-) -> list[Sequence[int]]:
+) -> list[PromptTokens]:
     if not all(map(is_unicode, chain.from_iterable(pairs))):
         raise RequestError("a text is not valid Unicode: it has half of a surrogate pair", "documents")
+    # One by one: a batch would take all processors.
+    encoded = (_encoded_pair(tokenizer, query, document, truncation, model) for query, document in pairs)
+    return [known_tokens(tokens, model.vocab_size, "documents") for tokens in encoded]
+
+
+def _encoded_pair(
+    tokenizer: Tokenizer, query: str, document: str, truncation: Truncation | None, model: ModelInfo
+) -> Sequence[int]:
     if tokenizer.pair_template is None:
-        whole = tokenizer.encode_pairs(pairs)
-        around = tokenizer.encode("")
-        return [tokens if truncation is None else truncation.kept(tokens, around) for tokens in whole]
-    before, _, after = tokenizer.pair_template.partition("{document}")
-    parts = [[before.replace("{query}", query), text, after.replace("{query}", query)] for query, text in pairs]
-    whole = tokenizer.encode_batch(["".join(texts) for texts in parts], add_special_tokens=False)
-    if truncation is None:
-        return [*whole]
-    return [
-        tokens if len(tokens) <= truncation.limit else _cut(tokenizer, texts, truncation, model)
-        for tokens, texts in zip(whole, parts, strict=True)
-    ]
+        tokens = tokenizer.encode_pair(query, document)
+        return tokens if truncation is None else truncation.kept(tokens, tokenizer.encode(""))
+    before, _, after = (part.replace("{query}", query) for part in tokenizer.pair_template.partition("{document}"))
+    tokens = tokenizer.encode(f"{before}{document}{after}", add_special_tokens=False)
+    if truncation is None or len(tokens) <= truncation.limit:
+        return tokens
+    return _cut(tokenizer, [before, document, after], truncation, model)
 
 
 def _cut(tokenizer: Tokenizer, texts: list[str], truncation: Truncation, model: ModelInfo) -> Sequence[int]:

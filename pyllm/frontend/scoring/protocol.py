@@ -69,6 +69,9 @@ class RerankAnswer(Struct):
 
 
 Texts = str | list[str]
+FIRST_TEXTS = ("text_1", "data_1", "queries")
+SECOND_TEXTS = ("text_2", "data_2", "documents", "items")
+"""The names of the two fields of `ScoreRequest`."""
 
 
 class ScoreRequest(ScoringRequest, kw_only=True):

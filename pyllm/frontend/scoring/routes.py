@@ -22,6 +22,8 @@ from pyllm.frontend.requests.request_context import RequestContext, context_of
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.scoring.protocol import (
+    FIRST_TEXTS,
+    SECOND_TEXTS,
     Classification,
     ClassifyAnswer,
     ClassifyRequest,
@@ -38,9 +40,6 @@ from pyllm.frontend.scoring.scores import PairScorer, Vector, class_scores, pair
 from pyllm.frontend.text.truncation import Truncation, truncation_from
 from pyllm.parameters.scheduling_params import SchedulingParams
 
-_FIRST = ("text_1", "data_1", "queries")
-_SECOND = ("text_2", "data_2", "documents", "items")
-
 
 def scoring_routes(state: ServerState) -> list[Route]:
     """The routes, for one server."""
@@ -55,10 +54,9 @@ def _rerank_route(state: ServerState) -> Route:
     )
     async def rerank(request: Request, data: JSONBody[RerankRequest]) -> ASGIApp:
         context = await _begin(state, request, data)
-        context.name_fields({"input": "documents"})
         documents = [each if isinstance(each, Document) else Document(each) for each in data.documents]
-        scorer = _scorer(state, data, [data.query], [each.text for each in documents], "documents")
-        batch = await _scored(state, context, data, scorer)
+        texts = [each.text for each in documents]
+        scorer, batch = await _scored(state, context, data, [data.query], texts, name="documents")
 
         def whole(_: list[None]) -> RerankAnswer:
             scores = scorer.scores
@@ -80,10 +78,8 @@ def _score_route(state: ServerState) -> Route:
     )
     async def score(request: Request, data: JSONBody[ScoreRequest]) -> ASGIApp:
         context = await _begin(state, request, data)
-        (_, firsts), (name, seconds) = _given(data, _FIRST), _given(data, _SECOND)
-        context.name_fields({"input": name})
-        scorer = _scorer(state, data, firsts, seconds, name)
-        batch = await _scored(state, context, data, scorer)
+        (_, firsts), (name, seconds) = _given(data, FIRST_TEXTS), _given(data, SECOND_TEXTS)
+        scorer, batch = await _scored(state, context, data, firsts, seconds, name=name)
 
         def whole(_: list[None]) -> ScoreAnswer:
             shown = [Score(index, score) for index, score in enumerate(scorer.scores)]
@@ -131,14 +127,6 @@ async def _begin(state: ServerState, request: Request, data: ScoringRequest) -> 
     return context
 
 
-def _scorer(
-    state: ServerState, data: ScoringRequest, firsts: Sequence[str], seconds: Sequence[str], name: str
-) -> PairScorer:
-    if len(seconds) > MAX_INPUTS:
-        raise RequestError(f"{name} has {len(seconds)} texts; one request may have at most {MAX_INPUTS}", name)
-    return PairScorer(state.client.model, paired(firsts, seconds, name), data.use_activation is not False)
-
-
 def _given(data: ScoreRequest, names: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The one of some fields that a request has, and its texts."""
     given = [(name, texts) for name in names if (texts := getattr(data, name)) is not None]
@@ -156,11 +144,22 @@ def _limits(
 
 
 async def _scored(
-    state: ServerState, context: RequestContext, data: ScoringRequest, scorer: PairScorer
-) -> EmbeddingBatch:
+    state: ServerState,
+    context: RequestContext,
+    data: ScoringRequest,
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    *,
+    name: str,
+) -> tuple[PairScorer, EmbeddingBatch]:
+    """The scorer of pairs of texts, and the batch whose results it takes; `name` is the field of the second texts."""
+    context.name_fields({"input": name})
+    if len(seconds) > MAX_INPUTS:
+        raise RequestError(f"{name} has {len(seconds)} texts; one request may have at most {MAX_INPUTS}", name)
+    scorer = PairScorer(state.client.model, paired(firsts, seconds, name), data.use_activation is not False)
     scheduling, truncation = _limits(state, context, data)
     encode = partial(scorer.prompts, state.prompts, state.tokenizer, truncation)
-    return await batch_of(state, context, scheduling, scorer.num_prompts, encode)
+    return scorer, await batch_of(state, context, scheduling, scorer.num_prompts, encode)
 
 
 def _usage(batch: EmbeddingBatch) -> EmbeddingUsage:

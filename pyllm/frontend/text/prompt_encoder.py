@@ -110,7 +110,10 @@ class PromptEncoder:
 
     async def run(self, num_tokens: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Run a call that reads so many tokens one by one; for many tokens it runs in the encoder's threads."""
-        characters = num_tokens * CHARACTERS_PER_TOKEN
+        return await self.run_texts(num_tokens * CHARACTERS_PER_TOKEN, work, *args, **options)
+
+    async def run_texts(self, characters: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Run a call that takes as long as encoding so many characters, in the encoder's threads if they are many."""
         if characters < INLINE_CHARACTERS:
             return work(*args, **options)
         return await self._threads.run(characters, work, *args, **options)

@@ -87,9 +87,11 @@ class Tokenizer:
             return [_fault(texts[0]) or error]
         return [array("i", ids).tobytes() for ids in batch]
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """Token ids of each pair of texts, with the special tokens around and between them."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast([*pairs])]
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts, with the special tokens around and between them."""
+        (encoding,) = self._tokenizer.encode_batch_fast([(first, second)])
+        ids: list[int] = encoding.ids
+        return ids
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of the text's tokens, by which a text that is far too long is refused without encoding it."""

@@ -1,16 +1,16 @@
 """One step's plan as arrays. Knows the layout on the wire, not the use of a plan."""
 
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pyllm_kernels.tensors import Tensor, view_as
 
 from pyllm.errors import ProtocolError
-from pyllm.families.spec import ModelSpec
 from pyllm.wire.plan_layout import PLAN_SECTIONS, SWAP_NAME_SIZE, plan_offsets
 from pyllm.workers.devices.device import Device
+from pyllm.workers.step.text_pairs import TextPairs
 
 IntArray = npt.NDArray[np.int32]
 Array = TypeVar("Array")
@@ -86,29 +86,6 @@ class Batch:
     max_sequence_length: int
 
 
-class Pairs(NamedTuple):
-    """A model that tells the texts of a pair apart: tokens after a sequence's first `separator` are the second text's.
-
-    These have rows of the position embedding of their own, `offset` further on, which include their type.
-    """
-
-    separator: int
-    offset: int
-
-    @classmethod
-    def of(cls, spec: ModelSpec) -> "Pairs | None":
-        """The pairs of a model; None where it does not tell texts apart."""
-        return None if spec.separator is None else cls(spec.separator, spec.positions)
-
-    def move(self, host: Sections[npt.NDArray[Any]]) -> None:
-        """Move the positions of second texts, in place. Each sequence is whole in a plan."""
-        ends = host.tokens == self.separator
-        passed = np.cumsum(ends) - ends
-        starts = host.query_starts
-        before = np.repeat(np.append(passed, 0)[starts[:-1]], np.diff(starts))
-        host.positions[passed > before] += self.offset
-
-
 class PlanBuffer:
     """The aligned memory that plans are copied into; it grows to at least twice its size when a plan does not fit.
 
@@ -118,7 +95,7 @@ class PlanBuffer:
     """
 
     def __init__(
-        self, device: Device, capacity: int = 1 << 16, num_groups: int = 1, pairs: "Pairs | None" = None
+        self, device: Device, capacity: int = 1 << 16, num_groups: int = 1, pairs: TextPairs | None = None
     ) -> None:
         self._device = device
         self._num_groups = num_groups
@@ -142,7 +119,7 @@ class PlanBuffer:
         memory[:] = source
         host: Sections[npt.NDArray[Any]] = Sections(memory, counts, offsets)
         if self._pairs is not None:
-            self._pairs.move(host)
+            self._pairs.move(host.tokens, host.positions, host.query_starts)
         on_device = self._device.from_host(memory)
         return Batch(
             host=host,
