@@ -19,11 +19,9 @@ def test_names_of_vllm_are_ours() -> None:
     assert read_prompt(TextPrompt(prompt="x"), DEFAULT_SCHEDULING).content == "x"
     assert read_prompt(TokensPrompt(prompt_token_ids=[1, 2]), DEFAULT_SCHEDULING).content == [1, 2]
     assert PoolingParams(dimensions=3).dimensions == 3
-    with pytest.raises(RequestError, match="embeddings always have length 1"):
-        PoolingParams(use_activation=False)
-    assert PoolingParams(task="embed").task == "embed"
-    with pytest.raises(RequestError, match="task can only be None here, got 'classify'"):
-        PoolingParams(task="classify")
+    assert PoolingParams(use_activation=False, task="classify").use_activation is False
+    with pytest.raises(RequestError, match="task can only be None here, got 'token_embed'"):
+        PoolingParams(task="token_embed")
 
 
 @pytest.mark.parametrize("kind", [LLM, AsyncEngine, LLMEngine])

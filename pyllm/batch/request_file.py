@@ -11,7 +11,8 @@ import msgspec
 from pyllm.errors import ConfigError
 
 CHATS = ("/v1/chat/completions", "/v1/responses")
-URLS = (*CHATS, "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score")
+_SCORES = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify")
+URLS = (*CHATS, "/v1/completions", "/v1/embeddings", *_SCORES)
 
 _LONGEST_ID = 512  # characters, as in OpenAI's API
 

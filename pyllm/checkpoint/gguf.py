@@ -57,8 +57,7 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
     if is_gguf_classifier(fields, shapes):
         head = find_head(tensors, config.positive("layer_norm_eps", 1e-5))
         tensors = head.tensors
-        separator = special_ids(fields).get("seperator") if isinstance(tokenizer, str) else tokenizer.separator
-        spec = without_head(with_head(spec, head, separator))
+        spec = without_head(with_head(spec, head))
     elif spec.is_bidirectional:
         spec = with_dense(spec, gguf_dense(shapes))
     entries, skipped = map_tensors(spec, family.gguf.tensors, tensors)
@@ -124,6 +123,4 @@ def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:
         eos_token_ids=tuple(sorted(ends)),
         own_ends=tuple(sorted(ends)),
         num_tokens=len(tokens),
-        separator=ids.get("seperator"),
-        pair_template=config.text("tokenizer.chat_template.rerank", "") or None,
     )

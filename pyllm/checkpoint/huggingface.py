@@ -11,14 +11,16 @@ import msgspec
 
 from pyllm.checkpoint.generation_config import SamplingDefaults, end_token_ids, sampling_defaults
 from pyllm.checkpoint.hub_files import CONVERT, WEIGHTS
-from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer, token_ids
+from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer, read_vocabulary
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.pooling.classifier_head import (
+    ClassifierConfig,
+    LogitScoreConfig,
     classifier_config,
     classifier_spec,
     find_head,
-    head_of_words,
+    head_of_tokens,
     with_head,
 )
 from pyllm.checkpoint.pooling.embedding_config import (
@@ -103,18 +105,17 @@ def read_huggingface(
     text = text_model(config)
     family = None if implementation == "transformers" else _family(text, may_be_other)
     gathered, dense = gather(tensors, quantization, files), _dense_layers(folder)
-    reranker = _reranker(folder, family) if family is not None and not is_classifier else None
-    if family is not None and (is_classifier or reranker is not None):
-        tokenizer = tokenizer or read_huggingface_tokenizer(folder)
-        spec, classes = family.spec(text), classifier_config(fields)
-        if reranker is None:
-            head = find_head(gathered.tensors, classes.norm_eps)
-        else:
-            head = head_of_words(spec, reranker.words, token_ids(folder, reranker.words), gathered.tensors)
-            tokenizer = msgspec.structs.replace(tokenizer, pair_template=reranker.template)
-        spec = with_head(spec, head, tokenizer.separator)
+    reranker = None if family is None or is_classifier else _reranker(folder, family)
+    if family is not None and (is_classifier or reranker is not None or _logit_score(folder) is not None):
+        spec = family.spec(text)
+        newer = read_json(folder / "config_sentence_transformers.json", dict[str, Any], optional=True)
+        classes = classifier_config(fields, newer if is_classifier else {})
+        words = _answers(folder, classes, is_classifier, reranker)
+        head = head_of_tokens(spec, words, gathered.tensors) if words else find_head(gathered.tensors, classes.norm_eps)
+        spec = with_head(spec, head)
         mapped = _map_to_family(family.tensors, spec, gathered._replace(tensors=head.tensors), files, has_head)
-        mapped = mapped._replace(classifier=classifier_spec(classes, head, spec.is_bidirectional))
+        template = None if reranker is None else reranker.template
+        mapped = mapped._replace(classifier=classifier_spec(classes, head, template))
     elif family is not None:
         files += _gather_dense(dense, gathered, len(files))
         spec = with_dense(family.spec(text), list(dense.values()))
@@ -250,9 +251,32 @@ def _family(config: Config, may_be_other: bool) -> Family | None:
 
 
 def _reranker(folder: Path, family: Family) -> Reranker | None:
-    """The reranker that a text model is by the name of its folder, or in the cache of the hub: no file tells."""
-    reranker, name = family.reranker, "/".join(folder.parts[-3:]).lower()  # models--OWNER--NAME/snapshots/COMMIT
-    return reranker if reranker is not None and reranker.name in name else None
+    """The reranker that a text model is by the name of its folder: in older downloads no file tells."""
+    reranker, parts = family.reranker, folder.parts
+    in_cache = parts[-2:-1] == ("snapshots",)  # models--OWNER--NAME/snapshots/COMMIT, in the cache of the hub
+    name = parts[-3] if in_cache else folder.name
+    return reranker if reranker is not None and reranker.name in name.lower().replace("_", "-") else None
+
+
+def _logit_score(folder: Path) -> LogitScoreConfig | None:
+    path = next((module.path for module in _modules(folder) if module.name == "LogitScore"), None)
+    return None if path is None else read_json(folder / path / "config.json", LogitScoreConfig)
+
+
+def _answers(folder: Path, classes: ClassifierConfig, is_classifier: bool, reranker: Reranker | None) -> dict[int, str]:
+    """The tokens with which a text model answers, that for relevant documents last; none where it has a head."""
+    words = classes.classifier_from_token if is_classifier else reranker and reranker.words
+    score = None if is_classifier else _logit_score(folder)
+    if not words and score is None:
+        return {}
+    ids = read_vocabulary(folder)
+    if score is not None:
+        spellings = {index: token for token, index in ids.items()}
+        wanted = (score.false_token_id, score.true_token_id)
+        return {token: spellings.get(token, str(token)) for token in wanted if token is not None}
+    if missing := [word for word in words or () if word not in ids]:
+        raise ConfigError(f"{folder}: the tokenizer has no token {missing[0]!r}, with which the model answers")
+    return {ids[word]: word for word in words or ()}
 
 
 def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, files: Sequence[str]) -> ModelSpec:

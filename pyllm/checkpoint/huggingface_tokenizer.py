@@ -7,7 +7,7 @@ added to a copy of tokenizer.json, as transformers 5 adds them when it loads a t
 import codecs
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 # Most ids that may be unused between the vocabulary and the tokens added after it.
 _LARGEST_GAP = 1 << 16
-_SEPARATOR = "[SEP]"  # BERT's, where no file names it
 _STANDARD = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -132,21 +131,17 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
         eos_token=eos_token,
         eos_token_ids=ends,
         own_ends=ends,
-        separator=ids.get(special.named["sep_token"].content or _SEPARATOR),
         num_tokens=max(vocabulary.values(), default=-1) + 1,
     )
 
 
-def token_ids(folder: Path, tokens: Sequence[str]) -> list[int]:
-    """The ids of some tokens in a folder's tokenizer.json.
+def read_vocabulary(folder: Path) -> dict[str, int]:
+    """The ids of the tokens in a folder's tokenizer.json.
 
     Raises:
-        ConfigError: there is no such file, or it lacks one of them.
+        ConfigError: there is no such file, or it is damaged.
     """
-    ids = read_json(folder / "tokenizer.json", _TokenizerJson).model.ids()
-    if missing := [token for token in tokens if token not in ids]:
-        raise ConfigError(f"{folder}: the tokenizer has no token {missing[0]!r}")
-    return [ids[token] for token in tokens]
+    return read_json(folder / "tokenizer.json", _TokenizerJson).model.ids()
 
 
 def _build(folder: Path, options: _TokenizerConfig, special: _SpecialTokens) -> tuple[Path, _SpecialTokens]:

@@ -53,8 +53,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     `path` is a `tokenizers` JSON, whose post-processor puts the BOS token first where the model needs it. An absent
     token is an empty string. Each of `eos_token_ids` ends an answer: these are `own_ends`, which the tokenizer names,
-    and the end tokens of its model. In pairs of texts `separator` ends the first one; a reranker may have a
-    `pair_template` with {query} and {document}, as in llama.cpp.
+    and the end tokens of its model.
     """
 
     path: str
@@ -65,8 +64,6 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     num_tokens: int  # of the vocabulary, without added tokens
     own_ends: tuple[int, ...] = ()
-    separator: int | None = None
-    pair_template: str | None = None
 
     def with_ends(self, ends: Iterable[int], spec: ModelSpec) -> "TokenizerFiles":
         """A copy that also has the end tokens of a model; ids beyond its vocabulary are dropped."""

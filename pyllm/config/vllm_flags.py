@@ -137,8 +137,8 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _always(
             "convert",
             _USES,
-            *("auto", "none", "embed"),
-            instead="models are not made into classifiers or rewards here: leave it auto",
+            *("auto", "none", "embed", "classify"),
+            instead="models are not made into rewards here: leave it auto",
         ),
         _refused("pooler-config", "embeddings pool as the model's files say; requests may give `dimensions`"),
         _ours("generation-config"),

@@ -201,7 +201,7 @@ def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: A
     engine = config.engine
     return Scheduler(
         max_num_seqs=engine.scheduler.max_num_seqs,
-        vocab_size=config.checkpoint.spec.vocab_size,
+        vocab_size=config.checkpoint.spec.num_token_ids,
         kv_groups=[{"window": group.window} for group in groups],
         separate_outputs=bool(engine.sparse.sparse_attention),
         whole_prompts=config.checkpoint.spec.is_bidirectional,
@@ -252,6 +252,9 @@ def _model_info(
         is_for_embeddings=embedding.is_main_use,
         labels=embedding.labels,
         class_activation=embedding.activation,
+        relevant_class=embedding.relevant_class,
+        pair_template=embedding.pair_template,
+        second_text_offset=spec.num_token_ids - spec.vocab_size,
         model_impl="native" if spec.transformers is None else "transformers",
         prefix_hash=engine.cache.prefix_hash,
         prefix_hash_seed=engine.cache.prefix_hash_seed,

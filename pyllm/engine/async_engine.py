@@ -46,7 +46,8 @@ from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_snapshot import Metric, read_families
 from pyllm.frontend.observability.summary import RecentRequests, Summary, check_window
-from pyllm.frontend.scoring.scores import PairScorer, class_scores, paired
+from pyllm.frontend.scoring.pairs import PairEncoder, Pairs
+from pyllm.frontend.scoring.scores import class_scores, pair_scorer
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import OutputFold, RequestOutput, RequestProcessor
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
@@ -324,9 +325,17 @@ class AsyncEngine:
         )
 
     async def classify(
-        self, prompt: Prompt, priority: int | None = None, scheduling: SchedulingParams = DEFAULT_SCHEDULING
+        self,
+        prompt: Prompt,
+        priority: int | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        *,
+        use_activation: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> ClassificationRequestOutput:
         """The scores of a prompt's classes, in the order of `ModelInfo.labels`; raises as `embed`.
+
+        Without `use_activation` they are the numbers that the model gives.
 
         Raises:
             RequestError: the model is no classifier.
@@ -336,8 +345,8 @@ class AsyncEngine:
         refuse_classes(client.model)
         read = read_prompt(prompt, with_priority(scheduling, priority))
         (tokens,) = await self._encoder().encode_inputs([read.content])
-        found = await client.embed(tokens, read.scheduling)
-        scores = class_scores(found.values, client.model.class_activation)
+        found = await client.embed(tokens, await self._loras.chosen(read.scheduling, lora_request))
+        scores = class_scores(found.values, client.model.class_activation if use_activation else "identity")
         return ClassificationRequestOutput(self._name(), ClassificationOutput(scores), [*tokens], found.cached_tokens)
 
     async def score(
@@ -345,16 +354,26 @@ class AsyncEngine:
         data_1: str | Sequence[str],
         data_2: str | Sequence[str],
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        *,
+        use_activation: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
         """Score pairs of texts, a text with each of some or with one of as many: by a reranker, or by embeddings.
+
+        Without `use_activation` the scores of a reranker are the numbers that it gives. `truncate_prompt_tokens` is
+        the most that a pair may have, -1 the model's context; else longer ones are refused.
 
         Raises:
             RequestError: the numbers of texts do not fit, or the model has several classes. Else as `embed`.
         """
         await self._start_once()
-        client = self._connected()
-        scorer = PairScorer(client.model, paired(_listed("data_1", data_1), _listed("data_2", data_2)))
-        prompts = await scorer.prompts(self._encoder(), self.tokenizer, None)
+        client, tokenizer = self._connected(), self.tokenizer
+        encoder = PairEncoder(self._encoder(), tokenizer, client.model, self._chat_template)
+        pairs = Pairs(_listed("data_1", data_1), _listed("data_2", data_2))
+        scorer = pair_scorer(client.model, encoder, pairs, use_activation)
+        prompts = await scorer.prompts(truncation_from(truncate_prompt_tokens, None, 0, client.model))
+        scheduling = await self._loras.chosen(scheduling, lora_request)
 
         async def score(index: int, prompt: Sequence[int]) -> None:
             scorer.take(index, (await client.embed(prompt, scheduling)).values)

@@ -198,10 +198,9 @@ class LLM:
         Raises:
             DeadlineError: the `timeout` of a request passed.
         """
-        refuse_other_values(CALLS, {"tokenization_kwargs": tokenization_kwargs})
-        if pooling_params is not None:
-            pooling = instance("pooling_params", pooling_params, PoolingParams)
-            dimensions = pooling.dimensions if dimensions is None else dimensions
+        pooling = _pooling(pooling_params, tokenization_kwargs)
+        refuse_other_values(CALLS, {"use_activation": pooling.use_activation})
+        dimensions = pooling.dimensions if dimensions is None else dimensions
         batch = read_prompts(prompts)
         requests = _requests(len(batch), None, priority, scheduling, lora_request)
         with PromptProgress(len(batch), use_tqdm) as progress:
@@ -212,28 +211,51 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         *,
         use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Lora = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: Priority = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[ClassificationRequestOutput]:
         """The scores of the prompts' classes, in order: `outputs.probs` of each; otherwise like `embed`."""
+        pooling = _pooling(pooling_params, tokenization_kwargs)
+        refuse_other_values(CALLS, {"dimensions": pooling.dimensions})
         batch = read_prompts(prompts)
-        requests = _requests(len(batch), None, priority, scheduling, None)
+        requests = _requests(len(batch), None, priority, scheduling, lora_request)
         with PromptProgress(len(batch), use_tqdm) as progress:
-            return self._run(self._classify(batch, requests, progress))
+            return self._run(self._classify(batch, requests, pooling.use_activation is not False, progress))
 
     def score(
         self,
         data_1: str | Sequence[str],
         data_2: str | Sequence[str],
         *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> list[ScoringRequestOutput]:
         """Score pairs of texts: `outputs.score` of each. One `data_1` goes with all of `data_2`.
 
+        `use_tqdm` is vLLM's: there is no bar. `truncate_prompt_tokens` is as for `AsyncEngine.score`.
+
         Raises:
-            RequestError: the numbers of texts do not fit. Else as `AsyncEngine.score`.
+            RequestError: as `AsyncEngine.score`.
         """
-        return self._run(self._engine.score(data_1, data_2, scheduling))
+        del use_tqdm
+        pooling = _pooling(pooling_params, tokenization_kwargs)
+        refuse_other_values(CALLS, {"dimensions": pooling.dimensions})
+        work = self._engine.score(
+            data_1,
+            data_2,
+            scheduling,
+            use_activation=pooling.use_activation is not False,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            lora_request=lora_request,
+        )
+        return self._run(work)
 
     def get_tokenizer(self) -> ModelTokenizer:
         """The model's tokenizer, with the methods of transformers' tokenizers."""
@@ -351,11 +373,18 @@ class LLM:
         return await together(map(embed, count(), prompts, requests))
 
     async def _classify(
-        self, prompts: Sequence[Prompt], requests: Sequence[_Request], progress: PromptProgress
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[_Request],
+        use_activation: bool,
+        progress: PromptProgress,
     ) -> list[ClassificationRequestOutput]:
         async def classify(index: int, prompt: Prompt, request: _Request) -> ClassificationRequestOutput:
             with RequestError.of_item(index, len(prompts), "prompts"):
-                output = await self._engine.classify(prompt, scheduling=request[1])
+                _, scheduling, lora, _ = request
+                output = await self._engine.classify(
+                    prompt, scheduling=scheduling, use_activation=use_activation, lora_request=lora
+                )
             progress.add(len(output.prompt_token_ids), 0)
             return output
 
@@ -388,6 +417,11 @@ class LLM:
         except BaseException:
             future.cancel()  # Ctrl-C in a notebook must end the requests, too.
             raise
+
+
+def _pooling(given: PoolingParams | None, tokenization_kwargs: Mapping[str, Any] | None) -> PoolingParams:
+    refuse_other_values(CALLS, {"tokenization_kwargs": tokenization_kwargs})
+    return PoolingParams() if given is None else instance("pooling_params", given, PoolingParams)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

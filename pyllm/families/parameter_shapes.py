@@ -196,7 +196,7 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
     if spec.positions and spec.sinusoids is None:
         shapes["position_embedding.weight"] = (spec.positions, spec.hidden_size)
     if spec.token_types:
-        shapes["type_embedding.weight"] = (1 if spec.separator is None else 2, spec.hidden_size)
+        shapes["type_embedding.weight"] = (1 + spec.tells_texts_apart, spec.hidden_size)
     if spec.embedding_norm is not None:
         shapes |= _of_norm("embedding_norm", spec.embedding_norm, spec.hidden_size)
     if (inputs := spec.per_layer_input) is not None:

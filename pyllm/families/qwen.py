@@ -135,7 +135,7 @@ QWEN2_MOE = Family(
 # https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
 _RERANKER = Reranker(
     name="qwen3-reranker",
-    words=("yes", "no"),
+    words=("no", "yes"),
     template=(
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
         'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'

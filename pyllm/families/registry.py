@@ -232,7 +232,14 @@ def spelled_architecture(name: str) -> str:
 
 def _stem(name: str) -> str:
     stem = name.removeprefix("FSDP").lower().replace("_", "")
-    for ending in ("forcausallm", "forsequenceclassification", "forconditionalgeneration", "model", "text"):
+    for ending in (
+        "forcausallm",
+        "forsequenceclassification",
+        "forconditionalgeneration",
+        "lmheadmodel",
+        "model",
+        "text",
+    ):
         stem = stem.removesuffix(ending)
     return stem
 

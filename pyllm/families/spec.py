@@ -753,7 +753,7 @@ DenseActivation = Literal["identity", "tanh", "gelu"]
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`activation(weight @ pooled + bias)` of a pooled state, as in sentence-transformers, and its `norm`, if any.
 
-    With `tokens` the matrix has the rows of these two tokens in the model's head, the lower one first.
+    With `tokens` the matrix has the rows of these one or two tokens in the model's head, the lower one first.
     """
 
     in_features: int
@@ -761,7 +761,7 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
     activation: DenseActivation = "identity"
     norm: NormSpec | None = None
-    tokens: tuple[int, int] | None = None
+    tokens: tuple[int, ...] | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -769,10 +769,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     The position embedding has `positions` rows, which are added to the embedding of tokens (GPT-2); 0 if there is none.
     With `sinusoids` no file has it: its rows are sines and cosines, from that position on (arXiv 1706.03762). The first
-    of `token_types` vectors is added, too (BERT); after the first token `separator` of a text, the second one.
-    `embedding_norm` is a norm before the first layer. With `layer_scales` each layer has a number that multiplies the
-    residual stream after it. The layers in `dense` follow the pooling of an embedding, or give the scores of a
-    classifier's classes (`is_classifier`).
+    of `token_types` vectors is added, too (BERT); a model that `tells_texts_apart` adds the second one to the tokens of
+    a pair's second text. `embedding_norm` is a norm before the first layer. With `layer_scales` each layer has a number
+    that multiplies the residual stream after it. The layers in `dense` follow the pooling of an embedding, or give the
+    scores of a classifier's classes (`is_classifier`).
 
     With `transformers` that package computes the model: there is one layer for each call of attention, and the other
     fields of layers, norms and multipliers are unused.
@@ -794,7 +794,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     positions: int = 0
     sinusoids: int | None = None
     token_types: int = 0
-    separator: int | None = None
+    tells_texts_apart: bool = False
     embedding_norm: NormSpec | None = None
     head_bias: bool = False
     per_layer_input: PerLayerInputSpec | None = None
@@ -811,8 +811,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_positions(self) -> int:
-        """Rows of the position embedding: with a `separator` those of each text of a pair, types included."""
-        return self.positions if self.separator is None else 2 * self.positions
+        """Rows of the position embedding: where texts are told apart those of each text of a pair, types included."""
+        return self.positions * (1 + self.tells_texts_apart)
+
+    @property
+    def num_token_ids(self) -> int:
+        """The ids that a prompt may have: where texts are told apart, a second text's are `vocab_size` further on."""
+        return self.vocab_size * (1 + self.tells_texts_apart)
 
     @property
     def attention(self) -> AttentionSpec:

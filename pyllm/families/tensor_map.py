@@ -82,8 +82,8 @@ def map_tensors(
         place = _Place(source, Rows(skipped, skipped + shape[0]), rows, matrix=matrix)
         if module == "dense" and (tokens := spec.dense[int(kind.partition(".")[0])].tokens) is not None:
             source = f"{head if f'{head}.weight' in tensors else embedding}.weight"
-            first, second = tokens
-            place = _Place(source, Rows(first, second + 1, second - first), spec.vocab_size)
+            first, last = tokens[0], tokens[-1]
+            place = _Place(source, Rows(first, last + 1, max(last - first, 1)), spec.vocab_size)
         entry = _with_quantised(_entry(tensors, name, shape, place), quantised.get(source))
         entries.append(_with_transforms(entry, _offset(spec.norm, names) if name == "norm.weight" else ()))
     for index in range(len(spec.layers)):
@@ -273,8 +273,8 @@ def has_own_head(names: TensorNames, found: Sequence[FileTensor]) -> bool:
 
 
 def without_head(spec: ModelSpec) -> ModelSpec:
-    """A copy with a tied head, for an embedding model whose files have no head."""
-    return msgspec.structs.replace(spec, tie_word_embeddings=True)
+    """A copy with a tied head and without its bias, for a model whose head is not used."""
+    return msgspec.structs.replace(spec, tie_word_embeddings=True, head_bias=False)
 
 
 def dummy_entries(spec: ModelSpec, kind: str) -> tuple[TensorEntry, ...]:

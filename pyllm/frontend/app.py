@@ -87,12 +87,13 @@ def model_app(state: ServerState) -> ModelApp:
         samples = await asyncio.to_thread(state.sampler.sample)
         return state.metrics.expose(cores, totals, state.condition(), samples.processes, shows_fields=shows_fields)
 
-    # Each route by the field that only its bodies have.
     rerank_route, score_route, classify_route = scoring_routes(state)
+    routes_of_inputs = embeddings_route(state), classify_route
+    # Each route by the field that only its bodies have.
     by_field = {
         "messages": chat_route(state),
         "prompt": completions_route(state),
-        "input": embeddings_route(state),
+        "input": routes_of_inputs[bool(state.client.model.labels)],
         "query": rerank_route,
         **dict.fromkeys(FIRST_TEXTS, score_route),
     }
@@ -111,8 +112,7 @@ def model_app(state: ServerState) -> ModelApp:
 
     routes = RoutesApp(
         [
-            *dict.fromkeys(by_field.values()),
-            classify_route,
+            *dict.fromkeys((*by_field.values(), *routes_of_inputs)),
             invocations_route(by_field),
             infill_route(state),
             adapters_route(state),

@@ -95,7 +95,7 @@ def _request_to_try(embedding: EmbeddingSpec | None) -> tuple[str, dict[str, Any
         return "/v1/completions", {"prompt": text, "max_tokens": 16}
     if not embedding.labels:
         return "/v1/embeddings", {"input": text}
-    if len(embedding.labels) > 2:
+    if embedding.relevant_class is None:
         return "/classify", {"input": text}
     return "/v1/rerank", {"query": "capital of France", "documents": ["Lyon is a city.", "Paris is the capital."]}
 

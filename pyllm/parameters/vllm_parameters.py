@@ -49,8 +49,7 @@ BEAM_SEARCH: Mapping[str, Fixed] = {
 }
 # Fields of `PoolingParams`.
 POOLING: Mapping[str, Fixed] = {
-    "use_activation": Fixed((None, True), "embeddings always have length 1"),
-    "task": Fixed((None, "embed"), "use LLM.classify and LLM.score"),
+    "task": Fixed((None, "embed", "classify", "score"), "the method says it"),
     "step_tag_id": Fixed((None,), "models do not reward"),
     "returned_token_ids": Fixed((None, []), "models do not reward"),
     "requires_token_ids": Fixed((False,), "the output has the prompt's token ids"),
@@ -59,8 +58,10 @@ POOLING: Mapping[str, Fixed] = {
     "late_chunking_params": Fixed((None,), "a prompt has one embedding"),
     "extra_kwargs": Fixed((None, {}), "give dimensions"),
 }
-# Arguments of `generate`, `chat`, `embed`, `beam_search` and `add_request`.
+# Arguments of the methods that take prompts, and fields of `PoolingParams` in some of them.
 CALLS: Mapping[str, Fixed] = {
+    "use_activation": Fixed((None, True), "embeddings always have length 1"),
+    "dimensions": Fixed((None,), "the model's classes are all given"),
     "tokenization_kwargs": Fixed((None, {}), "encode the text by get_tokenizer(), and give the token ids"),
     "mm_processor_kwargs": Fixed((None, {}), "prompts are texts"),
     "pooling_params": Fixed((None,), "give dimensions"),  # where it is not a `PoolingParams`
@@ -124,7 +125,11 @@ METHODS: Mapping[str, str] = {
 
 
 class PoolingParams(msgspec.Struct, metaclass=NamedParameters, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of `LLM.embed`, as in vLLM: `dimensions` shortens embeddings, if the model was trained for this."""
+    """Parameters of `LLM.embed`, `classify` and `score`, as in vLLM.
+
+    `dimensions` shortens embeddings, if the model was trained for this. With `use_activation` false scores are the
+    numbers that a classifier gives.
+    """
 
     dimensions: int | None = None
     use_activation: bool | None = None

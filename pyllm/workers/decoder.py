@@ -351,7 +351,7 @@ class Decoder:
         if stage.is_first and spec.positions:
             self.position_embedding = VocabularyParallelEmbedding(spec.num_positions, spec.hidden_size, placement)
         self.token_type = None
-        if stage.is_first and spec.token_types and spec.separator is None:
+        if stage.is_first and spec.token_types and not spec.tells_texts_apart:
             self.token_type = placement.empty(spec.hidden_size)
         if stage.is_first and spec.embedding_norm is not None:
             self.embedding_norm = Norm(spec.embedding_norm, spec.hidden_size, placement)

@@ -10,7 +10,7 @@ import pytest
 
 from pyllm.frontend.scoring.scores import class_scores
 from tests.e2e.server import Server
-from tests.e2e.test_encoders import SEP, ids, write_vocabulary
+from tests.e2e.test_encoders import ids, write_vocabulary
 
 pytestmark = pytest.mark.torch
 QUERY, DOCUMENTS = "a cat sat", ["no rates rose again", "a cat sat", "x", "the cat"]
@@ -35,8 +35,9 @@ def asked(server: Server, route: str, **body: Any) -> Any:
 def wanted(document: str) -> float:
     from tests.families.tiny_classifiers import expected
 
-    pair = [*ids(QUERY), *ids(document)[1:]]
-    return class_scores(expected("bert-classifier", pair, SEP).tolist(), "sigmoid")[0]
+    first, second = ids(QUERY), ids(document)[1:]
+    types = [0] * len(first) + [1] * len(second)
+    return class_scores(expected("bert-classifier", first + second, types).tolist(), "sigmoid")[0]
 
 
 def test_documents_are_ordered_as_transformers_scores_them(reranker: Server) -> None:

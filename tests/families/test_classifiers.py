@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
-from pyllm import LLM
+from pyllm import LLM, PoolingParams
 from pyllm.checkpoint.pooling.embedding_config import EmbeddingSpec
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError, RequestError
@@ -16,11 +19,10 @@ from pyllm.frontend.scoring.scores import class_scores
 from tests.families.record_gguf import CLASSIFIERS_IN_GGUF, EMBEDDINGS, FOLDER, LENGTHS
 from tests.families.test_encoders import OPTIONS, PROMPTS
 from tests.families.test_gguf import write_changed
-from tests.families.tiny_classifiers import CLASSIFIERS, RERANKER, expected, write_tiny_classifier
-from tests.families.tiny_encoders import write_tiny_encoder
+from tests.families.tiny_classifiers import ANSWER_IDS, CLASSIFIERS, RERANKER, expected, write_tiny_classifier
+from tests.families.tiny_encoders import CONTEXT, SIZES, with_large_numbers, write_tiny_encoder
 from tests.families.tiny_families import PROMPT
-
-SEPARATOR = 257
+from tests.tiny_model import write_tokenizer
 
 
 def scores(llm: LLM, prompts: list[list[int]]) -> np.ndarray:
@@ -43,16 +45,19 @@ def test_scores_equal_those_of_transformers_and_depend_on_the_text_alone(tmp_pat
 
 @pytest.mark.parametrize("options", [{"distributed_executor_backend": "uni"}, {"tensor_parallel_size": 2}])
 def test_bert_tells_the_texts_of_a_pair_apart(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Also where a text has separators of its own: all after the first one is the second text."""
-    pairs = [[*first, SEPARATOR, *second, SEPARATOR] for first in PROMPTS[:3] for second in (PROMPTS[1], PROMPTS[4])]
-    pairs += [[SEPARATOR, 5, SEPARATOR, 7], PROMPTS[2]]
+    """Not by the separator: a text may have one of its own, and one text alone is no second one."""
+    firsts, seconds = ["one", "a<|end|>b", ""], ["other <|end|> text", "two", "three"]
     folder = write_tiny_classifier(tmp_path / "bert", "bert-classifier")
+    library = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    pairs = library.encode_batch(list(zip(firsts, seconds, strict=True)))
     with LLM(folder, **OPTIONS, **options) as llm:
-        found = scores(llm, pairs)
-    wanted = [activated(expected("bert-classifier", pair, SEPARATOR)) for pair in pairs]
+        found = [output.outputs.score for output in llm.score(firsts, seconds)]
+        whole = scores(llm, [pair.ids for pair in pairs])[:, 0]
+    wanted = [activated(expected("bert-classifier", pair.ids, pair.type_ids))[0] for pair in pairs]
     np.testing.assert_allclose(found, wanted, atol=1e-5)
-    apart = np.array([activated(expected("bert-classifier", pair)) for pair in pairs])
-    assert np.abs(apart[:-1] - wanted[:-1]).min() > 1e-3
+    alone = [activated(expected("bert-classifier", pair.ids))[0] for pair in pairs]
+    np.testing.assert_allclose(whole, alone, atol=1e-5)
+    assert np.abs(np.subtract(alone, wanted)).min() > 1e-3
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS_IN_GGUF)
@@ -70,10 +75,10 @@ def test_gguf_files_give_the_scores_of_llama_cpp(name: str) -> None:
 
 def test_qwen3_reranker_is_known_by_its_name(tmp_path: Path) -> None:
     folder = Path(write_tiny_classifier(tmp_path / "Qwen3-Reranker-0.6B", RERANKER))
-    checkpoint = read_checkpoint(str(folder))
-    assert checkpoint.embedding.labels == ("no", "yes")  # in the order of the tokens
-    theirs = read_checkpoint(str(FOLDER / f"{RERANKER}.gguf"))
-    assert checkpoint.tokenizer.pair_template == theirs.tokenizer.pair_template
+    embedding, theirs = (read_checkpoint(str(path)).embedding for path in (folder, FOLDER / f"{RERANKER}.gguf"))
+    assert (embedding.labels, theirs.labels) == (("no", "yes"), ("yes", "no"))  # in the order of the tokens
+    assert (embedding.relevant_class, theirs.relevant_class) == (1, 0)
+    assert embedding.pair_template == theirs.pair_template
     with LLM(str(folder), **OPTIONS, distributed_executor_backend="uni") as llm:
         found = scores(llm, PROMPTS)
     wanted = np.array([activated(expected(RERANKER, prompt)) for prompt in PROMPTS])
@@ -82,8 +87,15 @@ def test_qwen3_reranker_is_known_by_its_name(tmp_path: Path) -> None:
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, folder / "model.safetensors")
     entries = {entry.name: entry.source.name for entry in read_checkpoint(str(folder)).tensors}
     assert entries["dense.0.weight"] == "lm_head.weight"
-    folder.rename(tmp_path / "other")
-    assert read_checkpoint(str(tmp_path / "other")).embedding == EmbeddingSpec()
+    for path, is_reranker in (
+        ("qwen3_reranker", True),
+        ("models--Qwen--Qwen3-Reranker-0.6B/snapshots/0123", True),
+        ("qwen3-reranker-tuned/other", False),
+        ("Qwen3-Reranker/snapshot/other", False),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        folder = folder.rename(tmp_path / path)
+        assert (read_checkpoint(str(folder)).embedding != EmbeddingSpec()) == is_reranker
 
 
 def test_llama_cpps_quantiser_makes_a_vector_of_one_class(tmp_path: Path) -> None:
@@ -112,7 +124,7 @@ def test_texts_go_together_as_a_reranker_says_or_as_their_embeddings_are_alike(t
     query, documents = "capital of France", ["Paris is its capital.", "Nothing of the kind.", "Paris is its capital."]
     with LLM(str(FOLDER / f"{RERANKER}.gguf"), dtype="float32", distributed_executor_backend="uni") as llm:
         found = [output.outputs.score for output in llm.score(query, documents)]
-        template = read_checkpoint(str(FOLDER / f"{RERANKER}.gguf")).tokenizer.pair_template or ""
+        template = read_checkpoint(str(FOLDER / f"{RERANKER}.gguf")).embedding.pair_template or ""
         texts = [template.format(query=query, document=document) for document in documents]
         tokens = [llm.get_tokenizer().encode(text, add_special_tokens=False) for text in texts]
         wanted = scores(llm, tokens)[:, 0].tolist()
@@ -136,6 +148,7 @@ def test_texts_go_together_as_a_reranker_says_or_as_their_embeddings_are_alike(t
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "identity"),
         ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, "sigmoid"),
         ({"problem_type": "regression"}, "identity"),
+        ({"problem_type": "single_label_classification"}, "sigmoid"),  # Softmax of one class would be 1.
     ],
 )
 def test_the_files_say_what_makes_scores_of_numbers(tmp_path: Path, fields: dict[str, Any], activation: str) -> None:
@@ -149,6 +162,7 @@ def test_the_files_say_what_makes_scores_of_numbers(tmp_path: Path, fields: dict
     [
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.ReLU"}}, "ReLU"),
         ({"classifier_pooling": "late"}, "classifier_pooling"),
+        ({"id2label": {"0": "no", "1": "yes"}}, "names the classes 0, 1, and the model has 1"),
         ({"architectures": ["DebertaV2ForSequenceClassification"]}, "DebertaV2ForSequenceClassification"),
     ],
 )
@@ -158,9 +172,87 @@ def test_other_heads_are_refused_by_name(tmp_path: Path, fields: dict[str, Any],
         read_checkpoint(folder)
 
 
-def test_a_model_that_tells_texts_apart_needs_the_name_of_the_separator(tmp_path: Path) -> None:
-    folder = Path(write_tiny_classifier(tmp_path / "model", "bert-classifier"))
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"sep_token": None}))  # and it has no [SEP]
-    with pytest.raises(ConfigError, match="names no sep_token"):
-        read_checkpoint(str(folder))
+def test_words_or_tokens_say_what_a_text_model_answers(tmp_path: Path) -> None:
+    """vLLM's overrides, and sentence-transformers' module for text models, of which none says what the name is."""
+    folder = Path(write_tiny_classifier(tmp_path / "model", RERANKER))
+    wanted = np.array([expected(RERANKER, prompt) for prompt in PROMPTS])
+    yes, no = ANSWER_IDS
+    overrides = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
+    own = {"is_original_qwen3_reranker": True}
+    assert read_checkpoint(str(folder), overrides=overrides | own).embedding == EmbeddingSpec(
+        is_only_use=True, is_main_use=True, labels=("no", "yes"), activation="softmax", relevant_class=1
+    )
+    (folder / "1_LogitScore").mkdir()
+    modules = [
+        {"idx": 0, "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {"idx": 1, "path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for tokens, numbers in (
+        ({"true_token_id": yes, "false_token_id": None}, wanted[:, :1]),
+        ({"true_token_id": yes, "false_token_id": no}, wanted[:, ::-1]),
+    ):
+        (folder / "1_LogitScore/config.json").write_text(json.dumps(tokens))
+        with LLM(str(folder), **OPTIONS, distributed_executor_backend="uni") as llm:
+            given = llm.classify(PROMPTS, pooling_params=PoolingParams(use_activation=False))
+        np.testing.assert_allclose([output.outputs.probs for output in given], numbers, atol=1e-4)
+    for token, text in ((300, "only 264 tokens, not 300"), (-1, "true_token_id")):
+        (folder / "1_LogitScore/config.json").write_text(json.dumps({"true_token_id": token}))
+        with pytest.raises(ConfigError, match=text):
+            read_checkpoint(str(folder))
+
+
+def test_a_chat_template_with_a_query_and_a_document_is_that_of_pairs(tmp_path: Path) -> None:
+    folder = Path(write_tiny_classifier(tmp_path / "Qwen3-Reranker-0.6B", RERANKER))
+    roles = "{% for role in ('query', 'document') %}{{ (messages | selectattr('role', 'eq', role) | first).content }};"
+    (folder / "chat_template.jinja").write_text(roles + "{% endfor %}")
+    with LLM(str(folder), **OPTIONS, distributed_executor_backend="uni") as llm:
+        (output,) = llm.score("a", "b")
+        (wanted,) = llm.classify([llm.get_tokenizer().encode("a;b;", add_special_tokens=False)])
+        short = llm.score("a", "b" * CONTEXT, truncate_prompt_tokens=4)[0].outputs.score
+        assert short == llm.score("a", "b", truncate_prompt_tokens=-1)[0].outputs.score
+        with pytest.raises(RequestError, match=r"^data_2\[1\]: .* context length is 1024"):
+            llm.score("a", ["b", "b" * 2000])
+    assert output.outputs.score == wanted.outputs.probs[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 64, "n_positions": 128}),
+        ("Phi", {"num_attention_heads": 4, "partial_rotary_factor": 0.5}),  # Its head for text has a bias.
+        ("Gemma3Text", {"num_key_value_heads": 2, "head_dim": 8, "use_bidirectional_attention": True}),
+    ],
+)
+def test_text_models_of_other_families_classify(tmp_path: Path, kind: str, fields: dict[str, Any]) -> None:
+    """With attention in both directions, too, their last token is pooled."""
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{kind}Config")(**SIZES | {"num_labels": 3, "pad_token_id": 0} | fields)
+    model = with_large_numbers(getattr(transformers, f"{kind}ForSequenceClassification")(config))
+    model.save_pretrained(str(tmp_path))
+    write_tokenizer(tmp_path)
+    with LLM(str(tmp_path), **OPTIONS, distributed_executor_backend="uni") as llm:
+        found = scores(llm, PROMPTS[:4])
+    with torch.inference_mode():
+        wanted = [activated(model(torch.tensor([prompt])).logits[0].numpy()) for prompt in PROMPTS[:4]]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_bidirectional_llama_pools_the_mean(tmp_path: Path) -> None:
+    fields = {"architectures": ["LlamaBidirectionalForSequenceClassification"], "pooling": "avg", "temperature": 1.0}
+    folder = write_tiny_classifier(tmp_path / "model", "llama-classifier", **fields)
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.spec.is_bidirectional
+    assert checkpoint.embedding.pooling == "mean"
+    with pytest.raises(ConfigError, match=r"temperature 0\.2 of scores"):
+        read_checkpoint(folder, overrides={"temperature": 0.2})
+
+
+@pytest.mark.parametrize("template", ["only {query}", "{query} {document} {document}"])
+def test_a_template_of_a_gguf_file_has_each_text_in_its_place(tmp_path: Path, template: str) -> None:
+    def changed(fields: dict[str, Any]) -> dict[str, Any]:
+        return fields | {"tokenizer.chat_template.rerank": template}
+
+    write_changed(FOLDER / f"{RERANKER}.gguf", tmp_path / "model.gguf", changed)
+    with pytest.raises(ConfigError, match=r"a text with \{query\} and one \{document\}"):
+        read_checkpoint(str(tmp_path / "model.gguf"))

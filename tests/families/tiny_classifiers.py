@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tests.families.tiny_encoders import MODERN_BERT, ROBERTA, SIZES, with_large_numbers
 from tests.tiny_model import write_tokenizer
 
-SEPARATOR = "<|end|>"
+_JOINS_AS_BERT = {"type": "BertProcessing", "cls": ["<|start|>", 256], "sep": ["<|end|>", 257]}
 _ROBERTA = ROBERTA | {"type_vocab_size": 1}
 _TEXT = {"num_key_value_heads": 2, "pad_token_id": 0, "head_dim": 8, "tie_word_embeddings": True}
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,13 +47,10 @@ def classifier(name: str) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def expected(name: str, prompt: Sequence[int], separator: int | None = None) -> Array:
-    """The numbers of the classes by transformers, float32 [classes]; after a `separator` begins the second text."""
-    tokens, types = torch.tensor([prompt]), {}
-    if separator in prompt:
-        first = prompt.index(separator) + 1
-        types = {"token_type_ids": torch.tensor([[0] * first + [1] * (len(prompt) - first)])}
-    logits: Array = classifier(name)(tokens, **types).logits[0].numpy()
+def expected(name: str, prompt: Sequence[int], types: Sequence[int] = ()) -> Array:
+    """The numbers of the classes by transformers, float32 [classes]; `types` are those of the tokens, by default 0."""
+    given = {"token_type_ids": torch.tensor([types])} if types else {}
+    logits: Array = classifier(name)(torch.tensor([prompt]), **given).logits[0].numpy()
     if name == RERANKER:
         numbers: Array = logits[-1, list(ANSWER_IDS)]
         return numbers
@@ -68,6 +65,7 @@ def write_tiny_classifier(folder: Path, name: str, **fields: Any) -> str:
         (folder / "README.md").write_text("# Qwen3-Reranker\n")  # what the converter looks for
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder, merges=["n o", "y e", "ye s", "a n"])
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"sep_token": SEPARATOR}))
+    if name == "bert-classifier":
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": _JOINS_AS_BERT}))
     return str(folder)

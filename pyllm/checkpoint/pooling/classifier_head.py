@@ -56,13 +56,22 @@ class _OfSentenceTransformers(msgspec.Struct):
 
 
 class ClassifierConfig(msgspec.Struct):
-    """The fields of config.json about classes; the last two are of sentence-transformers' CrossEncoder, new and old."""
+    """The fields of config.json about classes.
 
-    id2label: dict[str, str] | None = None
+    - `pooling` and `temperature` are of LlamaBidirectionalForSequenceClassification.
+    - `classifier_from_token` is of vLLM: a text model has no head for classes, and answers with one of these words, of
+      which the last is for relevant documents.
+    - The last two are of sentence-transformers' CrossEncoder, new and old.
+    """
+
+    id2label: dict[str, str | int] | None = None
     problem_type: str | None = None
     classifier_pooling: Literal["cls", "mean"] | None = None
     classifier_activation: Literal["gelu"] = "gelu"
     norm_eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-5
+    pooling: Any = None
+    temperature: Any = None
+    classifier_from_token: Annotated[list[str], msgspec.Meta(min_length=1, max_length=2)] | None = None
     sentence_transformers: _OfSentenceTransformers | None = None
     sbert_ce_default_activation_function: str | None = None
 
@@ -78,19 +87,57 @@ class ClassifierConfig(msgspec.Struct):
             if kind not in _ACTIVATIONS:
                 known = ", ".join(_ACTIVATIONS)
                 raise ConfigError(f"config.json: the activation {named!r} of scores is not supported, only {known}")
-            return _ACTIVATIONS[kind]
-        return _OF_PROBLEMS.get(self.problem_type or "", usual_activation(num_labels))
+            activation = _ACTIVATIONS[kind]
+        else:
+            activation = _OF_PROBLEMS.get(self.problem_type or "", "softmax")
+        # The softmax of one class is 1, whatever its number.
+        return usual_activation(num_labels) if activation == "softmax" else activation
+
+    def label_names(self, number: int) -> tuple[str, ...]:
+        """The names of so many classes.
+
+        Raises:
+            ConfigError: there are other numbers of names.
+        """
+        if self.id2label is None:
+            return _usual_labels(number)
+        if self.id2label.keys() != {str(index) for index in range(number)}:
+            text = f"config.json: id2label names the classes {', '.join(self.id2label)}, and the model has {number}"
+            raise ConfigError(text)
+        return tuple(str(self.id2label[str(index)]) for index in range(number))
+
+    def text_model_pooling(self) -> PoolingKind:
+        """The pooling of a text model: the last token, or the mean where it attends to all (`pooling` avg).
+
+        Raises:
+            ConfigError: it divides its numbers by a temperature.
+        """
+        if self.pooling != "avg":
+            return "last"
+        if self.temperature not in (None, 1):
+            raise ConfigError(f"config.json: temperature {self.temperature} of scores is not supported, only 1")
+        return "mean"
+
+
+class LogitScoreConfig(msgspec.Struct):
+    """The fields of sentence-transformers' module LogitScore: the tokens for relevant documents and for others."""
+
+    true_token_id: Annotated[int, msgspec.Meta(ge=0)]
+    false_token_id: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class ClassifierHead(NamedTuple):
     """The layers of a head, and the file's tensors with those of the head by the names of layers after pooling.
 
-    `labels` are the names of the classes, empty where the configuration has them.
+    `labels` are the names of the classes, empty where the configuration has them. The head `is_of_text_model` where it
+    is one matrix.
     """
 
     layers: tuple[DenseSpec, ...]
     tensors: list[FileTensor]
     labels: tuple[str, ...] = ()
+    relevant_class: int | None = None
+    is_of_text_model: bool = False
 
     @property
     def num_labels(self) -> int:
@@ -138,54 +185,65 @@ def find_head(tensors: Sequence[FileTensor], norm_epsilon: float) -> ClassifierH
                 norm=NormSpec(epsilon=norm_epsilon, kind="layer", bias=f"{norm}.bias" in weights) if norm else None,
             )
         )
-    return ClassifierHead(tuple(layers), [renamed.get(tensor.name, tensor) for tensor in tensors])
+    named = [renamed.get(tensor.name, tensor) for tensor in tensors]
+    return ClassifierHead(tuple(layers), named, is_of_text_model=head[0].name == "score")
 
 
-def head_of_words(
-    spec: ModelSpec, words: Sequence[str], ids: Sequence[int], tensors: list[FileTensor]
-) -> ClassifierHead:
-    """The head of a text model that answers with one of two words, which have these token ids."""
-    (lower, first), (upper, second) = sorted(zip(ids, words, strict=True))
-    layer = DenseSpec(in_features=spec.hidden_size, out_features=2, tokens=(lower, upper))
-    return ClassifierHead((layer,), tensors, (first, second))
-
-
-def with_head(spec: ModelSpec, head: ClassifierHead, separator: int | None) -> ModelSpec:
-    """A copy of a model's spec with a head; the token `separator` ends the first text of a pair.
+def head_of_tokens(spec: ModelSpec, words: Mapping[int, str], tensors: list[FileTensor]) -> ClassifierHead:
+    """The head of a text model that answers with one of some tokens, of which the last one is for relevant documents.
 
     Raises:
-        ConfigError: the head is of another model, or the model tells both texts apart and there is no such token.
+        ConfigError: the model has no such token, or its own head has a bias.
     """
-    has_types = spec.positions > 0 and spec.token_types > 1
-    if has_types and separator is None:
-        raise ConfigError("the tokenizer names no sep_token, after which the second text of a pair begins")
+    tokens = tuple(sorted(words))
+    if tokens[-1] >= spec.vocab_size or spec.head_bias:
+        text = "a bias in its head" if spec.head_bias else f"only {spec.vocab_size} tokens, not {tokens[-1]}"
+        raise ConfigError(f"the model answers with a token, and has {text}: this is not supported")
+    layer = DenseSpec(in_features=spec.hidden_size, out_features=len(tokens), tokens=tokens)
+    labels = tuple(words[token] for token in tokens)
+    return ClassifierHead((layer,), tensors, labels, tokens.index([*words][-1]), is_of_text_model=True)
+
+
+def with_head(spec: ModelSpec, head: ClassifierHead) -> ModelSpec:
+    """A copy of a model's spec with a head; it tells the texts of a pair apart if it has types of tokens (BERT).
+
+    Raises:
+        ConfigError: the head is of another model, or the model has types of tokens and no learned positions.
+    """
+    has_types = spec.token_types > 1
+    if has_types and not spec.positions:
+        raise ConfigError("a classifier with types of tokens and without learned positions is not supported")
     spec = with_dense(spec, head.layers)
-    return msgspec.structs.replace(spec, is_classifier=True, separator=separator if has_types else None)
+    return msgspec.structs.replace(spec, is_classifier=True, tells_texts_apart=has_types)
 
 
-def classifier_config(fields: Mapping[str, Any]) -> ClassifierConfig:
-    """The fields of a config.json.
+def classifier_config(fields: Mapping[str, Any], newer: Mapping[str, Any]) -> ClassifierConfig:
+    """The fields of a config.json; where it names no activation, that of a `newer` config_sentence_transformers.json.
 
     Raises:
         ConfigError: one has a value that is not supported.
     """
     try:
-        return msgspec.convert(fields, ClassifierConfig)
+        return msgspec.convert({"sentence_transformers": newer, **fields}, ClassifierConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.json: {error}") from None
 
 
-def classifier_spec(config: ClassifierConfig, head: ClassifierHead, is_encoder: bool) -> EmbeddingSpec:
+def classifier_spec(config: ClassifierConfig, head: ClassifierHead, pair_template: str | None = None) -> EmbeddingSpec:
     """The settings of a classifier: it pools the first token of an encoder, or the last of a text model.
 
     Raises:
         ConfigError: as `ClassifierConfig.activation`, or config.json names another number of classes.
     """
-    number = head.num_labels
-    named = config.id2label or {}
-    labels = head.labels or tuple(named.get(str(index), usual) for index, usual in enumerate(_usual_labels(number)))
-    pooling: PoolingKind = (config.classifier_pooling or "cls") if is_encoder else "last"
-    return EmbeddingSpec(pooling=pooling, is_only_use=True, labels=labels, activation=config.activation(number))
+    labels = head.labels or config.label_names(head.num_labels)
+    return EmbeddingSpec(
+        pooling=config.text_model_pooling() if head.is_of_text_model else config.classifier_pooling or "cls",
+        is_only_use=True,
+        labels=labels,
+        activation=config.activation(head.num_labels),
+        relevant_class=_relevant(labels) if head.relevant_class is None else head.relevant_class,
+        pair_template=pair_template,
+    )
 
 
 def is_gguf_classifier(fields: Mapping[str, Any], shapes: Mapping[str, Shape]) -> bool:
@@ -197,7 +255,7 @@ def gguf_classifier_spec(config: Config, head: ClassifierHead, is_encoder: bool,
     """The settings of a classifier in a GGUF file; with `has_mean` its architecture pools the mean unless told.
 
     Raises:
-        ConfigError: the names of its classes are too few, or its pooling is not supported.
+        ConfigError: the names of its classes are too few, or its pooling or its template is not supported.
     """
     number = head.num_labels
     named = "classifier.output_labels" in config
@@ -205,8 +263,25 @@ def gguf_classifier_spec(config: Config, head: ClassifierHead, is_encoder: bool,
     if len(labels) != number:
         raise config.error("classifier.output_labels", list(labels), f"a name for each of {number} classes")
     usual = GGUF_POOLING.index("mean" if has_mean else "cls")
-    pooling = gguf_embedding_spec(config.integer("classifier.pooling_type", usual)).pooling if is_encoder else "last"
-    return EmbeddingSpec(pooling=pooling, is_only_use=True, labels=labels, activation=usual_activation(number))
+    pooling_type = config.integer("classifier.pooling_type", usual, least=0)
+    template = config.text("tokenizer.chat_template.rerank", "") or None
+    if template is not None and (template.count("{document}") != 1 or "{query}" not in template):
+        raise config.error("tokenizer.chat_template.rerank", template, "a text with {query} and one {document}")
+    return EmbeddingSpec(
+        pooling=gguf_embedding_spec(pooling_type).pooling if is_encoder else "last",
+        is_only_use=True,
+        labels=labels,
+        activation=usual_activation(number),
+        relevant_class=_relevant(labels),
+        pair_template=template,
+    )
+
+
+def _relevant(labels: Sequence[str]) -> int | None:
+    """The class of pairs that belong together: the only one, or the one that rerankers made of text models have."""
+    if len(labels) == 1:
+        return 0
+    return labels.index("yes") if "yes" in labels else None
 
 
 def _usual_labels(number: int) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ def encode_document(
 ) -> bytes:
     """A tokenizer.json of the stages, with the tokens and ids that are put before and after each text.
 
-    Between the texts of a pair the one after a text stands `ends_between` times.
+    The one after a text stands `ends_between` times between a pair. Once: the second text has type 1, as in
+    BERT; twice: it has type 0, as in RoBERTa.
     """
     document = {
         "version": "1.0",
@@ -42,12 +43,16 @@ def added_token(index: int, content: str, *, special: bool, drops_space: bool = 
 
 
 def _template(bos: tuple[str, int] | None, eos: tuple[str, int] | None, ends_between: int) -> dict[str, Any]:
-    before, after = ([{"SpecialToken": {"id": end[0], "type_id": 0}}] if end else [] for end in (bos, eos))
-    text, pair = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
+    second = int(ends_between == 1)
+    before, after, last = (
+        [{"SpecialToken": {"id": end[0], "type_id": kind}}] if end else []
+        for end, kind in ((bos, 0), (eos, 0), (eos, second))
+    )
+    text, pair = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": second}}
     return {
         "type": "TemplateProcessing",
         "single": [*before, text, *after],
-        "pair": [*before, text, *after * ends_between, pair, *after],
+        "pair": [*before, text, *after * ends_between, pair, *last],
         "special_tokens": {
             token: {"id": token, "ids": [index], "tokens": [token]} for token, index in filter(None, (bos, eos))
         },

@@ -20,7 +20,9 @@ def invocations_route(routes: Mapping[str, Route]) -> Route:
         names = await decoded(request, dict[str, msgspec.Raw])
         route = next((route for field, route in routes.items() if field in names), None)
         if route is None:
-            text = "give messages for a chat, prompt for a completion, input for embeddings, or query for a reranker"
+            text = (
+                "give messages for a chat, prompt for a completion, input for embeddings or classes, or query for ranks"
+            )
             raise RequestError(text, "messages")
         return cast("ASGIApp", await route.fn(request=request, data=await decoded(request, route.body)))
 

@@ -52,7 +52,7 @@ def models_routes(state: ServerState) -> list[Route]:
 
 def capabilities_of(state: ServerState) -> ModelCapabilities:
     """The tasks that the model of a server can do."""
-    can_chat = state.chat_template is not None
+    can_chat = state.chat_template is not None and state.client.model.can_generate
     return ModelCapabilities(
         completion_chat=can_chat,
         function_calling=can_chat and state.chat.reads_calls,

@@ -21,6 +21,7 @@ from pyllm.frontend.requests.embedding_batch import EmbeddingBatch, batch_of
 from pyllm.frontend.requests.request_context import RequestContext, context_of
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.scoring.pairs import PairEncoder, Pairs
 from pyllm.frontend.scoring.protocol import (
     FIRST_TEXTS,
     SECOND_TEXTS,
@@ -36,17 +37,18 @@ from pyllm.frontend.scoring.protocol import (
     ScoreRequest,
     ScoringRequest,
 )
-from pyllm.frontend.scoring.scores import PairScorer, Vector, class_scores, paired
+from pyllm.frontend.scoring.scores import PairScorer, Vector, class_scores, pair_scorer
 from pyllm.frontend.text.truncation import Truncation, truncation_from
 from pyllm.parameters.scheduling_params import SchedulingParams
 
 
 def scoring_routes(state: ServerState) -> list[Route]:
     """The routes, for one server."""
-    return [_rerank_route(state), _score_route(state), _classify_route(state)]
+    encoder = PairEncoder(state.prompts, state.tokenizer, state.client.model, state.chat_template)
+    return [_rerank_route(state, encoder), _score_route(state, encoder), _classify_route(state)]
 
 
-def _rerank_route(state: ServerState) -> Route:
+def _rerank_route(state: ServerState, encoder: PairEncoder) -> Route:
     @post(
         ["/v1/rerank", "/v1/reranking", "/v2/rerank"],
         summary="Order documents by how well they answer a query",
@@ -56,7 +58,8 @@ def _rerank_route(state: ServerState) -> Route:
         context = await _begin(state, request, data)
         documents = [each if isinstance(each, Document) else Document(each) for each in data.documents]
         texts = [each.text for each in documents]
-        scorer, batch = await _scored(state, context, data, [data.query], texts, name="documents")
+        pairs = Pairs([data.query], texts, ("query", "documents"))
+        scorer, batch = await _scored(state, context, data, encoder, pairs)
 
         def whole(_: list[None]) -> RerankAnswer:
             scores = scorer.scores
@@ -70,7 +73,7 @@ def _rerank_route(state: ServerState) -> Route:
     return rerank
 
 
-def _score_route(state: ServerState) -> Route:
+def _score_route(state: ServerState, encoder: PairEncoder) -> Route:
     @post(
         "/v1/score",
         summary="Score pairs of texts",
@@ -78,8 +81,9 @@ def _score_route(state: ServerState) -> Route:
     )
     async def score(request: Request, data: JSONBody[ScoreRequest]) -> ASGIApp:
         context = await _begin(state, request, data)
-        (_, firsts), (name, seconds) = _given(data, FIRST_TEXTS), _given(data, SECOND_TEXTS)
-        scorer, batch = await _scored(state, context, data, firsts, seconds, name=name)
+        (one, firsts), (other, seconds) = _given(data, FIRST_TEXTS), _given(data, SECOND_TEXTS)
+        pairs = Pairs(firsts, seconds, (one, other))
+        scorer, batch = await _scored(state, context, data, encoder, pairs)
 
         def whole(_: list[None]) -> ScoreAnswer:
             shown = [Score(index, score) for index, score in enumerate(scorer.scores)]
@@ -144,21 +148,16 @@ def _limits(
 
 
 async def _scored(
-    state: ServerState,
-    context: RequestContext,
-    data: ScoringRequest,
-    firsts: Sequence[str],
-    seconds: Sequence[str],
-    *,
-    name: str,
+    state: ServerState, context: RequestContext, data: ScoringRequest, encoder: PairEncoder, pairs: Pairs
 ) -> tuple[PairScorer, EmbeddingBatch]:
-    """The scorer of pairs of texts, and the batch whose results it takes; `name` is the field of the second texts."""
+    """The scorer of pairs of texts, and the batch whose results it takes."""
+    name, number = pairs.names[1], len(pairs.seconds)
     context.name_fields({"input": name})
-    if len(seconds) > MAX_INPUTS:
-        raise RequestError(f"{name} has {len(seconds)} texts; one request may have at most {MAX_INPUTS}", name)
-    scorer = PairScorer(state.client.model, paired(firsts, seconds, name), data.use_activation is not False)
+    if number > MAX_INPUTS:
+        raise RequestError(f"{name} has {number} texts; one request may have at most {MAX_INPUTS}", name)
+    scorer = pair_scorer(state.client.model, encoder, pairs, data.use_activation is not False)
     scheduling, truncation = _limits(state, context, data)
-    encode = partial(scorer.prompts, state.prompts, state.tokenizer, truncation)
+    encode = partial(scorer.prompts, truncation)
     return scorer, await batch_of(state, context, scheduling, scorer.num_prompts, encode)
 
 

@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from operator import mul
+from typing import Protocol
 
 from pyllm.errors import RequestError
-from pyllm.frontend.scoring.pairs import Pair, encode_pairs
-from pyllm.frontend.text.prompt_encoder import PromptEncoder
-from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.frontend.scoring.pairs import PairEncoder, Pairs
 from pyllm.frontend.text.truncation import Truncation
 from pyllm.wire.messages import ModelInfo
 
 Vector = Sequence[float]
-_YES = "yes"  # the class of a relevant document in rerankers that were text models
 
 
 def class_scores(numbers: Vector, activation: str) -> list[float]:
@@ -26,85 +25,108 @@ def class_scores(numbers: Vector, activation: str) -> list[float]:
     return list(numbers)
 
 
+def relevance(numbers: Vector, model: ModelInfo, use_activation: bool = True) -> float:
+    """The score of a pair that a reranker gives; without `use_activation` the number that a sigmoid makes it of.
+
+    Of two classes this is the difference of their numbers.
+    """
+    assert model.relevant_class is not None
+    if use_activation:
+        return class_scores(numbers, model.class_activation)[model.relevant_class]
+    return numbers[model.relevant_class] - (numbers[1 - model.relevant_class] if len(numbers) == 2 else 0)
+
+
 def likeness(one: Vector, other: Vector) -> float:
     """The cosine of the angle between two embeddings, which have length 1."""
     return math.fsum(map(mul, one, other))
 
 
-class PairScorer:
-    """Scores pairs of texts: by a reranker, or by the likeness of their embeddings. It takes the results of `prompts`.
+class PairScorer(Protocol):
+    """Scores pairs of texts by the results of its prompts; `scores` has those of the pairs, in their order, at the end.
 
-    Without `use_activation` the scores of a reranker are the numbers that it gives. `scores` has those of the pairs, in
-    their order, once all results are there.
-
-    Raises:
-        RequestError: the model has several classes, of which none says that two texts belong together; or it has
-            none, and was not trained for embeddings.
+    `num_prompts` is known before the prompts are encoded.
     """
 
-    def __init__(self, model: ModelInfo, pairs: Sequence[Pair], use_activation: bool = True) -> None:
-        self._model = model
-        self._pairs = pairs
-        self._activation = model.class_activation if use_activation else "identity"
-        self._relevant = 0
-        self.scores = [0.0] * len(pairs)
-        # Where all texts are embedded: each once, the pairs that it is in, and its embedding.
-        self._texts: dict[str, list[int]] = {}
-        self._vectors: dict[str, Vector] = {}
-        if not model.labels and not model.is_for_embeddings:
-            text = f"{model.name} generates text, and its embeddings rank nothing: use a reranker or an embedding model"
-            raise RequestError(text, "model")
-        if not model.labels:
-            for number, texts in enumerate(pairs):
-                for text in texts:
-                    self._texts.setdefault(text, []).append(number)
-        elif _YES in model.labels:
-            self._relevant = model.labels.index(_YES)
-        elif len(model.labels) > 1:
-            text = f"{model.name} has {len(model.labels)} classes, and scores no pairs of texts: use /classify"
-            raise RequestError(text, "model")
-        self._order = [*self._texts]
+    scores: list[float]
+    num_prompts: int
 
-    @property
-    def num_prompts(self) -> int:
-        """The number of `prompts`."""
-        return len(self._texts) if self._texts else len(self._pairs)
-
-    async def prompts(
-        self, encoder: PromptEncoder, tokenizer: Tokenizer, truncation: Truncation | None
-    ) -> Sequence[Sequence[int]]:
-        """The token ids of each prompt.
-
-        Raises:
-            RequestTooLargeError: a text or pair does not fit the context, and there is no `truncation`.
-        """
-        if not self._texts:
-            return await encode_pairs(encoder, tokenizer, self._model, self._pairs, truncation)
-        return await encoder.encode_inputs(self._order, truncation)
+    async def prompts(self, truncation: Truncation | None) -> Sequence[Sequence[int]]:
+        """The token ids of each prompt; raises as `PairEncoder.encode`."""
 
     def take(self, index: int, vector: Vector) -> None:
-        """Take the result of a prompt, and score the pairs that are complete now: all at the end would take long."""
-        if not self._texts:
-            self.scores[index] = class_scores(vector, self._activation)[self._relevant]
-            return
-        text = self._order[index]
-        self._vectors[text] = vector
-        for number in self._texts[text]:
-            one, other = map(self._vectors.get, self._pairs[number])
-            if one is not None and other is not None:
-                self.scores[number] = likeness(one, other)
+        """Take the result of a prompt; they come in any order."""
 
 
-def paired(firsts: Sequence[str], seconds: Sequence[str], name: str = "data_2") -> list[Pair]:
-    """One text with each of some others, or texts with as many others, in order; `name` is the field of the others.
+def pair_scorer(model: ModelInfo, encoder: PairEncoder, pairs: Pairs, use_activation: bool = True) -> PairScorer:
+    """The scorer of some pairs: by the classes of a reranker, or by the likeness of embeddings.
 
     Raises:
-        RequestError: the numbers of texts do not fit, or there are none.
+        RequestError: the texts make no pairs. The model has several classes, of which none says that two texts belong
+            together; or it has none, and was not trained for embeddings.
     """
-    if not firsts or not seconds or len(firsts) not in {1, len(seconds)}:
-        text = f"give one text and some others, or as many texts twice, got {len(firsts)} and {len(seconds)}"
-        raise RequestError(text, name)
-    return list(zip([*firsts] * len(seconds) if len(firsts) == 1 else firsts, seconds, strict=True))
+    pairs.check()
+    if model.relevant_class is not None:
+        return RelevanceScorer(model, encoder, pairs, use_activation)
+    if model.labels:
+        text = f"{model.name} has {len(model.labels)} classes, and scores no pairs of texts: use /classify"
+        raise RequestError(text, "model")
+    if not model.is_for_embeddings:
+        text = f"{model.name} generates text, and its embeddings rank nothing: use a reranker or an embedding model"
+        raise RequestError(text, "model")
+    return LikenessScorer(encoder, pairs)
+
+
+class RelevanceScorer:
+    """Scores by a reranker, which reads both texts of a pair together."""
+
+    def __init__(self, model: ModelInfo, encoder: PairEncoder, pairs: Pairs, use_activation: bool) -> None:
+        self._model = model
+        self._encoder = encoder
+        self._pairs = pairs
+        self._use_activation = use_activation
+        self.num_prompts = len(pairs.seconds)
+        self.scores = [0.0] * self.num_prompts
+
+    async def prompts(self, truncation: Truncation | None) -> Sequence[Sequence[int]]:
+        """See `PairScorer.prompts`."""
+        return await self._encoder.encode(self._pairs, truncation)
+
+    def take(self, index: int, vector: Vector) -> None:
+        """See `PairScorer.take`."""
+        self.scores[index] = relevance(vector, self._model, self._use_activation)
+
+
+class LikenessScorer:
+    """Scores by the embeddings of the texts, each of which is embedded once."""
+
+    def __init__(self, encoder: PairEncoder, pairs: Pairs) -> None:
+        self._encoder = encoder
+        self._pairs = pairs
+        self._both = list(pairs.texts)
+        self._numbers: dict[str, list[int]] = {}
+        for number, texts in enumerate(self._both):
+            for text in texts:
+                self._numbers.setdefault(text, []).append(number)
+        # The text of most pairs comes first, so that no result completes many pairs at once.
+        self._texts = sorted(self._numbers, key=lambda text: -len(self._numbers[text]))
+        self._vectors: dict[str, Vector] = {}
+        self.num_prompts = len(self._texts)
+        self.scores = [0.0] * len(pairs.seconds)
+
+    async def prompts(self, truncation: Truncation | None) -> Sequence[Sequence[int]]:
+        """See `PairScorer.prompts`."""
+        encoded = await self._encoder.encode_apart(self._pairs, truncation)
+        tokens = dict(zip(chain(*self._pairs[:2]), chain(*encoded), strict=True))
+        return [tokens[text] for text in self._texts]
+
+    def take(self, index: int, vector: Vector) -> None:
+        """See `PairScorer.take`."""
+        text = self._texts[index]
+        self._vectors[text] = vector
+        for number in self._numbers[text]:
+            one, other = map(self._vectors.get, self._both[number])
+            if one is not None and other is not None:
+                self.scores[number] = likeness(one, other)
 
 
 def _sigmoid(number: float) -> float:

@@ -4,6 +4,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import decoders
@@ -27,12 +28,26 @@ INLINE_CHARACTERS = 1024
 _MOST_TEXTS = 1 << 18  # of tokens that are kept; the largest vocabularies have about as many
 
 
+class PairFrame(NamedTuple):
+    """The special tokens before, between and after two texts, each with its type (BERT); `second_type` is the second's.
+
+    A text in a pair has the tokens that it has alone.
+    """
+
+    around: tuple[Sequence[tuple[int, int]], ...]
+    second_type: int
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of special tokens."""
+        return sum(map(len, self.around))
+
+
 class Tokenizer:
     """One model's tokenizer. Read-only once made, so any thread may use it.
 
     `segments` has the places where texts may be cut. `frame` has the packed ids that special tokens add before and
     after any text; None where they do more. `bos_token` and `eos_token` are their texts, empty where there is none.
-    `pair_template` is that of `TokenizerFiles`.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -49,7 +64,6 @@ class Tokenizer:
         added_tokens = self._tokenizer.get_added_tokens_decoder()
         self._added = {added.content: token for token, added in added_tokens.items()}
         self.bos_token, self.eos_token = files.bos_token, files.eos_token
-        self.pair_template = files.pair_template
         self.segments = PromptSegments.of(self._tokenizer, files.chat_template)
         self.frame = self._find_frame()
         # Log-probabilities of a whole vocabulary ask for all of them again and again.
@@ -87,11 +101,20 @@ class Tokenizer:
             return [_fault(texts[0]) or error]
         return [array("i", ids).tobytes() for ids in batch]
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Token ids of two texts, with the special tokens around and between them."""
-        (encoding,) = self._tokenizer.encode_batch_fast([(first, second)])
-        ids: list[int] = encoding.ids
-        return ids
+    @cached_property
+    def pair_frame(self) -> PairFrame:
+        """The special tokens around two texts.
+
+        Raises:
+            ConfigError: the tokenizer joins no two texts, or in another order.
+        """
+        (encoding,) = self._tokenizer.encode_batch([("a", "a")])
+        texts, tokens = encoding.sequence_ids, list(zip(encoding.ids, encoding.type_ids, strict=True))
+        first, second = ([index for index, text in enumerate(texts) if text == which] for which in (0, 1))
+        if not first or not second or first[-1] > second[0]:
+            raise ConfigError("the tokenizer does not join two texts one after the other, so it makes no pairs")
+        around = tokens[: first[0]], tokens[first[-1] + 1 : second[0]], tokens[second[-1] + 1 :]
+        return PairFrame(around, encoding.type_ids[second[0]])
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of the text's tokens, by which a text that is far too long is refused without encoding it."""

@@ -27,6 +27,24 @@ class Truncation(NamedTuple):
         last = [*tokens[-1:]] if rest and around and tokens[-1] == around[-1] else []
         return [*tokens[: self.limit - len(last)], *last]
 
+    def kept_of_pair(
+        self, first: Sequence[int], second: Sequence[int], num_around: int
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """The tokens of two texts that stay beside `num_around` others.
+
+        The longer one loses tokens until both are equally long, then both do (`longest_first` of transformers).
+
+        Raises:
+            RequestError: there is no room for a token of each.
+        """
+        room = self.limit - num_around
+        if room < bool(first) + bool(second):
+            text = f"truncate_prompt_tokens {self.limit} leaves no room for the texts beside {num_around} other tokens"
+            raise RequestError(text, "truncate_prompt_tokens")
+        short = min(len(first), len(second), room // 2)
+        shares = (short, room - short) if len(first) <= len(second) else (room - short, short)
+        return self._replace(limit=shares[0]).kept(first), self._replace(limit=shares[1]).kept(second)
+
 
 def truncation_from(limit: int | None, side: Side | None, num_reserved: int, model: ModelInfo) -> Truncation | None:
     """The truncation that the fields `truncate_prompt_tokens` and `truncation_side` ask for, or None.

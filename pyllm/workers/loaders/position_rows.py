@@ -45,7 +45,7 @@ def position_reader(spec: ModelSpec, reader: WeightReader) -> WeightReader:
     """The reader of a model's position embedding, whose rows may be computed or, for pairs of texts, made of others."""
     if spec.sinusoids is not None:
         return MatrixReader(_sinusoids(spec.sinusoids, spec.positions, spec.hidden_size))
-    return reader if spec.separator is None else MatrixReader(_rows_of_pairs(spec, reader))
+    return MatrixReader(_rows_of_pairs(spec, reader)) if spec.tells_texts_apart else reader
 
 
 def _sinusoids(first: int, num_positions: int, size: int) -> Array:

@@ -119,7 +119,7 @@ class PlanBuffer:
         memory[:] = source
         host: Sections[npt.NDArray[Any]] = Sections(memory, counts, offsets)
         if self._pairs is not None:
-            self._pairs.move(host.tokens, host.positions, host.query_starts)
+            self._pairs.move(host.tokens, host.positions)
         on_device = self._device.from_host(memory)
         return Batch(
             host=host,

@@ -1,4 +1,4 @@
-"""Positions of the second texts of pairs, for models that tell both texts apart. Knows no plan."""
+"""Tokens of the second texts of pairs, for models that tell both texts apart. Knows no plan."""
 
 from typing import Any, NamedTuple
 
@@ -11,22 +11,21 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 
 
 class TextPairs(NamedTuple):
-    """Tokens after a sequence's first `separator` are the second text's.
+    """The ids of second texts are `vocab_size` further on, as in `ModelSpec.num_token_ids`.
 
-    These have rows of the position embedding of their own, `offset` further on, which include their type.
+    They have rows of the position embedding of their own, `offset` further on, which include their type.
     """
 
-    separator: int
+    vocab_size: int
     offset: int
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "TextPairs | None":
         """The pairs of a model; None where it does not tell texts apart."""
-        return None if spec.separator is None else cls(spec.separator, spec.positions)
+        return cls(spec.vocab_size, spec.positions) if spec.tells_texts_apart else None
 
-    def move(self, tokens: Ints, positions: Ints, query_starts: Ints) -> None:
-        """Move the positions [tokens] of second texts, in place. Each sequence, from its start on, is whole."""
-        ends = tokens == self.separator
-        passed = np.cumsum(ends) - ends
-        before = np.repeat(np.append(passed, 0)[query_starts[:-1]], np.diff(query_starts))
-        positions[passed > before] += self.offset
+    def move(self, tokens: Ints, positions: Ints) -> None:
+        """Make tokens of ids, and move the positions [tokens] of second texts, in place."""
+        is_second = tokens >= self.vocab_size
+        tokens[is_second] -= self.vocab_size
+        positions[is_second] += self.offset

@@ -12,7 +12,7 @@ from pyllm.wire.messages import Submit
 from tests.client.fake_core import MODEL, ScriptedCore, embedded
 from tests.frontend.serving import Frontend, in_process
 
-RERANKER = {"labels": ("relevance",), "class_activation": "identity", "can_generate": False}
+RERANKER = {"labels": ("relevance",), "relevant_class": 0, "class_activation": "identity", "can_generate": False}
 CLASSIFIER = {"labels": ("a", "b", "c", "d"), "class_activation": "softmax", "can_generate": False}
 DOCUMENTS = ["x", "Hello there, you", "Hello"]
 
@@ -82,11 +82,13 @@ async def test_pairs_are_scored_in_their_order(tokenizer: Tokenizer) -> None:
     assert raw["data"][0]["score"] == lengths[0]
 
 
-async def test_the_class_yes_of_several_says_what_is_relevant(tokenizer: Tokenizer) -> None:
-    model = CLASSIFIER | {"labels": ("no", "b", "c", "yes"), "class_activation": "identity"}
-    async with in_process(core(**model), tokenizer) as frontend:
-        answer = await ask(frontend, "/v1/score", text_1="Hello", text_2=DOCUMENTS)
-    assert [each["score"] for each in answer["data"]] == pytest.approx([1 / 3] * 3)
+async def test_one_class_of_several_says_what_is_relevant(tokenizer: Tokenizer) -> None:
+    async with in_process(core(**CLASSIFIER | {"relevant_class": 3}), tokenizer) as frontend:
+        bodies = ({"use_activation": active} for active in (True, False))
+        answers = [await ask(frontend, "/v1/score", text_1="Hello", text_2="x", **body) for body in bodies]
+    numbers = embedded([*tokenizer.encode("Hello"), *tokenizer.encode("x")])
+    wanted = [class_scores(numbers, "softmax")[3], numbers[3]]
+    assert [answer["data"][0]["score"] for answer in answers] == pytest.approx(wanted, rel=1e-5)
 
 
 async def test_embeddings_are_compared_where_the_model_has_no_classes(tokenizer: Tokenizer) -> None:
@@ -136,6 +138,10 @@ async def test_classes_have_names_and_scores(tokenizer: Tokenizer) -> None:
         (RERANKER, "/v1/score", {"text_1": "x"}, "text_2", "got 0 of them"),
         (RERANKER, "/v1/score", {"text_1": "x", "queries": "x", "text_2": "x"}, "text_1", "got 2 of them"),
         (RERANKER, "/v1/score", {"text_1": ["x", "y"], "items": ["x"]}, "items", "got 2 and 1"),
+        (RERANKER, "/v1/score", {"queries": [], "items": ["x"]}, "queries", "got 0 and 1"),
+        (RERANKER, "/v1/score", {"queries": "y" * 9999, "items": ["x"]}, "queries", "context length is 256"),
+        ({}, "/v1/rerank", {"query": "y" * 9999, "documents": ["x"]}, "query", "context length is 256"),
+        ({}, "/v1/rerank", {"query": "x", "documents": ["x", "y" * 9999]}, "documents", "documents[1]: "),
         (RERANKER, "/v1/embeddings", {"input": "x"}, "model", "gives no embeddings"),
         (RERANKER, "/v1/completions", {"prompt": "x"}, "model", "only classifies"),
         (CLASSIFIER, "/v1/rerank", {"query": "x", "documents": ["x"]}, "model", "has 4 classes"),

@@ -34,7 +34,7 @@ def test_second_texts_have_rows_of_their_own_which_include_their_type() -> None:
         def read(self, name: str, shape: tuple[int, ...], out: Any, *_: Any) -> None:
             out[:] = files[name]
 
-    spec = model(separator=3, token_types=2)
+    spec = model(tells_texts_apart=True, token_types=2)
     rows = position_reader(spec, Files(np.empty(0))).rows(POSITIONS, (400, 48)).numbers()
     np.testing.assert_array_equal(rows[:200], files[POSITIONS] + files[TYPES][0])
     np.testing.assert_array_equal(rows[200:], files[POSITIONS] + files[TYPES][1])

@@ -1,4 +1,4 @@
-"""Positions of second texts, against a loop over each sequence."""
+"""Ids and positions of second texts, against a loop over the tokens."""
 
 import numpy as np
 from hypothesis import given
@@ -6,16 +6,13 @@ from hypothesis import strategies as st
 
 from pyllm.workers.step.text_pairs import TextPairs
 
-SEPARATOR, OFFSET = 3, 100
+VOCABULARY, OFFSET = 10, 100
 
 
-@given(st.lists(st.lists(st.integers(1, 5), max_size=6), max_size=5))
-def test_tokens_after_the_first_separator_of_each_sequence_are_moved(sequences: list[list[int]]) -> None:
-    lengths = [len(sequence) for sequence in sequences]
-    tokens = np.array([token for sequence in sequences for token in sequence], np.int32)
-    positions = np.array([index for length in lengths for index in range(length)], np.int32)
-    TextPairs(SEPARATOR, OFFSET).move(tokens, positions, np.cumsum([0, *lengths], dtype=np.int32))
-    wanted = [
-        index + OFFSET * (SEPARATOR in sequence[:index]) for sequence in sequences for index in range(len(sequence))
-    ]
-    assert positions.tolist() == wanted
+@given(st.lists(st.tuples(st.integers(-1, 2 * VOCABULARY - 1), st.integers(0, OFFSET - 1)), max_size=12))
+def test_second_texts_have_their_own_ids_and_positions(given: list[tuple[int, int]]) -> None:
+    tokens, positions = (np.array([each[kind] for each in given], np.int32) for kind in (0, 1))
+    TextPairs(VOCABULARY, OFFSET).move(tokens, positions)
+    second = [token >= VOCABULARY for token, _ in given]
+    assert tokens.tolist() == [token - VOCABULARY * moved for (token, _), moved in zip(given, second, strict=True)]
+    assert positions.tolist() == [at + OFFSET * moved for (_, at), moved in zip(given, second, strict=True)]
