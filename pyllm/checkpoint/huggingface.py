@@ -111,7 +111,10 @@ def read_huggingface(
         newer = read_json(folder / "config_sentence_transformers.json", dict[str, Any], optional=True)
         classes = classifier_config(fields, newer if is_classifier else {})
         words = _answers(folder, classes, is_classifier, reranker)
-        head = head_of_tokens(spec, words, gathered.tensors) if words else find_head(gathered.tensors, classes.norm_eps)
+        if words:
+            head = head_of_tokens(spec, words, gathered.tensors)
+        else:
+            head = find_head(gathered.tensors, classes.norm_eps, classes.summary_activation)
         spec = with_head(spec, head)
         mapped = _map_to_family(family.tensors, spec, gathered._replace(tensors=head.tensors), files, has_head)
         template = None if reranker is None else reranker.template

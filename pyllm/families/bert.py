@@ -1,4 +1,4 @@
-"""BERT (arXiv 1810.04805) and RoBERTa (arXiv 1907.11692): encoders, which give embeddings alone.
+"""BERT (arXiv 1810.04805), RoBERTa (1907.11692), ELECTRA (2003.10555), DistilBERT (1910.01108): encoders without heads.
 
 Learned positions and types, biases everywhere, norms after the residual addition: the stream is what the norms give.
 """
@@ -33,14 +33,31 @@ def read_roberta(config: Config) -> ModelSpec:
     return read_bert(config.with_defaults(layer_norm_eps=1e-5).replaced(max_position_embeddings=positions))
 
 
+def read_electra(config: Config) -> ModelSpec:
+    """The same for ELECTRA, whose embedding may be smaller than its states: this is refused."""
+    config.with_defaults(embedding_size=128).refuse_unless(embedding_size=config.integer("hidden_size"))
+    return read_bert(config)
+
+
+def read_distilbert(config: Config) -> ModelSpec:
+    """The same for DistilBERT, which has no types of tokens."""
+    names = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+    config = config.without("intermediate_size", "hidden_act")  # It has other names for them.
+    config = config.renamed(**names, intermediate_size="hidden_dim", hidden_act="activation")
+    return read_bert(config.replaced(type_vocab_size=0))
+
+
 def read_encoder(config: Config, *, bias: bool, positions: int = 0, gated: bool = False) -> ModelSpec:
-    """An encoder with norms after the residual addition; with rotations where it has no learned `positions`."""
+    """An encoder with norms after the residual addition; with rotations where it has no learned `positions`.
+
+    With gates only the last projection of a feed-forward layer has a bias.
+    """
     config.refuse_unless(is_decoder=False, add_cross_attention=False)
     norm = read_norm(config, "layer_norm_eps", kind="layer", bias=True)
     features = {"rope": None} if positions else {}
     layer = LayerSpec(
         attention=read_attention(config, bidirectional=True, bias=bias, output_bias=bias, **features),
-        feed_forward=read_feed_forward(config, gated=gated, bias=bias),
+        feed_forward=read_feed_forward(config, gated=gated, bias=bias and not gated, output_bias=bias),
         attention_norm=norm,
         feed_forward_norm=norm,
         post_norm_factor=1.0,
@@ -58,7 +75,7 @@ _FIRST_POSITION = 2  # of the first token in RoBERTa
 POOLER = (".position_ids", "pooler.dense.weight", "pooler.dense.bias")
 """Endings of tensors beside the layers that embeddings do not need."""
 _NAMES = TensorNames(
-    roots=("", "bert.", "roberta."),
+    roots=("", "bert.", "roberta.", "electra."),
     embedding="embeddings.word_embeddings",
     position_embedding="embeddings.position_embeddings",
     type_embedding="embeddings.token_type_embeddings",
@@ -91,7 +108,33 @@ BERT = Family(
     gguf=GgufNames(architectures=("bert",), tensors=GGUF_ENCODER_NAMES, fields=GGUF_ENCODER_FIELDS),
 )
 ROBERTA = Family(
-    architectures=("RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM"),
+    architectures=(
+        *("RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM"),
+        *("CamembertModel", "CamembertForMaskedLM"),
+    ),
     read=read_roberta,
     tensors=replace(_NAMES, skipped_positions=_FIRST_POSITION),
+)
+ELECTRA = Family(
+    architectures=("ElectraModel", "ElectraForMaskedLM", "ElectraForPreTraining"), read=read_electra, tensors=_NAMES
+)
+DISTILBERT = Family(
+    architectures=("DistilBertModel", "DistilBertForMaskedLM"),
+    read=read_distilbert,
+    tensors=replace(
+        _NAMES,
+        roots=("", "distilbert."),
+        end_norm="output_layer_norm",
+        layer="transformer.layer.{}.",
+        parts={
+            "attention.query": "attention.q_lin",
+            "attention.key": "attention.k_lin",
+            "attention.value": "attention.v_lin",
+            "attention.output": "attention.out_lin",
+            "attention_norm": "output_layer_norm",
+            "feed_forward_norm": "sa_layer_norm",
+            "feed_forward.up": "ffn.lin1",
+            "feed_forward.down": "ffn.lin2",
+        },
+    ),
 )

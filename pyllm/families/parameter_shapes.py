@@ -167,6 +167,7 @@ def _of_feed_forward(feed_forward: FeedForwardSpec, hidden: int) -> dict[str, Sh
         matrices[f"{prefix}.up"] = (size, hidden)
         matrices[f"{prefix}.down"] = (hidden, size)
     biased = {name for name in matrices if feed_forward.bias and not name.startswith("feed_forward.shared")}
+    biased |= {"feed_forward.down"} if feed_forward.output_bias else set()
     shapes = _matrices(matrices, biased)
     if routing is not None and routing.correction:
         shapes["feed_forward.correction.bias"] = (routing.experts,)

@@ -36,6 +36,7 @@ from pyllm.families import (
     gpt_oss,
     gptj,
     granite,
+    gte,
     hunyuan,
     jamba,
     kimi_linear,
@@ -190,6 +191,9 @@ FAMILIES = (
     bitnet.FAMILY,
     bert.BERT,
     bert.ROBERTA,
+    bert.ELECTRA,
+    bert.DISTILBERT,
+    gte.FAMILY,
     nomic_bert.FAMILY,
     modernbert.FAMILY,
 )

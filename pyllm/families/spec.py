@@ -310,10 +310,11 @@ class ClampedGate(msgspec.Struct, frozen=True, kw_only=True):
 class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`down(activation(gate(x)) * up(x))` (arXiv 2002.05202), or `down(activation(up(x)))` if it is not gated.
 
-    With `routing` the layer has experts of this size, and `bias` also applies to the router. `clamped_gate` replaces
-    the activation. With a `cutoff` the gate becomes its part above its mean and so many standard deviations (arXiv
-    2506.06644), before the activation. `inner_norm` is a norm before the last projection, of a layer without experts.
-    With a `limit` the gate, activated by SiLU, is at most that, and up from `-limit` to `limit` (Step 3.5).
+    `output_bias` is one of the last projection alone. With `routing` the layer has experts of this size, and `bias`
+    also applies to the router. `clamped_gate` replaces the activation. With a `cutoff` the gate becomes its part above
+    its mean and so many standard deviations (arXiv 2506.06644), before the activation. `inner_norm` is a norm before
+    the last projection, of a layer without experts. With a `limit` the gate, activated by SiLU, is at most that, and up
+    from `-limit` to `limit` (Step 3.5).
     `xielu` has the learned factors of this activation, as files store them (`apertus.py`); None: the weights have them.
     """
 
@@ -321,6 +322,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    output_bias: bool = False
     routing: RoutingSpec | None = None
     clamped_gate: ClampedGate | None = None
     limit: float | None = None
@@ -747,7 +749,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_torch_parameters * 10 > self.num_parameters
 
 
-DenseActivation = Literal["identity", "tanh", "gelu"]
+DenseActivation = Literal["identity", "tanh", "gelu", "relu"]
 
 
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):

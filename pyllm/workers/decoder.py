@@ -162,7 +162,7 @@ class FeedForward:
         if spec.inner_norm is not None:
             self.norm = SharedNorm(spec.inner_norm, spec.size, placement, self._share)
         self.up = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias)
-        self.down = RowParallelLinear(spec.size, hidden_size, placement, spec.bias)
+        self.down = RowParallelLinear(spec.size, hidden_size, placement, spec.bias or spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         names = ("gate", "up") if self._gated else ("up",)

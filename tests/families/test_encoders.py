@@ -164,3 +164,13 @@ def test_gguf_files_give_the_embeddings_of_transformers_and_llama_cpp(name: str)
     np.testing.assert_allclose(found, [expected(name, PROMPT[:length], "mean") for length in LENGTHS], atol=1e-5)
     # llama.cpp has GELU by its approximation with tanh.
     np.testing.assert_allclose(found, np.load(EMBEDDINGS)[name], atol=5e-4)
+
+
+def test_an_embedding_smaller_than_the_states_is_refused(tmp_path: Path) -> None:
+    folder = Path(write_tiny_encoder(tmp_path / "electra", "electra"))
+    config = json.loads((folder / "config.json").read_text())
+    for size in (16, None):  # by default 128
+        given = {name: value for name, value in (config | {"embedding_size": size}).items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(given))
+        with pytest.raises(ConfigError, match="embedding_size = "):
+            read_checkpoint(str(folder))

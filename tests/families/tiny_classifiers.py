@@ -26,6 +26,9 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
         "ModernBert",
         MODERN_BERT | {"num_labels": 1, "classifier_bias": True, "norm_bias": True},
     ),
+    "distilbert-classifier": ("DistilBert", {"hidden_dim": 48, "num_labels": 2}),
+    "electra-reranker": ("Electra", {"embedding_size": 32, "num_labels": 1}),
+    "gte-reranker": ("Gte", {"num_labels": 1, "type_vocab_size": 1}),
     "qwen3-classifier": ("Qwen3", _TEXT | {"num_labels": 1}),
     "llama-classifier": ("Llama", _TEXT | {"num_labels": 4}),
 }

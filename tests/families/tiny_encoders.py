@@ -54,6 +54,14 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-relu": ("Bert", {"hidden_act": "relu", "layer_norm_eps": 1e-5}),
     "roberta": ("Roberta", ROBERTA | {"type_vocab_size": 1}),
     "xlm-roberta": ("XLMRoberta", ROBERTA | {"type_vocab_size": 1}),
+    "camembert": ("Camembert", ROBERTA),
+    "electra": ("Electra", {"embedding_size": 32}),
+    "distilbert": ("DistilBert", {"hidden_dim": 48}),
+    "gte": ("Gte", {}),
+    "gte-authors": (
+        "Gte",
+        {"rope_parameters": {"rope_type": "linear", "factor": 8 ** (1 / 4), "rope_theta": 160000.0}},
+    ),
     "nomic-bert": ("NomicBert", {}),
     "modernbert": ("ModernBert", MODERN_BERT),
     "modernbert-older": ("ModernBert", MODERN_BERT | _OTHER_MODERN_BERT),
@@ -65,8 +73,13 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-embed": ("Llama", {"num_key_value_heads": 2, "is_causal": False}),
 }
 """Transformers' class without `Model`, and what its config.json has beside the sizes."""
-LIKE_OTHERS = {"bert-relu", "roberta", "embedding-gemma", "llama-embed"}
-_MASKED = {"bert-masked", "modernbert-older"}  # written with a head for masked tokens, as base models are
+LIKE_OTHERS = {"bert-relu", "roberta", "camembert", "electra", "embedding-gemma", "llama-embed"}
+_MASKED = {
+    "bert-masked",
+    "modernbert-older",
+    "distilbert",
+    "gte",
+}  # written with a head for masked tokens, as base models are
 _PUBLISHED: dict[str, dict[str, Any]] = {
     "nomic-bert": {
         **dict.fromkeys(
@@ -85,6 +98,12 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
         "rotary_emb_base": 1000,
         "activation_function": "swiglu",
         "prenorm": False,
+    },
+    "gte-authors": {
+        "architectures": ["NewModel"],
+        "rope_parameters": None,
+        "rope_theta": 20000,
+        "rope_scaling": {"type": "ntk", "factor": 8.0},
     },
     "modernbert-older": {"rope_parameters": None, "layer_types": None} | _OLDER_MODERN_BERT,
     "llama-embed": {"architectures": ["LlamaBidirectionalModel"], "is_causal": None, "pooling": "avg"},

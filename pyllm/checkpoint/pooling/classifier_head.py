@@ -31,9 +31,11 @@ class _Layer(NamedTuple):
     norm: str = ""
 
 
-# In transformers: RoBERTa, ModernBERT, BERT, text models; in llama.cpp, whose converter drops the first layer of BERT.
+# In transformers: RoBERTa, DistilBERT, ModernBERT, BERT, text models; in llama.cpp, whose converter drops the first
+# layer of BERT.
 _HEADS = (
     (_Layer("classifier.dense", "tanh"), _Layer("classifier.out_proj")),
+    (_Layer("pre_classifier", "relu"), _Layer("classifier")),
     (_Layer("head.dense", "gelu", "head.norm"), _Layer("classifier")),
     (_Layer("pooler.dense", "tanh"), _Layer("classifier")),
     (_Layer("score"),),
@@ -68,6 +70,7 @@ class ClassifierConfig(msgspec.Struct):
     problem_type: str | None = None
     classifier_pooling: Literal["cls", "mean"] | None = None
     classifier_activation: Literal["gelu"] = "gelu"
+    summary_activation: str | None = None
     norm_eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-5
     pooling: Any = None
     temperature: Any = None
@@ -150,8 +153,10 @@ def usual_activation(num_labels: int) -> ClassActivation:
     return "sigmoid" if num_labels == 1 else "softmax"
 
 
-def find_head(tensors: Sequence[FileTensor], norm_epsilon: float) -> ClassifierHead:
-    """The head among a file's tensors.
+def find_head(
+    tensors: Sequence[FileTensor], norm_epsilon: float, summary_activation: str | None = None
+) -> ClassifierHead:
+    """The head among a file's tensors; with the `summary_activation` gelu the one of ELECTRA where RoBERTa has tanh.
 
     Raises:
         ConfigError: no known head is there.
@@ -176,12 +181,13 @@ def find_head(tensors: Sequence[FileTensor], norm_epsilon: float) -> ClassifierH
                 renamed[tensor.name] = own
             if norm and (tensor := weights.get(f"{norm}.{kind}")) is not None:
                 renamed[tensor.name] = msgspec.structs.replace(tensor, name=dense_tensor(f"{index}.norm.{kind}"))
+        is_of_electra = layer.name == "classifier.dense" and summary_activation == "gelu"
         layers.append(
             DenseSpec(
                 in_features=columns,
                 out_features=rows,
                 bias=f"{name}.bias" in weights,
-                activation=layer.activation,
+                activation="gelu" if is_of_electra else layer.activation,
                 norm=NormSpec(epsilon=norm_epsilon, kind="layer", bias=f"{norm}.bias" in weights) if norm else None,
             )
         )

@@ -47,13 +47,13 @@ _T5 = "T5Tokenizer"
 _GENERAL = ("", "PreTrainedTokenizer", "TokenizersBackend")
 _SENTENCEPIECE = (*_GENERAL, "LlamaTokenizer", "GemmaTokenizer", _T5)
 _TIKTOKEN = (*_GENERAL, "LlamaTokenizer")
-_BERT, _XLM_ROBERTA = ("BertTokenizer", "DistilBertTokenizer"), "XLMRobertaTokenizer"
+_BERT, _XLM_ROBERTA = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), "XLMRobertaTokenizer"
 # The classes of models whose tokenizer_config.json names none.
 _MODEL_CLASSES = {
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
     **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "opt", "phi", "starcoder2"), "GPT2Tokenizer"),
     **dict.fromkeys(("gpt_neox", "olmo", "olmoe"), "GPTNeoXTokenizer"),
-    **dict.fromkeys(("bert", "distilbert", "nomic_bert"), "BertTokenizer"),
+    **dict.fromkeys(("bert", "distilbert", "electra", "nomic_bert"), "BertTokenizer"),
     "xlm-roberta": _XLM_ROBERTA,
 }
 # The special tokens of these classes, for folders that name no others; XLM-RoBERTa's have the first ids and the last.

@@ -55,6 +55,8 @@ class DenseLayers:
                 vector = np.tanh(vector)
             elif layer.activation == "gelu":
                 vector = vector * np.array([0.5 * math.erfc(-number / _ROOT_OF_2) for number in vector])
+            elif layer.activation == "relu":
+                vector = np.maximum(vector, 0)
             if (norm := layer.norm) is not None:
                 centred = vector - vector.mean()
                 vector = centred / np.sqrt(np.square(centred).mean() + norm.epsilon) * norm.weight + norm.bias
