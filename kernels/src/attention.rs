@@ -31,6 +31,7 @@ use crate::isa::Isa;
 use crate::kv_layer::{KvLayer, check_value_dim};
 use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_query_starts, check_range};
 use crate::threads::Pool;
+use crate::vector::LANES;
 use tile_backend::Call;
 
 /// Positions in a tile of keys and values.
@@ -57,6 +58,8 @@ pub(crate) struct PagedAttention {
     pub(crate) sinks: Option<usize>,
     /// Address of each head's slope, by which a score falls for each position of distance, float32 [heads].
     pub(crate) slopes: Option<usize>,
+    /// Numbers that are added to scores by distance.
+    pub(crate) biases: Option<Biases>,
     /// A row is a token: its heads, one after the other. Query and out have the same dtype.
     pub(crate) query: Matrix,
     pub(crate) out: Matrix,
@@ -64,6 +67,27 @@ pub(crate) struct PagedAttention {
     pub(crate) value_dim: usize,
     pub(crate) cache: KvLayer,
     pub(crate) batch: Batch,
+}
+
+/// For each head a number for each distance of a key from a query, float32 [heads, `width`].
+///
+/// The number of the distance 0 is in the middle of all but the last `LANES`, which are read and not used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Biases {
+    pub(crate) address: usize,
+    pub(crate) width: usize,
+}
+
+impl Biases {
+    /// The greatest length of a sequence.
+    fn reach(self) -> usize {
+        (self.width - LANES) / 2
+    }
+
+    /// The number of the distance 0 for a head.
+    fn of_head(self, head: usize) -> *const f32 {
+        with_exposed_provenance::<f32>(self.address).wrapping_add(head * self.width + self.reach())
+    }
 }
 
 /// Addresses of each sequence's queries and keys.
@@ -129,6 +153,7 @@ pub(crate) struct LayerArguments {
     soft_cap: Option<f32>,
     sinks: Option<Array>,
     slopes: Option<Array>,
+    biases: Option<Array>,
 }
 
 #[pyfunction]
@@ -170,6 +195,7 @@ pub(crate) fn paged_attention(
         soft_cap: layer.soft_cap,
         sinks: of_heads(&layer.sinks, "sinks")?,
         slopes: of_heads(&layer.slopes, "slopes")?,
+        biases: layer.biases.as_ref().map(|biases| biases_of(biases, heads)).transpose()?,
         query: query.heads("query", dtype, shape)?,
         out: out.heads("out", dtype, [tokens, heads, value_dim])?,
         value_dim,
@@ -178,9 +204,17 @@ pub(crate) fn paged_attention(
     };
     let mut arrays = vec![&query, &key_cache, &value_cache, &out];
     arrays.extend(metadata.arrays());
-    arrays.extend(layer.sinks.iter().chain(&layer.slopes));
+    arrays.extend(layer.sinks.iter().chain(&layer.slopes).chain(&layer.biases));
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
     unsafe { execute(py, op, &arrays) }
+}
+
+fn biases_of(biases: &Array, heads: usize) -> PyResult<Biases> {
+    let [_, width] = biases.dimensions("biases")?;
+    if width <= LANES {
+        return Err(PyValueError::new_err(format!("biases of {width} numbers a head: the last {LANES} are not used")));
+    }
+    Ok(Biases { address: biases.elements("biases", "float32", &[heads, width])?, width })
 }
 
 /// Check that each KV head serves equally many query heads.
@@ -208,6 +242,9 @@ impl Op for PagedAttention {
         // SAFETY: as the caller promises.
         let sequences = unsafe { self.batch.sequences(rows) };
         sequences.check(extent.tokens, &self.cache, self.batch.num_slots, self.window)?;
+        if let Some(biases) = self.biases {
+            check_range("length of the sequence of row", sequences.lengths, 0..biases.reach() as i64 + 1)?;
+        }
         let call = Call { op: self, sequences: &sequences, isa };
         // SAFETY: as the caller promises; the indices were checked, and what tiles are made for is what they take.
         unsafe {

@@ -53,6 +53,7 @@ from pyllm.families import (
     minimax_m2,
     mistral,
     modernbert,
+    mpnet,
     mpt,
     nanochat,
     nemotron,
@@ -194,6 +195,7 @@ FAMILIES = (
     bert.ELECTRA,
     bert.DISTILBERT,
     gte.FAMILY,
+    mpnet.FAMILY,
     nomic_bert.FAMILY,
     modernbert.FAMILY,
 )

@@ -137,6 +137,16 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
         return (self.rank, self.key_size) if self.absorbed else (self.key_size, self.rank)
 
 
+class RelativePositions(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers that the model has for each of some buckets of distances and each head, added to scaled scores.
+
+    Half of the buckets are for keys after the query (T5, arXiv 1910.10683). A sequence has at most `length` tokens.
+    """
+
+    length: int
+    buckets: int = 32
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention (arXiv 2305.13245).
 
@@ -148,6 +158,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
     - `slopes`: the scores of each head fall by its slope for each position of distance (ALiBi, arXiv 2108.12409).
+    - `relative_positions`: scores of each head change by numbers that depend on the distance.
     - `clip`: query, key and value are brought into the range from `-clip` to `clip` before norms and rotation (MPT).
     - `output_gate`: the heads' outputs are multiplied by a function of another projection (arXiv 2505.06708).
     - `head_gate`: the same with one number for each head.
@@ -178,6 +189,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     query_scaling: QueryScaling | None = None
     sinks: bool = False
     slopes: tuple[float, ...] | None = None
+    relative_positions: RelativePositions | None = None
     clip: float | None = None
     output_gate: bool = False
     head_gate: bool = False

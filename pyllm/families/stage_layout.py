@@ -40,6 +40,8 @@ class PipelineStage:
             return int(rest.partition(".")[0]) in self.layers
         if name == _EMBEDDING:
             return self.is_first or (self.is_last and tied)
+        if first == "relative_bias":  # of every layer
+            return True
         if name.startswith(_BEFORE_LAYERS):
             return self.is_first
         return self.is_last

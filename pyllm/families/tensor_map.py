@@ -65,7 +65,7 @@ def map_tensors(
     embedding = f"{root}{names.embedding}"
     if spec.tie_word_embeddings and f"{embedding}.weight" not in tensors and f"{head}.weight" in tensors:
         embedding = head  # the same matrix
-    around: tuple[str, ...] = ("position_embedding", "type_embedding", "embedding_norm", "norm")
+    around: tuple[str, ...] = ("position_embedding", "type_embedding", "relative_bias", "embedding_norm", "norm")
     around += ("streams_in", "streams_out", "per_layer_embedding", "per_layer_projection", "per_layer_norm")
     modules = {name: f"{root}{getattr(names, name)}" for name in around} | {"embedding": embedding, "head": head}
     if names.end_norm:

@@ -109,6 +109,7 @@ class TensorNames:
     position_embedding: str = "embed_positions"
     skipped_positions: int = 0
     type_embedding: str = "token_type_embeddings"
+    relative_bias: str = "relative_attention_bias"
     embedding_norm: str = "embed_norm"
     end_norm: str = ""
     norm: str = "norm"

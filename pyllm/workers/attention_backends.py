@@ -36,6 +36,8 @@ def layer_features(spec: AttentionSpec) -> list[str]:
         found.append("latents")
     if spec.slopes is not None:
         found.append("slopes (ALiBi)")
+    if spec.relative_positions is not None:
+        found.append("relative positions")
     return [*found, "attention sinks"] if spec.sinks else found
 
 

@@ -29,6 +29,7 @@ from pyllm.workers.layers.residual_streams import LayerStreams, StreamProjection
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.position_rows import POSITIONS, TYPES, position_reader
+from pyllm.workers.loaders.relative_biases import num_biases, read_biases
 from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.sampling.dense import DenseLayers, unit_length
 
@@ -79,14 +80,15 @@ class Attention:
         self._value_size = spec.value_head_size
         self._heads = spec.heads
         self._own_heads = placement.share_of_heads(spec.heads, 1)
-        self.sinks = None
-        if spec.sinks:
-            num_heads = self._own_heads.stop - self._own_heads.start
-            self.sinks = placement.device.empty((num_heads,), "float32")
+        num_heads = self._own_heads.stop - self._own_heads.start
+        self.sinks = placement.device.empty((num_heads,), "float32") if spec.sinks else None
         slopes = None
         if spec.slopes is not None:
             slopes = placement.device.from_host(np.array(spec.slopes[self._own_heads], np.float32))
-        self.attention = PagedAttention(layer, spec, head_norm, sinks=self.sinks, slopes=slopes)
+        self.biases, self._relative = None, spec.relative_positions
+        if self._relative is not None:
+            self.biases = placement.device.empty((num_heads, num_biases(self._relative)), "float32")
+        self.attention = PagedAttention(layer, spec, head_norm, sinks=self.sinks, slopes=slopes, biases=self.biases)
         self.output = RowParallelLinear(spec.output_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
@@ -96,6 +98,8 @@ class Attention:
             norm.load(reader, f"{prefix}{name}")
         if self.sinks is not None:
             reader.read(f"{prefix}sinks.weight", (self._heads,), self.sinks, self._own_heads)
+        if self._relative is not None and self.biases is not None:
+            read_biases(reader, self._relative, self._heads, self.biases, self._own_heads)
 
     def packed(self) -> tuple[PackedLinear, ...]:
         """Every matrix, in order."""

@@ -110,12 +110,20 @@ def test_nomic_bert_with_experts_gives_the_embeddings_of_llama_cpp(tmp_path: Pat
         np.testing.assert_allclose(found, theirs, atol=5e-4)  # llama.cpp has GELU by its approximation with tanh.
 
 
-@pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_two_ranks_and_two_stages_give_the_same(tmp_path: Path, split: str) -> None:
-    folder = write_tiny_encoder(tmp_path / "bert", "bert-dense")
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("bert-dense", "tensor_parallel_size"),
+        ("bert-dense", "pipeline_parallel_size"),
+        ("mpnet", "tensor_parallel_size"),
+        full("mpnet", "pipeline_parallel_size"),
+    ],
+)
+def test_two_ranks_and_two_stages_give_the_same(tmp_path: Path, name: str, split: str) -> None:
+    folder = write_tiny_encoder(tmp_path / "model", name)
     with LLM(folder, **OPTIONS, **{split: 2}) as llm:
         found = vectors(llm, PROMPTS)
-    np.testing.assert_allclose(found, [expected("bert-dense", prompt, "mean") for prompt in PROMPTS], atol=1e-5)
+    np.testing.assert_allclose(found, [expected(name, prompt, "mean") for prompt in PROMPTS], atol=1e-5)
 
 
 def test_an_encoder_refuses_what_it_cannot_do(tmp_path: Path) -> None:

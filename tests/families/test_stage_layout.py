@@ -52,14 +52,15 @@ def test_each_parameter_is_where_it_is_needed() -> None:
     names = [
         "embedding.weight",
         "position_embedding.weight",
+        "relative_bias.weight",
         "norm.weight",
         "head.weight",
         "layers.0.attention.query.weight",
         "layers.4.x",
     ]
     assert [[stage.has(name, tied=False) for name in names] for stage in stages] == [
-        [True, True, False, False, True, False],
-        [False, False, True, True, False, True],
+        [True, True, True, False, False, True, False],
+        [False, False, True, True, True, False, True],
     ]
     assert [stage.has("embedding.weight", tied=True) for stage in stages] == [True, True]
 

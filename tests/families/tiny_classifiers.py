@@ -26,6 +26,7 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
         "ModernBert",
         MODERN_BERT | {"num_labels": 1, "classifier_bias": True, "norm_bias": True},
     ),
+    "mpnet-classifier": ("MPNet", ROBERTA | {"num_labels": 2}),
     "distilbert-classifier": ("DistilBert", {"hidden_dim": 48, "num_labels": 2}),
     "electra-reranker": ("Electra", {"embedding_size": 32, "num_labels": 1}),
     "gte-reranker": ("Gte", {"num_labels": 1, "type_vocab_size": 1}),

@@ -57,6 +57,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "camembert": ("Camembert", ROBERTA),
     "electra": ("Electra", {"embedding_size": 32}),
     "distilbert": ("DistilBert", {"hidden_dim": 48}),
+    "mpnet": ("MPNet", ROBERTA),
     "gte": ("Gte", {}),
     "gte-authors": (
         "Gte",

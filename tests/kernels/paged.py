@@ -60,6 +60,9 @@ class PagedBatch:
                         scores = cap * np.tanh(scores / cap)
                     if self.layer.slopes is not None:
                         scores = scores - float(self.layer.slopes[head]) * np.abs(np.arange(first, end) - position)
+                    if self.layer.biases is not None:
+                        middle = (self.layer.biases.shape[1] - 16) // 2
+                        scores = scores + self.layer.biases[head, middle + np.arange(first, end) - position].numpy()
                     sink = -np.inf if self.layer.sinks is None else float(self.layer.sinks[head])
                     greatest = max(scores.max(), sink)
                     weights = np.exp(scores - greatest)
@@ -100,6 +103,12 @@ class PagedBatch:
         """The same batch for a layer with slopes: the first head's makes the near tokens outweigh all others."""
         slopes = torch.logspace(0, -3, self.query.shape[1]).to(self.query.device)
         return replace(self, layer=replace(self.layer, slopes=slopes))
+
+    def with_biases(self) -> "PagedBatch":
+        """The same batch for a layer with numbers by distance, as many as the longest row needs."""
+        length = int(self.metadata.sequence_lengths.max())
+        biases = torch.randn(self.query.shape[1], 2 * length + 16, generator=torch.Generator().manual_seed(1))
+        return replace(self, layer=replace(self.layer, biases=biases))
 
     def bidirectional(self) -> "PagedBatch":
         """The same batch for a layer whose tokens see later ones, too."""

@@ -152,3 +152,21 @@ def test_blocks_of_a_cache_may_be_apart() -> None:
     torn = torch.zeros((4, 200))[:, :192].view(4, 4, 2, 24)
     with pytest.raises(ValueError, match=r"with strides \[200, 48, 24, 1\]: give blocks that are whole tokens apart"):
         KERNELS[rope_and_kv_write](key, key, value, *tables, cells, torn, torn)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_numbers_are_added_by_distance(bidirectional: bool) -> None:
+    batch = paged_batch([(1, 0), (40, 25), (1, 300), (600, 0)], Shape(heads=6, kv_heads=2, head_dim=24), CPU)
+    batch = batch.with_biases()
+    batch = batch.bidirectional() if bidirectional else batch
+    output = attend(batch)
+    torch.testing.assert_close(output.double(), batch.expected(), atol=2e-5, rtol=2e-5)
+    arguments = batch.key_cache, batch.value_cache, batch.metadata, batch.layer
+    reference = select("reference", "cpu")[paged_attention](batch.query, *arguments)
+    torch.testing.assert_close(reference.double(), batch.expected(), atol=2e-5, rtol=2e-5)
+
+
+def test_a_sequence_is_no_longer_than_the_numbers_by_distance() -> None:
+    batch = paged_batch([(1, 30)], Shape(), CPU).with_biases()
+    with pytest.raises(IndexError, match="31"):
+        attend(replace(batch, layer=replace(batch.layer, biases=batch.layer.biases[:, :-2].contiguous())))

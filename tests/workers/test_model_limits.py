@@ -1,6 +1,7 @@
 """A model that no kernel computes is refused by name, before any process starts."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +19,12 @@ from pyllm.families.spec import (
     ModelSpec,
     NormSpec,
     RecurrenceSpec,
+    RelativePositions,
     ShortConvolutionSpec,
 )
 from pyllm.workers.model_limits import check_cpu_layers, check_own_attention, check_states, check_supported
 
+LATENT = LatentSpec(rank=32, rope_size=8, key_size=16, value_size=32, norm=NormSpec(epsilon=1e-6))
 DELTA = GatedDeltaSpec(key_heads=1, value_heads=1, key_size=8, value_size=8, width=4, epsilon=1e-6)
 
 
@@ -95,12 +98,23 @@ def test_states_that_only_cpus_compute_are_refused_elsewhere(recurrence: Recurre
         check_cpu_layers(engine_config({}), model, "cuda")
 
 
-def test_an_index_of_tokens_is_refused_on_cards() -> None:
-    index = IndexSpec(heads=2, size=16, count=8, norm=NormSpec(epsilon=1e-6))
-    model = spec({"latent": msgspec.structs.replace(LATENT, index=index)})
-    check_cpu_layers(engine_config({}), model, "cpu")
-    with pytest.raises(ConfigError, match="an index of tokens, and these run on CPUs only so far"):
-        check_cpu_layers(engine_config({}), model, "cuda")
+@pytest.mark.parametrize(
+    "attention",
+    [
+        {
+            "latent": msgspec.structs.replace(
+                LATENT, index=IndexSpec(heads=2, size=16, count=8, norm=NormSpec(epsilon=1))
+            )
+        },
+        {"relative_positions": RelativePositions(length=8)},
+    ],
+)
+def test_attention_that_only_cpus_compute_is_refused_on_cards(attention: dict[str, Any]) -> None:
+    check_cpu_layers(engine_config({}), spec(attention), "cpu")
+    with pytest.raises(
+        ConfigError, match="an index of tokens, or relative positions, and these run on CPUs only so far"
+    ):
+        check_cpu_layers(engine_config({}), spec(attention), "cuda")
 
 
 def test_values_narrower_than_keys_are_for_own_attention_alone() -> None:
@@ -115,9 +129,6 @@ def test_a_store_of_blocks_is_refused_where_there_are_none() -> None:
     check_states(stored, msgspec.structs.replace(plain, layers=(*plain.layers, layer)), "cpu")
     with pytest.raises(ConfigError, match="and none with KV blocks, beside which kv_cache_dir keeps states"):
         check_states(stored, msgspec.structs.replace(plain, layers=(layer,)), "cpu")
-
-
-LATENT = LatentSpec(rank=32, rope_size=8, key_size=16, value_size=32, norm=NormSpec(epsilon=1e-6))
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def paged_attention(
 
     Token j of a row of Q queries and L cached tokens is at position L - Q + j, attends to the positions up to its own,
     or to later ones, too (`layer.bidirectional`), and its keys are in the cache already. Query head h reads KV head
-    `h // (heads // kv_heads)`. `layer` has the scale, window and cap of scores, sinks and slopes; softmax and sums are
-    float32. Block-table entries before every window of a row are not read. A row's result does not depend on other
+    `h // (heads // kv_heads)`. `layer` has the scale, window and cap of scores, sinks, slopes and biases; softmax and sums
+    are float32. Block-table entries before every window of a row are not read. A row's result does not depend on other
     rows; only on a GPU without `batch_invariant` in the metadata, the grouping of its positions in the sums does.
     """
     out = graph.empty((*query.shape[:2], layer.value_size or query.shape[2]), query)
@@ -87,9 +87,12 @@ def _attend(query: Array, keys: Array, values: Array, layer: AttentionLayer) -> 
     scores = grouped @ keys.transpose(1, 2, 0)[:, None] * layer.scale  # [..., queries, length]
     if (cap := layer.soft_cap) is not None:
         scores = cap * np.tanh(scores / cap)
+    distances = np.arange(length) - np.arange(length - queries, length)[:, None]
     if layer.slopes is not None:
-        distances = np.abs(np.arange(length) - np.arange(length - queries, length)[:, None])
-        scores = scores - layer.slopes.reshape(kv_heads, -1, 1, 1) * distances
+        scores = scores - layer.slopes.reshape(kv_heads, -1, 1, 1) * np.abs(distances)
+    if layer.biases is not None:
+        middle = (layer.biases.shape[1] - 16) // 2
+        scores = scores + layer.biases[:, middle + distances].reshape(kv_heads, -1, *distances.shape)
     scores = np.where(_seen(queries, length, layer), scores, -np.inf)
     if layer.sinks is not None:
         sinks = layer.sinks.reshape(kv_heads, -1, 1, 1)

@@ -91,6 +91,8 @@ impl<'a> TileBackend<'a> for Floats<'a> {
                 end: work.end,
                 soft_cap: self.call.op.soft_cap,
                 slopes: self.call.op.slopes(work.first_kv_head + kv_head),
+                biases: self.call.op.biases,
+                first_head: (work.first_kv_head + kv_head) * group,
             };
             let ahead = step.coming.ahead(&self.call.op.cache, kv_head, work.num_kv_heads);
             // SAFETY: as the caller promises.

@@ -19,6 +19,7 @@ struct Case {
     soft_cap: Option<f32>,
     has_sinks: bool,
     has_slopes: bool,
+    has_biases: bool,
     /// Numbers of each cell behind its heads, which no one reads.
     beside: usize,
     seed: u64,
@@ -123,7 +124,7 @@ impl Case {
         let tokens = query.len() / width;
         let query = dtype::elements(self.elements.query, &query);
         let mut out = vec![0xff; query.len() / head_dim * value_dim];
-        let (sinks, slopes) = (self.sinks(), self.slopes());
+        let (sinks, slopes, biases) = (self.sinks(), self.slopes(), self.biases());
         let rows_at = |address, stride| Matrix { dtype: self.elements.query, address, stride };
         let op = PagedAttention {
             tokens,
@@ -134,6 +135,9 @@ impl Case {
             soft_cap: self.soft_cap,
             sinks: self.has_sinks.then(|| sinks.as_ptr().expose_provenance()),
             slopes: self.has_slopes.then(|| slopes.as_ptr().expose_provenance()),
+            biases: self
+                .has_biases
+                .then(|| Biases { address: biases.as_ptr().expose_provenance(), width: self.biases_width() }),
             query: rows_at(query.as_ptr().expose_provenance(), width),
             out: rows_at(out.as_mut_ptr().expose_provenance(), kv_heads * group * value_dim),
             value_dim,
@@ -193,7 +197,12 @@ impl Case {
                     };
                     let slope = if self.has_slopes { f64::from(self.slopes()[head]) } else { 0.0 };
                     let distance = |key: usize| f64::from(position.abs_diff(key) as u32);
-                    let score = |key: usize| held(0.3 * dot(key)) - slope * distance(key);
+                    let biases = self.biases();
+                    let bias = |key: usize| {
+                        let middle = head * self.biases_width() + (self.biases_width() - LANES) / 2;
+                        if self.has_biases { f64::from(biases[middle + key - position]) } else { 0.0 }
+                    };
+                    let score = |key: usize| held(0.3 * dot(key)) - slope * distance(key) + bias(key);
                     let scores: Vec<f64> = (first..end).map(score).collect();
                     let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
@@ -213,6 +222,15 @@ impl Case {
     /// The sinks of the heads: some are far above the scores, some far below.
     fn sinks(&self) -> Vec<f32> {
         (0..self.heads.0 * self.heads.1).map(|head| 12.0 * number(self.seed + 3, head)).collect()
+    }
+
+    /// The biases of the heads by distance, only as many as the longest sequence needs.
+    fn biases(&self) -> Vec<f32> {
+        (0..self.heads.0 * self.heads.1 * self.biases_width()).map(|at| number(self.seed + 4, at)).collect()
+    }
+
+    fn biases_width(&self) -> usize {
+        2 * self.lengths.iter().max().expect("there are sequences") + LANES
     }
 
     /// The slopes of the heads.
@@ -239,7 +257,8 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
     let block_sizes = prop::sample::select(vec![1, 3, 16, 128, 1024]);
     let windows = prop::sample::select(vec![None, None, Some(1), Some(7), Some(64), Some(100)]);
     let seen = (windows, any::<bool>());
-    let layers = (seen, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>(), any::<bool>());
+    let by_distance = any::<(bool, bool)>();
+    let layers = (seen, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>(), by_distance);
     let besides = prop::sample::select(vec![0, 0, 5, 32]);
     (heads, (block_sizes, besides), lengths, elements, layers, any::<u32>()).prop_map(
         |(
@@ -247,7 +266,7 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
             (block_size, beside),
             lengths,
             elements,
-            ((window, bidirectional), soft_cap, has_sinks, has_slopes),
+            ((window, bidirectional), soft_cap, has_sinks, (has_slopes, has_biases)),
             seed,
         )| {
             Case {
@@ -260,6 +279,7 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
                 soft_cap,
                 has_sinks,
                 has_slopes,
+                has_biases,
                 beside,
                 seed: seed.into(),
             }
@@ -337,6 +357,7 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
             soft_cap: window.map(|_| 5.0),
             has_sinks: head_dim == 64,
             has_slopes: window == Some(7) || head_dim == 64,
+            has_biases: false,
             beside: 0,
             seed: 7,
         };
@@ -372,6 +393,7 @@ fn tokens_that_see_later_ones_are_the_same_alone_and_with_those_before() {
             soft_cap: None,
             has_sinks: false,
             has_slopes: false,
+            has_biases: window.is_none(),
             beside: 0,
             seed: 7,
         };
@@ -402,6 +424,7 @@ fn what_lies_before_every_window_is_not_looked_at() {
             soft_cap: None,
             has_sinks: true,
             has_slopes: false,
+            has_biases: false,
             beside: 0,
             seed: 3,
         };
@@ -439,6 +462,7 @@ fn what_a_later_position_holds_is_not_looked_at() {
                 soft_cap: None,
                 has_sinks: false,
                 has_slopes: false,
+                has_biases: false,
                 beside: 0,
                 seed: 3,
             };

@@ -5,8 +5,8 @@ use std::mem::size_of;
 use std::ops::Range;
 
 use super::product::{Product, VECTORS};
-use crate::attention::TILE;
 use crate::attention::cells::Ahead;
+use crate::attention::{Biases, TILE};
 use crate::kv_layer::KvLayer;
 use crate::vector::{Kernel, LANES, Storage, Vector};
 
@@ -112,6 +112,9 @@ pub(super) struct Tile {
     pub(super) soft_cap: Option<f32>,
     /// The slope of each head of the group.
     pub(super) slopes: Option<*const f32>,
+    pub(super) biases: Option<Biases>,
+    /// The first head of the group.
+    pub(super) first_head: usize,
 }
 
 /// `total += partial`, for some pairs.
@@ -293,6 +296,12 @@ impl Tile {
                     let own = (self.position + token) as f32 - self.first as f32;
                     lower_by_distance::<V>(slopes.add(head).read_unaligned(), own, scores, &seen);
                 }
+                if let Some(biases) = self.biases {
+                    let (token, head) = self.token_and_head(pair + row);
+                    let of_head = biases.of_head(self.first_head + head);
+                    let of_first = of_head.wrapping_add(self.first).wrapping_sub(self.position + token);
+                    add_numbers::<V>(of_first, scores, &seen);
+                }
                 self.weigh::<V>(pair + row, scores, &seen);
             }
             for at in (0..self.head_dim).step_by(TILE) {
@@ -433,6 +442,19 @@ unsafe fn lower_by_distance<V: Vector>(slope: f32, own: f32, scores: *mut f32, s
             let before = zero.sub(after.max(zero.sub(after)));
             before.mul_add(V::splat(slope), V::load(scores.add(at))).store(scores.add(at));
         }
+    }
+}
+
+/// Add the numbers of a tile's positions to a row of scores.
+///
+/// # Safety
+///
+/// See `Kernel::run`; the vectors are valid, also those of the numbers.
+#[inline(always)]
+unsafe fn add_numbers<V: Vector>(numbers: *const f32, scores: *mut f32, seen: &Range<usize>) {
+    for at in vectors_of(seen) {
+        // SAFETY: as the caller promises.
+        unsafe { V::load(scores.add(at)).add(V::load(numbers.wrapping_add(at))).store(scores.add(at)) };
     }
 }
 
