@@ -47,14 +47,17 @@ def read_distilbert(config: Config) -> ModelSpec:
     return read_bert(config.replaced(type_vocab_size=0))
 
 
-def read_encoder(config: Config, *, bias: bool, positions: int = 0, gated: bool = False) -> ModelSpec:
-    """An encoder with norms after the residual addition; with rotations where it has no learned `positions`.
+def read_encoder(
+    config: Config, *, bias: bool, positions: int = 0, gated: bool = False, slopes: tuple[float, ...] | None = None
+) -> ModelSpec:
+    """An encoder with norms after the residual addition; with rotations unless it has learned `positions` or `slopes`.
 
     With gates only the last projection of a feed-forward layer has a bias.
     """
     config.refuse_unless(is_decoder=False, add_cross_attention=False)
     norm = read_norm(config, "layer_norm_eps", kind="layer", bias=True)
-    features = {"rope": None} if positions else {}
+    rotates = not positions and slopes is None
+    features = {"slopes": slopes} if rotates else {"slopes": slopes, "rope": None}
     layer = LayerSpec(
         attention=read_attention(config, bidirectional=True, bias=bias, output_bias=bias, **features),
         feed_forward=read_feed_forward(config, gated=gated, bias=bias and not gated, output_bias=bias),
@@ -65,7 +68,7 @@ def read_encoder(config: Config, *, bias: bool, positions: int = 0, gated: bool 
     return read_model(
         config.replaced(tie_word_embeddings=True),  # It has no head.
         [layer] * num_layers(config),
-        ropes=() if positions else None,
+        ropes=None if rotates else (),
         positions=positions,
         token_types=config.integer("type_vocab_size", 2, least=0),
     )

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tests.families.tiny_classifiers import RERANKER, expected, write_tiny_classifier
-from tests.families.tiny_encoders import ENCODERS, NOMIC_EXPERTS, write_nomic_experts, write_tiny_encoder
+from tests.families.tiny_encoders import ENCODERS, PUBLISHED, write_tiny_encoder
 from tests.families.tiny_families import PROMPT, write_tiny_family
 
 FOLDER = Path(__file__).with_name("gguf")
@@ -225,7 +225,7 @@ _OLDER_FIELDS = {
     "modernbert": _MODERN_BERT,
     "modernbert-classifier": _MODERN_BERT,
     # transformers would put its own sizes beside these.
-    NOMIC_EXPERTS: {
+    "nomic-bert-experts": {
         "hidden_size": 32,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
@@ -252,7 +252,7 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
     recorded = [dict(np.load(path)) if names and path.exists() else {} for path in (LOGPROBS, EMBEDDINGS)]
     logprobs, embeddings = recorded
     with tempfile.TemporaryDirectory() as temporary:
-        for index, name in enumerate(names or (*FAMILIES, *ENCODERS_IN_GGUF, NOMIC_EXPERTS, *CLASSIFIERS_IN_GGUF)):
+        for index, name in enumerate(names or (*FAMILIES, *ENCODERS_IN_GGUF, *PUBLISHED, *CLASSIFIERS_IN_GGUF)):
             # The folder's name becomes the model's, and llama.cpp has its own ideas of what is called phi3.
             folder, exact = Path(temporary, f"tiny-{index}"), Path(temporary, f"{name}.gguf")
             _write_tiny(folder, name)
@@ -266,7 +266,7 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
             if name in CLASSIFIERS_IN_GGUF:
                 numbers = _answers(server, exact, _numbers, "--embedding --pooling rank")
                 embeddings[name] = numbers[:, : len(expected(name, PROMPT[:5]))]
-            elif name in ENCODERS or name == NOMIC_EXPERTS:
+            elif name in ENCODERS or name in PUBLISHED:
                 embeddings[name] = _answers(server, exact, _embedding, "--embedding --pooling mean")
             else:
                 logprobs[name] = _answers(server, exact, _distribution, "--flash-attn off")
@@ -276,8 +276,8 @@ def main(source: Path, server: Path, names: Sequence[str]) -> None:
 
 
 def _write_tiny(folder: Path, name: str) -> None:
-    if name == NOMIC_EXPERTS:
-        write_nomic_experts(folder)
+    if name in PUBLISHED:
+        PUBLISHED[name](folder)
     elif name in CLASSIFIERS_IN_GGUF:
         write_tiny_classifier(folder, name)
     else:

@@ -17,9 +17,8 @@ from tests.families.tiny_encoders import (
     CONTEXT,
     ENCODERS,
     LIKE_OTHERS,
-    NOMIC_EXPERTS,
+    PUBLISHED,
     expected,
-    write_nomic_experts,
     write_tiny_encoder,
 )
 from tests.families.tiny_families import PROMPT
@@ -102,9 +101,10 @@ def test_gguf_files_may_have_layers_after_pooling(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=1e-5)
 
 
-def test_nomic_bert_with_experts_gives_the_embeddings_of_llama_cpp(tmp_path: Path) -> None:
-    theirs = np.load(EMBEDDINGS)[NOMIC_EXPERTS]
-    for model in (write_nomic_experts(tmp_path / "nomic"), str(FOLDER / f"{NOMIC_EXPERTS}.gguf")):
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_that_transformers_does_not_know_give_the_embeddings_of_llama_cpp(tmp_path: Path, name: str) -> None:
+    theirs = np.load(EMBEDDINGS)[name]
+    for model in (PUBLISHED[name](tmp_path / "model"), str(FOLDER / f"{name}.gguf")):
         with LLM(model, **OPTIONS, max_model_len=CONTEXT, distributed_executor_backend="uni") as llm:
             found = vectors(llm, [PROMPT[:length] for length in LENGTHS])
         np.testing.assert_allclose(found, theirs, atol=5e-4)  # llama.cpp has GELU by its approximation with tanh.
@@ -182,3 +182,18 @@ def test_an_embedding_smaller_than_the_states_is_refused(tmp_path: Path) -> None
         (folder / "config.json").write_text(json.dumps(given))
         with pytest.raises(ConfigError, match="embedding_size = "):
             read_checkpoint(str(folder))
+
+
+def test_older_files_of_jina_bert_have_a_tensor_of_each_half(tmp_path: Path) -> None:
+    def split(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        halves = {name: np.split(tensor, 2) for name, tensor in tensors.items() if name.endswith("ffn_up.weight")}
+        gates = {name.replace("up", "gate"): gate for name, (gate, _) in halves.items()}
+        return tensors | gates | {name: up for name, (_, up) in halves.items()}
+
+    source, path = FOLDER / "jina-bert.gguf", tmp_path / "older.gguf"
+    write_changed(source, path, tensors=split)
+    found = []
+    for model in (source, path):
+        with LLM(str(model), **OPTIONS, max_model_len=CONTEXT, distributed_executor_backend="uni") as llm:
+            found.append(vectors(llm, PROMPTS))
+    np.testing.assert_array_equal(*found)

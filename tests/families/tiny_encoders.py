@@ -175,17 +175,66 @@ def write_tiny_encoder(folder: Path, name: str, pooling: str = "mean") -> str:
     return str(folder)
 
 
-NOMIC_EXPERTS = "nomic-bert-experts"
-"""NomicBERT with experts, of which transformers knows nothing."""
+def _matrix(generator: np.random.Generator, *shape: int) -> np.ndarray:
+    return (generator.standard_normal(shape) * 0.2).astype(np.float16).astype(np.float32)
+
+
+def write_jina(folder: Path) -> str:
+    """Write a model of random numbers by the names of jina-embeddings-v2; gives the folder as a string."""
+    matrix = functools.partial(_matrix, np.random.default_rng(6))
+    hidden, size, layers = 32, 64, 3
+
+    def linear(name: str, rows: int, columns: int) -> dict[str, np.ndarray]:
+        return {f"{name}.weight": matrix(rows, columns), f"{name}.bias": matrix(rows)}
+
+    def norm(name: str) -> dict[str, np.ndarray]:
+        return {f"{name}.weight": 1 + matrix(hidden), f"{name}.bias": matrix(hidden)}
+
+    tensors = {
+        "embeddings.word_embeddings.weight": matrix(264, hidden),
+        "embeddings.token_type_embeddings.weight": matrix(2, hidden),
+        **norm("embeddings.LayerNorm"),
+        **linear("pooler.dense", hidden, hidden),
+    }
+    for layer in range(layers):
+        prefix = f"encoder.layer.{layer}"
+        for name in ("self.query", "self.key", "self.value", "output.dense"):
+            tensors |= linear(f"{prefix}.attention.{name}", hidden, hidden)
+        tensors |= norm(f"{prefix}.attention.output.LayerNorm") | norm(f"{prefix}.mlp.layernorm")
+        tensors |= linear(f"{prefix}.mlp.wo", hidden, size)
+        tensors[f"{prefix}.mlp.gated_layers.weight"] = matrix(2 * size, hidden)
+    config = {
+        "architectures": ["JinaBertForMaskedLM"],
+        "model_type": "bert",
+        "vocab_size": 264,
+        "hidden_size": hidden,
+        "intermediate_size": size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 8192,
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "emb_pooler": "mean",
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "type_vocab_size": 2,
+        "pad_token_id": 0,
+    }
+    return _write_published(folder, tensors, config)
+
+
+def _write_published(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]) -> str:
+    folder.mkdir(parents=True)
+    save_arrays(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, merges=["Ġ t", "h e", "i n", "a n"])
+    return str(folder)
 
 
 def write_nomic_experts(folder: Path) -> str:
     """Write a model of random numbers by the names of nomic-embed-text-v2-moe; gives the folder as a string."""
-    generator = np.random.default_rng(5)
+    matrix = functools.partial(_matrix, np.random.default_rng(5))
     hidden, size, experts = 32, 64, 4
-
-    def matrix(*shape: int) -> np.ndarray:
-        return (generator.standard_normal(shape) * 0.2).astype(np.float16).astype(np.float32)
 
     def linear(name: str, rows: int, columns: int) -> dict[str, np.ndarray]:
         return {f"{name}.weight": matrix(rows, columns), f"{name}.bias": matrix(rows)}
@@ -208,8 +257,6 @@ def write_nomic_experts(folder: Path) -> str:
             tensors[f"{prefix}.mlp.experts.bias"] = np.zeros(hidden, np.float32)
         else:
             tensors |= linear(f"{prefix}.mlp.fc1", size, hidden) | linear(f"{prefix}.mlp.fc2", hidden, size)
-    folder.mkdir(parents=True)
-    save_arrays(tensors, folder / "model.safetensors")
     config = {
         "architectures": ["NomicBertModel"],
         "model_type": "nomic_bert",
@@ -237,9 +284,7 @@ def write_nomic_experts(folder: Path) -> str:
         "use_rms_norm": None,
         "pad_token_id": 1,
     }
-    (folder / "config.json").write_text(json.dumps(config))
-    write_tokenizer(folder, merges=["Ġ t", "h e", "i n", "a n"])
-    return str(folder)
+    return _write_published(folder, tensors, config)
 
 
 def write_dense(folder: Path, name: str) -> None:
@@ -261,3 +306,6 @@ def write_dense(folder: Path, name: str) -> None:
 
 
 _PACKAGE = "sentence_transformers.models"
+
+PUBLISHED = {"nomic-bert-experts": write_nomic_experts, "jina-bert": write_jina}
+"""Writers of models of which transformers knows nothing, by their names in files of their authors."""
