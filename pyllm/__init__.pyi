@@ -1,5 +1,13 @@
 from .client.client import EngineClient
-from .client.embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
+from .client.embedding import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    Embedding,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from .engine.async_engine import AsyncEngine, AsyncLLMEngine
 from .engine.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
 from .engine.llm import LLM
@@ -25,6 +33,8 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "Counter",
     "Embedding",
@@ -47,6 +57,8 @@ __all__ = [
     "ResolvedConstraint",
     "SamplingParams",
     "SchedulingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "Summary",
     "TextPrompt",

@@ -29,6 +29,7 @@ from pyllm_kernels.matrix_rows import (
     zero_rows,
 )
 from pyllm_kernels.metadata import (
+    RELATIVE_BIAS_PADDING,
     UNSCALED,
     AttentionLayer,
     AttentionMetadata,
@@ -50,6 +51,7 @@ __all__ = [
     "FLOAT_DTYPES",
     "GGUF_BLOCKS",
     "INT8_BLOCKS",
+    "RELATIVE_BIAS_PADDING",
     "SCALED_DTYPES",
     "SUMMARY_PARTS",
     "UNSCALED",

@@ -27,6 +27,10 @@ class AttentionShape:
     value_start: int = 0
 
 
+RELATIVE_BIAS_PADDING = 16
+"""Numbers behind the bias of a head that kernels may read."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """The attention parameters of one layer. Scores are multiplied by `scale`.
@@ -39,9 +43,9 @@ class AttentionLayer:
       value of zeros (gpt-oss). It is neither scaled nor capped. None: no sinks.
     - `slopes`: float32 [heads], contiguous, of this rank's heads: the scaled and capped score of a position falls by so
       much for each position of distance (ALiBi, arXiv 2108.12409). None: it does not.
-    - `biases`: float32 [heads, 2 * n + 16], contiguous, of this rank's heads: a number for each distance, added to the
-      scaled and capped score of a key that is k positions after the query at n + k (arXiv 1910.10683). Sequences have at
-      most n tokens; the last 16 numbers are not used. None: nothing is added.
+    - `relative_bias`: float32 [heads, 2 * n + RELATIVE_BIAS_PADDING], contiguous, of this rank's heads: the number at
+      n + k is added to the scaled and capped score of a key k positions after the query (arXiv 1910.10683). Sequences
+      have at most n tokens; the padding is not used. None: nothing is added. Not in Triton.
     - `value_start`: of latents, for which keys and values are one tensor: a value begins at this number of its key, and
       the numbers of the output before it are undefined. 0: the whole key, or values of their own.
     - `value_size`: the numbers of a head's value, the first of those that the cache has room for, and of its output;
@@ -54,7 +58,7 @@ class AttentionLayer:
     soft_cap: float | None = None
     sinks: Tensor | None = None
     slopes: Tensor | None = None
-    biases: Tensor | None = None
+    relative_bias: Tensor | None = None
     value_start: int = 0
     value_size: int | None = None
 

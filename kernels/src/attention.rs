@@ -58,8 +58,8 @@ pub(crate) struct PagedAttention {
     pub(crate) sinks: Option<usize>,
     /// Address of each head's slope, by which a score falls for each position of distance, float32 [heads].
     pub(crate) slopes: Option<usize>,
-    /// Numbers that are added to scores by distance.
-    pub(crate) biases: Option<Biases>,
+    /// What is added to scores by distance.
+    pub(crate) relative_bias: Option<RelativeBias>,
     /// A row is a token: its heads, one after the other. Query and out have the same dtype.
     pub(crate) query: Matrix,
     pub(crate) out: Matrix,
@@ -73,20 +73,20 @@ pub(crate) struct PagedAttention {
 ///
 /// The number of the distance 0 is in the middle of all but the last `LANES`, which are read and not used.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Biases {
+pub(crate) struct RelativeBias {
     pub(crate) address: usize,
     pub(crate) width: usize,
 }
 
-impl Biases {
+impl RelativeBias {
     /// The greatest length of a sequence.
     fn reach(self) -> usize {
         (self.width - LANES) / 2
     }
 
-    /// The number of the distance 0 for a head.
-    fn of_head(self, head: usize) -> *const f32 {
-        with_exposed_provenance::<f32>(self.address).wrapping_add(head * self.width + self.reach())
+    /// The numbers of a head for the positions from `first` on, of a query at `own`.
+    fn from(self, head: usize, own: usize, first: usize) -> *const f32 {
+        with_exposed_provenance::<f32>(self.address).wrapping_add(head * self.width + self.reach() + first - own)
     }
 }
 
@@ -153,7 +153,7 @@ pub(crate) struct LayerArguments {
     soft_cap: Option<f32>,
     sinks: Option<Array>,
     slopes: Option<Array>,
-    biases: Option<Array>,
+    relative_bias: Option<Array>,
 }
 
 #[pyfunction]
@@ -195,7 +195,7 @@ pub(crate) fn paged_attention(
         soft_cap: layer.soft_cap,
         sinks: of_heads(&layer.sinks, "sinks")?,
         slopes: of_heads(&layer.slopes, "slopes")?,
-        biases: layer.biases.as_ref().map(|biases| biases_of(biases, heads)).transpose()?,
+        relative_bias: layer.relative_bias.as_ref().map(|bias| relative_bias_of(bias, heads)).transpose()?,
         query: query.heads("query", dtype, shape)?,
         out: out.heads("out", dtype, [tokens, heads, value_dim])?,
         value_dim,
@@ -204,17 +204,19 @@ pub(crate) fn paged_attention(
     };
     let mut arrays = vec![&query, &key_cache, &value_cache, &out];
     arrays.extend(metadata.arrays());
-    arrays.extend(layer.sinks.iter().chain(&layer.slopes).chain(&layer.biases));
+    arrays.extend(layer.sinks.iter().chain(&layer.slopes).chain(&layer.relative_bias));
     // SAFETY: the arrays have the shapes that the op expects, and live as long as it.
     unsafe { execute(py, op, &arrays) }
 }
 
-fn biases_of(biases: &Array, heads: usize) -> PyResult<Biases> {
-    let [_, width] = biases.dimensions("biases")?;
+fn relative_bias_of(bias: &Array, heads: usize) -> PyResult<RelativeBias> {
+    let [_, width] = bias.dimensions("relative_bias")?;
     if width <= LANES {
-        return Err(PyValueError::new_err(format!("biases of {width} numbers a head: the last {LANES} are not used")));
+        return Err(PyValueError::new_err(format!(
+            "a relative bias of {width} numbers a head: the last {LANES} are not used"
+        )));
     }
-    Ok(Biases { address: biases.elements("biases", "float32", &[heads, width])?, width })
+    Ok(RelativeBias { address: bias.elements("relative_bias", "float32", &[heads, width])?, width })
 }
 
 /// Check that each KV head serves equally many query heads.
@@ -242,8 +244,8 @@ impl Op for PagedAttention {
         // SAFETY: as the caller promises.
         let sequences = unsafe { self.batch.sequences(rows) };
         sequences.check(extent.tokens, &self.cache, self.batch.num_slots, self.window)?;
-        if let Some(biases) = self.biases {
-            check_range("length of the sequence of row", sequences.lengths, 0..biases.reach() as i64 + 1)?;
+        if let Some(bias) = self.relative_bias {
+            check_range("length of the sequence of row", sequences.lengths, 0..bias.reach() as i64 + 1)?;
         }
         let call = Call { op: self, sequences: &sequences, isa };
         // SAFETY: as the caller promises; the indices were checked, and what tiles are made for is what they take.
@@ -277,6 +279,13 @@ impl PagedAttention {
     unsafe fn sink(&self, head: usize) -> Option<f32> {
         // SAFETY: as the caller promises.
         self.sinks.map(|sinks| unsafe { with_exposed_provenance::<f32>(sinks).add(head).read_unaligned() })
+    }
+
+    /// The relative bias of a KV head's query heads, if there is any.
+    fn relative_bias(&self, kv_head: usize) -> Option<RelativeBias> {
+        let before = kv_head * self.group();
+        self.relative_bias
+            .map(|bias| RelativeBias { address: bias.address + before * bias.width * size_of::<f32>(), ..bias })
     }
 
     /// The slopes of a KV head's query heads, if there are any.

@@ -11,7 +11,7 @@ import msgspec
 from pyllm.errors import ConfigError
 
 CHATS = ("/v1/chat/completions", "/v1/responses")
-_SCORES = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify")
+_SCORES = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify")  # as in vLLM's run-batch
 URLS = (*CHATS, "/v1/completions", "/v1/embeddings", *_SCORES)
 
 _LONGEST_ID = 512  # characters, as in OpenAI's API

@@ -15,7 +15,7 @@ from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer, r
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.pooling.classifier_head import (
-    ClassifierConfig,
+    ClassifierHead,
     LogitScoreConfig,
     classifier_config,
     classifier_spec,
@@ -60,7 +60,7 @@ from pyllm.families.tensor_map import (
     without_head,
 )
 from pyllm.families.tensor_names import TensorNames
-from pyllm.families.tensors import TensorEntry
+from pyllm.families.tensors import FileTensor, TensorEntry
 from pyllm.families.text_models import text_model
 from pyllm.families.transformers_probe import Probed, ProbeRequest
 
@@ -70,6 +70,7 @@ GENERATION_CONFIG = "generation_config.json"
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # Name parts that peft gives to an adapter's tensors and to the layers that it changes.
 _OF_ADAPTERS = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.", "base_model.model.")
+_CROSS_ENCODER = "config_sentence_transformers.json"
 _ADAPTER = (
     "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
     "`save_pretrained`) and give that folder"
@@ -105,20 +106,12 @@ def read_huggingface(
     text = text_model(config)
     family = None if implementation == "transformers" else _family(text, may_be_other)
     gathered, dense = gather(tensors, quantization, files), _dense_layers(folder)
-    reranker = None if family is None or is_classifier else _reranker(folder, family)
-    if family is not None and (is_classifier or reranker is not None or _logit_score(folder) is not None):
+    asked = None if family is None or is_classifier else _asked(folder, family)
+    if family is not None and (is_classifier or asked is not None):
         spec = family.spec(text)
-        newer = read_json(folder / "config_sentence_transformers.json", dict[str, Any], optional=True)
-        classes = classifier_config(fields, newer if is_classifier else {})
-        words = _answers(folder, classes, is_classifier, reranker)
-        if words:
-            head = head_of_tokens(spec, words, gathered.tensors)
-        else:
-            head = find_head(gathered.tensors, classes.norm_eps, classes.summary_activation)
-        spec = with_head(spec, head)
-        mapped = _map_to_family(family.tensors, spec, gathered._replace(tensors=head.tensors), files, has_head)
-        template = None if reranker is None else reranker.template
-        mapped = mapped._replace(classifier=classifier_spec(classes, head, template))
+        head, embedding = _read_head(folder, spec, fields, gathered.tensors, asked)
+        spec, of_head = with_head(spec, head), gathered._replace(tensors=head.tensors)
+        mapped = _map_to_family(family.tensors, spec, of_head, files, has_head)._replace(classifier=embedding)
     elif family is not None:
         files += _gather_dense(dense, gathered, len(files))
         spec = with_dense(family.spec(text), list(dense.values()))
@@ -253,33 +246,42 @@ def _family(config: Config, may_be_other: bool) -> Family | None:
         raise
 
 
-def _reranker(folder: Path, family: Family) -> Reranker | None:
-    """The reranker that a text model is by the name of its folder: in older downloads no file tells."""
-    reranker, parts = family.reranker, folder.parts
+class _Asked(NamedTuple):
+    """How a text model is asked about a pair of texts, by its files or as a known reranker."""
+
+    score: LogitScoreConfig | None
+    reranker: Reranker | None
+
+
+def _asked(folder: Path, family: Family) -> _Asked | None:
+    """How a text model is asked; None where it generates text. In older downloads only the folder's name tells."""
+    parts = folder.parts
     in_cache = parts[-2:-1] == ("snapshots",)  # models--OWNER--NAME/snapshots/COMMIT, in the cache of the hub
-    name = parts[-3] if in_cache else folder.name
-    return reranker if reranker is not None and reranker.name in name.lower().replace("_", "-") else None
-
-
-def _logit_score(folder: Path) -> LogitScoreConfig | None:
+    name = (parts[-3] if in_cache else folder.name).lower().replace("_", "-")
+    reranker = family.reranker if family.reranker is not None and family.reranker.name in name else None
     path = next((module.path for module in _modules(folder) if module.name == "LogitScore"), None)
-    return None if path is None else read_json(folder / path / "config.json", LogitScoreConfig)
+    score = None if path is None else read_json(folder / path / "config.json", LogitScoreConfig)
+    return None if score is None and reranker is None else _Asked(score, reranker)
 
 
-def _answers(folder: Path, classes: ClassifierConfig, is_classifier: bool, reranker: Reranker | None) -> dict[int, str]:
-    """The tokens with which a text model answers, that for relevant documents last; none where it has a head."""
-    words = classes.classifier_from_token if is_classifier else reranker and reranker.words
-    score = None if is_classifier else _logit_score(folder)
-    if not words and score is None:
-        return {}
-    ids = read_vocabulary(folder)
-    if score is not None:
-        spellings = {index: token for token, index in ids.items()}
-        wanted = (score.false_token_id, score.true_token_id)
-        return {token: spellings.get(token, str(token)) for token in wanted if token is not None}
-    if missing := [word for word in words or () if word not in ids]:
-        raise ConfigError(f"{folder}: the tokenizer has no token {missing[0]!r}, with which the model answers")
-    return {ids[word]: word for word in words or ()}
+def _read_head(
+    folder: Path, spec: ModelSpec, fields: Mapping[str, Any], tensors: list[FileTensor], asked: _Asked | None
+) -> tuple[ClassifierHead, EmbeddingSpec]:
+    """The head of a classifier, or of a text model that is `asked`, and the settings of its scores."""
+    classes = classifier_config(fields, read_json(folder / _CROSS_ENCODER, dict[str, Any], optional=True))
+    template = None if asked is None or asked.reranker is None else asked.reranker.template
+    words = classes.classifier_from_token if asked is None else asked.reranker and asked.reranker.words
+    if asked is not None and asked.score is not None:
+        spellings = {index: token for token, index in read_vocabulary(folder).items()}
+        head = head_of_tokens(spec, {token: spellings.get(token, str(token)) for token in asked.score.tokens}, tensors)
+    elif words:
+        ids = read_vocabulary(folder)
+        if missing := [word for word in words if word not in ids]:
+            raise ConfigError(f"{folder}: the tokenizer has no token {missing[0]!r}, with which the model answers")
+        head = head_of_tokens(spec, {ids[word]: word for word in words}, tensors)
+    else:
+        head = find_head(tensors, classes.norm_eps, spec.architecture.startswith("Electra"))
+    return head, classifier_spec(classes, head, template)
 
 
 def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, files: Sequence[str]) -> ModelSpec:

@@ -13,7 +13,10 @@ Prompt = Sequence[int] | bytes | bytearray | memoryview
 
 
 class PromptTokens(Sequence[int]):
-    """Ids checked against the vocabulary; `packed` has them as little-endian int32, as on the wire."""
+    """Ids checked against the vocabulary; `packed` has them as little-endian int32, as on the wire.
+
+    Those of a pair's second text may be `ModelInfo.second_text_offset` further on.
+    """
 
     __slots__ = ("packed",)
 

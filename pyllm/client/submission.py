@@ -181,7 +181,7 @@ def prepare_embedding(
             "shorten the input, or start the engine with a larger --kv-cache-memory-bytes.",
             "input",
         )
-    tokens = known_tokens(prompt, model.vocab_size, "input")
+    tokens = known_tokens(prompt, model.vocab_size + model.second_text_offset, "input")
     submit = Submit(epoch=0, request=0, prompt=tokens.packed, seed=0, max_tokens=0, sampling=POOLING[model.pooling])
     return _scheduled(submit, scheduling)
 

@@ -137,8 +137,8 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _always(
             "convert",
             _USES,
-            *("auto", "none", "embed", "classify"),
-            instead="models are not made into rewards here: leave it auto",
+            *("auto", "none", "embed"),
+            instead="models are not made into classifiers or rewards here, those that are need no flag: leave it auto",
         ),
         _refused("pooler-config", "embeddings pool as the model's files say; requests may give `dimensions`"),
         _ours("generation-config"),
@@ -250,7 +250,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         *_hints("requests are prepared in every API process: --api-server-count", "renderer-num-workers"),
         *_switches("sliding windows have no settings of their own", "swa-bounded-replay"),
         *_switches("--long-prefill-token-threshold is as it is given", "long-prefill-token-threshold-adaptive"),
-        *_switches("texts are not scored here", "enable-flash-late-interaction"),
+        *_switches("there is no late interaction (ColBERT)", "enable-flash-late-interaction"),
     ),
     "features": (
         *map(_ours, ("enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras")),

@@ -201,7 +201,7 @@ def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: A
     engine = config.engine
     return Scheduler(
         max_num_seqs=engine.scheduler.max_num_seqs,
-        vocab_size=config.checkpoint.spec.num_token_ids,
+        vocab_size=config.checkpoint.spec.vocab_size + config.checkpoint.spec.second_text_offset,
         kv_groups=[{"window": group.window} for group in groups],
         separate_outputs=bool(engine.sparse.sparse_attention),
         whole_prompts=config.checkpoint.spec.is_bidirectional,
@@ -254,7 +254,7 @@ def _model_info(
         class_activation=embedding.activation,
         relevant_class=embedding.relevant_class,
         pair_template=embedding.pair_template,
-        second_text_offset=spec.num_token_ids - spec.vocab_size,
+        second_text_offset=spec.second_text_offset,
         model_impl="native" if spec.transformers is None else "transformers",
         prefix_hash=engine.cache.prefix_hash,
         prefix_hash_seed=engine.cache.prefix_hash_seed,

@@ -106,6 +106,7 @@ class AsyncEngine:
         self._starts_itself = True
         self._starting: asyncio.Task[None] | None = None  # by the first request
         self._prompts: PromptEncoder | None = None
+        self._pairs: PairEncoder | None = None
         self._renderer: ChatRenderer | None = None
         self._request_ids = itertools.count()
         self._processors: dict[str, RequestProcessor] = {}
@@ -335,7 +336,7 @@ class AsyncEngine:
     ) -> ClassificationRequestOutput:
         """The scores of a prompt's classes, in the order of `ModelInfo.labels`; raises as `embed`.
 
-        Without `use_activation` they are the numbers that the model gives.
+        Without `use_activation` they are the model's logits.
 
         Raises:
             RequestError: the model is no classifier.
@@ -359,19 +360,19 @@ class AsyncEngine:
         truncate_prompt_tokens: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Score pairs of texts, a text with each of some or with one of as many: by a reranker, or by embeddings.
+        """Score pairs of texts by a reranker or by embeddings: one text with each of several, or lists of equal length.
 
-        Without `use_activation` the scores of a reranker are the numbers that it gives. `truncate_prompt_tokens` is
-        the most that a pair may have, -1 the model's context; else longer ones are refused.
+        Without `use_activation` the scores of a reranker are its logits. `truncate_prompt_tokens` is the most that a
+        pair may have, -1 the model's context; without it longer ones are refused.
 
         Raises:
             RequestError: the numbers of texts do not fit, or the model has several classes. Else as `embed`.
         """
         await self._start_once()
-        client, tokenizer = self._connected(), self.tokenizer
-        encoder = PairEncoder(self._encoder(), tokenizer, client.model, self._chat_template)
+        client = self._connected()
+        assert self._pairs is not None
         pairs = Pairs(_listed("data_1", data_1), _listed("data_2", data_2))
-        scorer = pair_scorer(client.model, encoder, pairs, use_activation)
+        scorer = pair_scorer(client.model, self._pairs, pairs, use_activation)
         prompts = await scorer.prompts(truncation_from(truncate_prompt_tokens, None, 0, client.model))
         scheduling = await self._loras.chosen(scheduling, lora_request)
 
@@ -632,6 +633,7 @@ class AsyncEngine:
             model.name, model, connection=self._client.counts, max_loras=self._config.lora.num_slots
         )
         self._prompts = PromptEncoder(self.tokenizer, model, self._metrics.encoding)
+        self._pairs = PairEncoder(self._prompts, self.tokenizer, model, self._chat_template)
         self._renderer = await asyncio.to_thread(ChatRenderer, self._prompts, self._chat_template)
 
     def _give_up(self, error: PyllmError) -> None:

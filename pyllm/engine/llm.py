@@ -239,23 +239,27 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """Score pairs of texts: `outputs.score` of each. One `data_1` goes with all of `data_2`.
 
-        `use_tqdm` is vLLM's: there is no bar. `truncate_prompt_tokens` is as for `AsyncEngine.score`.
+        The bar moves at the end. `truncate_prompt_tokens` is as for `AsyncEngine.score`.
 
         Raises:
             RequestError: as `AsyncEngine.score`.
         """
-        del use_tqdm
         pooling = _pooling(pooling_params, tokenization_kwargs)
         refuse_other_values(CALLS, {"dimensions": pooling.dimensions})
-        work = self._engine.score(
-            data_1,
-            data_2,
-            scheduling,
-            use_activation=pooling.use_activation is not False,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            lora_request=lora_request,
-        )
-        return self._run(work)
+        with PromptProgress(1 if isinstance(data_2, str) else len(data_2), use_tqdm) as progress:
+            scores = self._run(
+                self._engine.score(
+                    data_1,
+                    data_2,
+                    scheduling,
+                    use_activation=pooling.use_activation is not False,
+                    truncate_prompt_tokens=truncate_prompt_tokens,
+                    lora_request=lora_request,
+                )
+            )
+            for _ in scores:
+                progress.add(0, 0)
+        return scores
 
     def get_tokenizer(self) -> ModelTokenizer:
         """The model's tokenizer, with the methods of transformers' tokenizers."""

@@ -57,7 +57,7 @@ def read_encoder(
     config.refuse_unless(is_decoder=False, add_cross_attention=False)
     norm = read_norm(config, "layer_norm_eps", kind="layer", bias=True)
     rotates = not positions and slopes is None
-    features = {"slopes": slopes} if rotates else {"slopes": slopes, "rope": None}
+    features = {} if rotates else {"slopes": slopes, "rope": None}
     layer = LayerSpec(
         attention=read_attention(config, bidirectional=True, bias=bias, output_bias=bias, **features),
         feed_forward=read_feed_forward(config, gated=gated, bias=bias and not gated, output_bias=bias),

@@ -67,7 +67,7 @@ class GgufNames:
 class Reranker:
     """A text model that is asked whether a document answers a query, in a `template` with {query} and {document}.
 
-    The names of such models have `name`, in lower case; `words` are those for other documents and for relevant ones.
+    The names of such models have `name`, in lower case; `words` are the answers: not relevant, relevant.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""MPNet (arXiv 2004.09297): an encoder as RoBERTa, whose layers share numbers that are added to scores by distance."""
+"""MPNet (arXiv 2004.09297): an encoder as RoBERTa, whose layers share a relative position bias."""
 
 from dataclasses import replace
 
@@ -7,20 +7,22 @@ from msgspec.structs import replace as replace_struct
 from pyllm.families.bert import ROBERTA, read_roberta
 from pyllm.families.config import Config
 from pyllm.families.family import Family
-from pyllm.families.spec import ModelSpec, RelativePositions
+from pyllm.families.spec import ModelSpec, RelativeBiasSpec
 
 
 def read(config: Config) -> ModelSpec:
     """The model that a config.json describes, without its heads."""
-    config.refuse_unless(relative_attention_num_buckets=32)  # transformers takes no other number into account.
+    config.refuse_unless(relative_attention_num_buckets=_BUCKETS)  # transformers takes no other number into account.
     spec = read_roberta(config.with_defaults(layer_norm_eps=1e-12).replaced(type_vocab_size=0))
-    relative = RelativePositions(length=spec.positions)
-    layers = [
-        replace_struct(layer, attention=replace_struct(layer.attention, relative_positions=relative))
+    bias = RelativeBiasSpec(length=spec.positions, buckets=_BUCKETS)
+    layers = (
+        replace_struct(layer, attention=replace_struct(layer.own_attention, relative_bias=bias))
         for layer in spec.layers
-        if layer.attention is not None
-    ]
+    )
     return replace_struct(spec, layers=tuple(layers))
+
+
+_BUCKETS = 32
 
 
 FAMILY = Family(

@@ -196,7 +196,7 @@ def parameters_around_layers(spec: ModelSpec) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"embedding.weight": (spec.vocab_size, spec.hidden_size)}
     if spec.positions and spec.sinusoids is None:
         shapes["position_embedding.weight"] = (spec.positions, spec.hidden_size)
-    if (relative := spec.attention.relative_positions) is not None:
+    if (relative := spec.attention.relative_bias) is not None:
         shapes["relative_bias.weight"] = (relative.buckets, spec.attention.heads)
     if spec.token_types:
         shapes["type_embedding.weight"] = (1 + spec.tells_texts_apart, spec.hidden_size)

@@ -137,14 +137,14 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
         return (self.rank, self.key_size) if self.absorbed else (self.key_size, self.rank)
 
 
-class RelativePositions(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers that the model has for each of some buckets of distances and each head, added to scaled scores.
+class RelativeBiasSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A learned bias for each head and bucket of distances, added to scaled scores (T5, arXiv 1910.10683).
 
-    Half of the buckets are for keys after the query (T5, arXiv 1910.10683). A sequence has at most `length` tokens.
+    Half of the buckets are for keys after the query. A sequence has at most `length` tokens.
     """
 
     length: int
-    buckets: int = 32
+    buckets: int
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `soft_cap`: scores become `cap * tanh(score / cap)`.
     - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
     - `slopes`: the scores of each head fall by its slope for each position of distance (ALiBi, arXiv 2108.12409).
-    - `relative_positions`: scores of each head change by numbers that depend on the distance.
+    - `relative_bias`: each head adds a learned bias to its scores, by distance.
     - `clip`: query, key and value are brought into the range from `-clip` to `clip` before norms and rotation (MPT).
     - `output_gate`: the heads' outputs are multiplied by a function of another projection (arXiv 2505.06708).
     - `head_gate`: the same with one number for each head.
@@ -189,7 +189,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     query_scaling: QueryScaling | None = None
     sinks: bool = False
     slopes: tuple[float, ...] | None = None
-    relative_positions: RelativePositions | None = None
+    relative_bias: RelativeBiasSpec | None = None
     clip: float | None = None
     output_gate: bool = False
     head_gate: bool = False
@@ -829,9 +829,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.positions * (1 + self.tells_texts_apart)
 
     @property
-    def num_token_ids(self) -> int:
-        """The ids that a prompt may have: where texts are told apart, a second text's are `vocab_size` further on."""
-        return self.vocab_size * (1 + self.tells_texts_apart)
+    def second_text_offset(self) -> int:
+        """The number added to the ids of a pair's second text, where texts are told apart, so that no type travels."""
+        return self.vocab_size if self.tells_texts_apart else 0
 
     @property
     def attention(self) -> AttentionSpec:

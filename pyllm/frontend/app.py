@@ -88,12 +88,12 @@ def model_app(state: ServerState) -> ModelApp:
         return state.metrics.expose(cores, totals, state.condition(), samples.processes, shows_fields=shows_fields)
 
     rerank_route, score_route, classify_route = scoring_routes(state)
-    routes_of_inputs = embeddings_route(state), classify_route
-    # Each route by the field that only its bodies have.
+    embed_route = embeddings_route(state)
+    # Each route by the field that only its bodies have, or those of the model's kind.
     by_field = {
         "messages": chat_route(state),
         "prompt": completions_route(state),
-        "input": routes_of_inputs[bool(state.client.model.labels)],
+        "input": classify_route if state.client.model.labels else embed_route,
         "query": rerank_route,
         **dict.fromkeys(FIRST_TEXTS, score_route),
     }
@@ -112,7 +112,7 @@ def model_app(state: ServerState) -> ModelApp:
 
     routes = RoutesApp(
         [
-            *dict.fromkeys((*by_field.values(), *routes_of_inputs)),
+            *dict.fromkeys((*by_field.values(), embed_route, classify_route)),
             invocations_route(by_field),
             infill_route(state),
             adapters_route(state),

@@ -128,7 +128,7 @@ class PoolingParams(msgspec.Struct, metaclass=NamedParameters, kw_only=True, for
     """Parameters of `LLM.embed`, `classify` and `score`, as in vLLM.
 
     `dimensions` shortens embeddings, if the model was trained for this. With `use_activation` false scores are the
-    numbers that a classifier gives.
+    logits of a classifier.
     """
 
     dimensions: int | None = None

@@ -138,10 +138,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     - `kv_cache_tokens`: the length of the longest sequence that fits into the KV cache.
     - `kv_windows`: for each group of layers with its own KV blocks, how far back it reads; None: to the first token.
-    - `labels`: the classes of a classifier, which gives a number for each in place of an embedding;
-      `class_activation` (sigmoid, softmax or identity) makes scores of them. `relevant_class` is the one of pairs of
-      texts that belong together, if any.
-    - `pair_template`: a text around a pair, with {query} and {document}, for models that need one.
+    - `labels`, `relevant_class` and `pair_template` are as in `EmbeddingSpec`; `class_activation` (sigmoid, softmax or
+      identity) makes scores of a classifier's logits.
     - `second_text_offset`: added to the ids of a pair's second text; 0 where the model does not tell texts apart.
     """
 
@@ -176,10 +174,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_for_embeddings: bool = True  # False: embeddings of the model, which generates text, rank nothing
     labels: tuple[str, ...] = ()
     class_activation: str = "identity"
+    weights_version: str = ""  # a digest of the weights; empty for those that the engine was started with
     relevant_class: int | None = None
     pair_template: str | None = None
     second_text_offset: int = 0
-    weights_version: str = ""  # a digest of the weights; empty for those that the engine was started with
 
 
 # Client to core.

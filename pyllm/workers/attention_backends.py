@@ -36,8 +36,8 @@ def layer_features(spec: AttentionSpec) -> list[str]:
         found.append("latents")
     if spec.slopes is not None:
         found.append("slopes (ALiBi)")
-    if spec.relative_positions is not None:
-        found.append("relative positions")
+    if spec.relative_bias is not None:
+        found.append("a relative position bias")
     return [*found, "attention sinks"] if spec.sinks else found
 
 

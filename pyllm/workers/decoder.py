@@ -29,7 +29,7 @@ from pyllm.workers.layers.residual_streams import LayerStreams, StreamProjection
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.position_rows import POSITIONS, TYPES, position_reader
-from pyllm.workers.loaders.relative_biases import num_biases, read_biases
+from pyllm.workers.loaders.relative_bias import read_relative_bias, relative_bias_size
 from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.sampling.dense import DenseLayers, unit_length
 
@@ -85,10 +85,12 @@ class Attention:
         slopes = None
         if spec.slopes is not None:
             slopes = placement.device.from_host(np.array(spec.slopes[self._own_heads], np.float32))
-        self.biases, self._relative = None, spec.relative_positions
+        self.relative_bias, self._relative = None, spec.relative_bias
         if self._relative is not None:
-            self.biases = placement.device.empty((num_heads, num_biases(self._relative)), "float32")
-        self.attention = PagedAttention(layer, spec, head_norm, sinks=self.sinks, slopes=slopes, biases=self.biases)
+            self.relative_bias = placement.device.empty((num_heads, relative_bias_size(self._relative)), "float32")
+        self.attention = PagedAttention(
+            layer, spec, head_norm, sinks=self.sinks, slopes=slopes, relative_bias=self.relative_bias
+        )
         self.output = RowParallelLinear(spec.output_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
@@ -98,8 +100,8 @@ class Attention:
             norm.load(reader, f"{prefix}{name}")
         if self.sinks is not None:
             reader.read(f"{prefix}sinks.weight", (self._heads,), self.sinks, self._own_heads)
-        if self._relative is not None and self.biases is not None:
-            read_biases(reader, self._relative, self._heads, self.biases, self._own_heads)
+        if self._relative is not None and self.relative_bias is not None:
+            read_relative_bias(reader, self._relative, self._heads, self.relative_bias, self._own_heads)
 
     def packed(self) -> tuple[PackedLinear, ...]:
         """Every matrix, in order."""

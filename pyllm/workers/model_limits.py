@@ -115,13 +115,13 @@ def check_cpu_layers(config: EngineConfig, spec: ModelSpec, device: str) -> None
     """
     if any(map(is_for_cpus_alone, spec.layers)):
         name = "lightning attention, delta rules with bounded decays or shares up to 2, an index of tokens"
-        _check_backends(f"{spec.architecture} has layers of {name}, or relative positions, and", config, device)
+        _check_backends(f"{spec.architecture} has layers of {name}, or a relative position bias, and", config, device)
 
 
 def is_for_cpus_alone(layer: LayerSpec) -> bool:
-    """Whether a layer's recurrence, its choice of tokens or its relative positions have no kernels in Triton."""
+    """Whether a layer's recurrence, its choice of tokens or its relative position bias has no kernels in Triton."""
     recurrence, attention = layer.recurrence, layer.attention
-    if attention is not None and (attention.index is not None or attention.relative_positions is not None):
+    if attention is not None and (attention.index is not None or attention.relative_bias is not None):
         return True
     if isinstance(recurrence, GatedDeltaSpec):
         return recurrence.greatest_share != 1 or recurrence.strongest_decay is not None

@@ -83,3 +83,8 @@ def test_a_file_without_requests_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the requests"):
         RequestFile(tmp_path)
+
+
+def test_every_url_is_taken(tmp_path: Path) -> None:
+    with RequestFile(write(tmp_path, *(line(url, url=url) for url in URLS))) as requests:
+        assert [request.url for request in requests.requests] == list(URLS)

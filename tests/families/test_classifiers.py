@@ -110,7 +110,7 @@ def test_llama_cpps_quantiser_makes_a_vector_of_one_class(tmp_path: Path) -> Non
 
 
 def test_a_classifier_refuses_what_it_cannot_do(tmp_path: Path) -> None:
-    folder = write_tiny_classifier(tmp_path / "model", "modernbert-classifier")
+    folder, short = write_tiny_classifier(tmp_path / "model", "modernbert-classifier"), PoolingParams(dimensions=2)
     with LLM(folder, **OPTIONS, distributed_executor_backend="uni") as llm:
         with pytest.raises(RequestError, match="only classifies"):
             llm.generate([PROMPTS[2]])
@@ -118,6 +118,12 @@ def test_a_classifier_refuses_what_it_cannot_do(tmp_path: Path) -> None:
             llm.embed([PROMPTS[2]])
         with pytest.raises(RequestError, match="has 3 classes, and scores no pairs"):
             llm.score("one", "other")
+        for ask in (
+            lambda: llm.classify([PROMPTS[2]], pooling_params=short),
+            lambda: llm.score("a", "b", pooling_params=short),
+        ):
+            with pytest.raises(RequestError, match="dimensions can only be None"):
+                ask()
 
 
 def test_texts_go_together_as_a_reranker_says_or_as_their_embeddings_are_alike(tmp_path: Path) -> None:

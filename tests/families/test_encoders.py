@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pyllm import LLM
+from pyllm import LLM, PoolingParams
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError, RequestError
 from tests.families.record_gguf import EMBEDDINGS, ENCODERS_IN_GGUF, FOLDER, LENGTHS
@@ -133,6 +133,8 @@ def test_an_encoder_refuses_what_it_cannot_do(tmp_path: Path) -> None:
             llm.generate([PROMPTS[2]])
         with pytest.raises(RequestError, match=str(CONTEXT)):
             llm.embed([[1] * (CONTEXT + 1)])
+        with pytest.raises(RequestError, match="embeddings always have length 1"):
+            llm.embed([PROMPTS[2]], pooling_params=PoolingParams(use_activation=False))
         assert vectors(llm, PROMPTS[:1]).shape == (1, 32)
 
 

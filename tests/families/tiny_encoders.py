@@ -175,32 +175,39 @@ def write_tiny_encoder(folder: Path, name: str, pooling: str = "mean") -> str:
     return str(folder)
 
 
-def _matrix(generator: np.random.Generator, *shape: int) -> np.ndarray:
-    return (generator.standard_normal(shape) * 0.2).astype(np.float16).astype(np.float32)
+class _Writer:
+    """Makes the tensors of a model's parts, of random numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def matrix(self, *shape: int) -> np.ndarray:
+        return (self._generator.standard_normal(shape) * 0.2).astype(np.float16).astype(np.float32)
+
+    def linear(self, name: str, rows: int, columns: int) -> dict[str, np.ndarray]:
+        return {f"{name}.weight": self.matrix(rows, columns), f"{name}.bias": self.matrix(rows)}
+
+    def norm(self, name: str, size: int) -> dict[str, np.ndarray]:
+        return {f"{name}.weight": 1 + self.matrix(size), f"{name}.bias": self.matrix(size)}
 
 
 def write_jina(folder: Path) -> str:
     """Write a model of random numbers by the names of jina-embeddings-v2; gives the folder as a string."""
-    matrix = functools.partial(_matrix, np.random.default_rng(6))
+    parts = _Writer(6)
+    matrix, linear, norm = parts.matrix, parts.linear, parts.norm
     hidden, size, layers = 32, 64, 3
-
-    def linear(name: str, rows: int, columns: int) -> dict[str, np.ndarray]:
-        return {f"{name}.weight": matrix(rows, columns), f"{name}.bias": matrix(rows)}
-
-    def norm(name: str) -> dict[str, np.ndarray]:
-        return {f"{name}.weight": 1 + matrix(hidden), f"{name}.bias": matrix(hidden)}
 
     tensors = {
         "embeddings.word_embeddings.weight": matrix(264, hidden),
         "embeddings.token_type_embeddings.weight": matrix(2, hidden),
-        **norm("embeddings.LayerNorm"),
+        **norm("embeddings.LayerNorm", hidden),
         **linear("pooler.dense", hidden, hidden),
     }
     for layer in range(layers):
         prefix = f"encoder.layer.{layer}"
         for name in ("self.query", "self.key", "self.value", "output.dense"):
             tensors |= linear(f"{prefix}.attention.{name}", hidden, hidden)
-        tensors |= norm(f"{prefix}.attention.output.LayerNorm") | norm(f"{prefix}.mlp.layernorm")
+        tensors |= norm(f"{prefix}.attention.output.LayerNorm", hidden) | norm(f"{prefix}.mlp.layernorm", hidden)
         tensors |= linear(f"{prefix}.mlp.wo", hidden, size)
         tensors[f"{prefix}.mlp.gated_layers.weight"] = matrix(2 * size, hidden)
     config = {
@@ -233,24 +240,19 @@ def _write_published(folder: Path, tensors: dict[str, np.ndarray], config: dict[
 
 def write_nomic_experts(folder: Path) -> str:
     """Write a model of random numbers by the names of nomic-embed-text-v2-moe; gives the folder as a string."""
-    matrix = functools.partial(_matrix, np.random.default_rng(5))
+    parts = _Writer(5)
+    matrix, linear, norm = parts.matrix, parts.linear, parts.norm
     hidden, size, experts = 32, 64, 4
-
-    def linear(name: str, rows: int, columns: int) -> dict[str, np.ndarray]:
-        return {f"{name}.weight": matrix(rows, columns), f"{name}.bias": matrix(rows)}
-
-    def norm(name: str) -> dict[str, np.ndarray]:
-        return {f"{name}.weight": 1 + matrix(hidden), f"{name}.bias": matrix(hidden)}
 
     tensors = {
         "embeddings.word_embeddings.weight": matrix(264, hidden),
         "embeddings.token_type_embeddings.weight": matrix(1, hidden),
-        **norm("emb_ln"),
+        **norm("emb_ln", hidden),
     }
     for layer in range(4):
         prefix = f"encoder.layers.{layer}"
         tensors |= linear(f"{prefix}.attn.Wqkv", 3 * hidden, hidden) | linear(f"{prefix}.attn.out_proj", hidden, hidden)
-        tensors |= norm(f"{prefix}.norm1") | norm(f"{prefix}.norm2")
+        tensors |= norm(f"{prefix}.norm1", hidden) | norm(f"{prefix}.norm2", hidden)
         if layer % 2:
             tensors[f"{prefix}.mlp.router.layer.weight"] = 5 * matrix(experts, hidden)
             tensors |= {f"{prefix}.mlp.experts.mlp.{name}": matrix(experts * size, hidden) for name in ("w1", "w2")}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from pyllm_kernels import AttentionLayer, AttentionMetadata
+from pyllm_kernels import RELATIVE_BIAS_PADDING, AttentionLayer, AttentionMetadata
 from torch import Tensor
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -60,9 +60,11 @@ class PagedBatch:
                         scores = cap * np.tanh(scores / cap)
                     if self.layer.slopes is not None:
                         scores = scores - float(self.layer.slopes[head]) * np.abs(np.arange(first, end) - position)
-                    if self.layer.biases is not None:
-                        middle = (self.layer.biases.shape[1] - 16) // 2
-                        scores = scores + self.layer.biases[head, middle + np.arange(first, end) - position].numpy()
+                    if self.layer.relative_bias is not None:
+                        middle = (self.layer.relative_bias.shape[1] - RELATIVE_BIAS_PADDING) // 2
+                        scores = (
+                            scores + self.layer.relative_bias[head, middle + np.arange(first, end) - position].numpy()
+                        )
                     sink = -np.inf if self.layer.sinks is None else float(self.layer.sinks[head])
                     greatest = max(scores.max(), sink)
                     weights = np.exp(scores - greatest)
@@ -104,11 +106,13 @@ class PagedBatch:
         slopes = torch.logspace(0, -3, self.query.shape[1]).to(self.query.device)
         return replace(self, layer=replace(self.layer, slopes=slopes))
 
-    def with_biases(self) -> "PagedBatch":
-        """The same batch for a layer with numbers by distance, as many as the longest row needs."""
+    def with_relative_bias(self) -> "PagedBatch":
+        """The same batch for a layer with a bias by distance, as long as the longest row needs."""
         length = int(self.metadata.sequence_lengths.max())
-        biases = torch.randn(self.query.shape[1], 2 * length + 16, generator=torch.Generator().manual_seed(1))
-        return replace(self, layer=replace(self.layer, biases=biases))
+        bias = torch.randn(
+            self.query.shape[1], 2 * length + RELATIVE_BIAS_PADDING, generator=torch.Generator().manual_seed(1)
+        )
+        return replace(self, layer=replace(self.layer, relative_bias=bias))
 
     def bidirectional(self) -> "PagedBatch":
         """The same batch for a layer whose tokens see later ones, too."""

@@ -7,6 +7,7 @@ import pyllm_kernels
 import pytest
 import torch
 from pyllm_kernels import KVScales, select
+from pyllm_kernels.gpu.paged_attention import attention
 from pyllm_kernels.ops.paged_attention import paged_attention
 from pyllm_kernels.ops.rope_and_kv_write import rope_and_kv_write
 
@@ -155,9 +156,9 @@ def test_blocks_of_a_cache_may_be_apart() -> None:
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_numbers_are_added_by_distance(bidirectional: bool) -> None:
+def test_a_bias_is_added_by_distance(bidirectional: bool) -> None:
     batch = paged_batch([(1, 0), (40, 25), (1, 300), (600, 0)], Shape(heads=6, kv_heads=2, head_dim=24), CPU)
-    batch = batch.with_biases()
+    batch = batch.with_relative_bias()
     batch = batch.bidirectional() if bidirectional else batch
     output = attend(batch)
     torch.testing.assert_close(output.double(), batch.expected(), atol=2e-5, rtol=2e-5)
@@ -166,7 +167,14 @@ def test_numbers_are_added_by_distance(bidirectional: bool) -> None:
     torch.testing.assert_close(reference.double(), batch.expected(), atol=2e-5, rtol=2e-5)
 
 
-def test_a_sequence_is_no_longer_than_the_numbers_by_distance() -> None:
-    batch = paged_batch([(1, 30)], Shape(), CPU).with_biases()
+def test_triton_refuses_a_bias() -> None:
+    batch = paged_batch([(1, 30)], Shape(), CPU).with_relative_bias()
+    arguments = batch.key_cache, batch.value_cache, batch.metadata, batch.layer
+    with pytest.raises(ValueError, match="not there in Triton"):
+        attention.paged_attention(batch.query, *arguments)
+
+
+def test_a_sequence_is_no_longer_than_the_bias_by_distance() -> None:
+    batch = paged_batch([(1, 30)], Shape(), CPU).with_relative_bias()
     with pytest.raises(IndexError, match="31"):
-        attend(replace(batch, layer=replace(batch.layer, biases=batch.layer.biases[:, :-2].contiguous())))
+        attend(replace(batch, layer=replace(batch.layer, relative_bias=batch.layer.relative_bias[:, :-2].contiguous())))

@@ -34,6 +34,7 @@ def test_tokens_see_later_ones(device: torch.device, window: int | None) -> None
     batch = paged_batch(ROWS, Shape(heads=6, kv_heads=2, head_dim=24), device).windowed(window).bidirectional()
     check(batch)
     check(batch.with_slopes())
+    check(batch.with_relative_bias())
 
 
 def test_caches_of_fp8(device: torch.device) -> None:

@@ -19,7 +19,7 @@ from pyllm.families.spec import (
     ModelSpec,
     NormSpec,
     RecurrenceSpec,
-    RelativePositions,
+    RelativeBiasSpec,
     ShortConvolutionSpec,
 )
 from pyllm.workers.model_limits import check_cpu_layers, check_own_attention, check_states, check_supported
@@ -106,13 +106,13 @@ def test_states_that_only_cpus_compute_are_refused_elsewhere(recurrence: Recurre
                 LATENT, index=IndexSpec(heads=2, size=16, count=8, norm=NormSpec(epsilon=1))
             )
         },
-        {"relative_positions": RelativePositions(length=8)},
+        {"relative_bias": RelativeBiasSpec(length=8, buckets=32)},
     ],
 )
 def test_attention_that_only_cpus_compute_is_refused_on_cards(attention: dict[str, Any]) -> None:
     check_cpu_layers(engine_config({}), spec(attention), "cpu")
     with pytest.raises(
-        ConfigError, match="an index of tokens, or relative positions, and these run on CPUs only so far"
+        ConfigError, match="an index of tokens, or a relative position bias, and these run on CPUs only so far"
     ):
         check_cpu_layers(engine_config({}), spec(attention), "cuda")
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
+from pyllm_kernels.metadata import RELATIVE_BIAS_PADDING, AttentionLayer, AttentionMetadata
 
 
 def paged_attention(
@@ -44,7 +44,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) 
     length, kv_heads, _ = keys.shape
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, length, head_dim]
     is_windowed = layer.window is not None and layer.window < length
-    if layer.soft_cap is not None or layer.sinks is not None or layer.slopes is not None:
+    changes = layer.soft_cap, layer.sinks, layer.slopes, layer.relative_bias
+    if any(change is not None for change in changes):
         return _attend_by_scores(query, keys, values, layer)
     if queries == 1 and not is_windowed:
         # A single query attends to every key, so the heads that share a KV head can be passed as queries.
@@ -68,9 +69,13 @@ def _attend_by_scores(query: Tensor, keys: Tensor, values: Tensor, layer: Attent
     seen = _seen(queries, keys.shape[1], layer, query.device)
     if (cap := layer.soft_cap) is not None:
         scores = cap * torch.tanh(scores / cap)
+    positions = torch.arange(keys.shape[1], device=query.device)
+    distances = positions - positions[-queries:, None]
     if layer.slopes is not None:
-        positions = torch.arange(keys.shape[1], device=query.device)
-        scores = scores - layer.slopes[:, None, None] * (positions - positions[-queries:, None]).abs()
+        scores = scores - layer.slopes[:, None, None] * distances.abs()
+    if layer.relative_bias is not None:
+        middle = (layer.relative_bias.shape[1] - RELATIVE_BIAS_PADDING) // 2
+        scores = scores + layer.relative_bias[:, middle + distances]
     scores = scores.masked_fill_(~seen, -torch.inf)
     if layer.sinks is not None:
         scores = torch.cat((scores, layer.sinks[:, None, None].expand(heads, queries, 1)), dim=-1)

@@ -22,11 +22,11 @@ use panels::Panels;
 use products::{BLOCK_BYTES, DEPTH, SIDE, Values, keys_of, products, scores};
 use softmax::{Panel, Seen, Weigh};
 
-/// Whether AMX can compute the op: its heads fill whole tiles, and scores are only scaled. Windows, caps, slopes and biases are
-/// left to the vector kernels.
+/// Whether AMX can compute the op: its heads fill whole tiles, and scores are only scaled. Windows, caps, slopes and
+/// biases are left to the vector kernels.
 pub(super) fn takes(op: &PagedAttention) -> bool {
     let elements = [op.query.dtype, op.out.dtype, op.cache.dtype];
-    let is_plain = op.window == NO_WINDOW && op.soft_cap.is_none() && op.slopes.is_none() && op.biases.is_none();
+    let is_plain = op.window == NO_WINDOW && op.soft_cap.is_none() && op.slopes.is_none() && op.relative_bias.is_none();
     let are_whole = [op.cache.head_dim, op.value_dim].iter().all(|size| size.is_multiple_of(DEPTH));
     is_plain && elements == [DType::Bfloat16; 3] && are_whole
 }

@@ -91,8 +91,7 @@ impl<'a> TileBackend<'a> for Floats<'a> {
                 end: work.end,
                 soft_cap: self.call.op.soft_cap,
                 slopes: self.call.op.slopes(work.first_kv_head + kv_head),
-                biases: self.call.op.biases,
-                first_head: (work.first_kv_head + kv_head) * group,
+                relative_bias: self.call.op.relative_bias(work.first_kv_head + kv_head),
             };
             let ahead = step.coming.ahead(&self.call.op.cache, kv_head, work.num_kv_heads);
             // SAFETY: as the caller promises.

@@ -18,11 +18,18 @@ struct Case {
     bidirectional: bool,
     soft_cap: Option<f32>,
     has_sinks: bool,
-    has_slopes: bool,
-    has_biases: bool,
+    by_distance: ByDistance,
     /// Numbers of each cell behind its heads, which no one reads.
     beside: usize,
     seed: u64,
+}
+
+/// What changes scores by distance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum ByDistance {
+    Nothing,
+    Slopes,
+    RelativeBias,
 }
 
 /// The dtypes of the cache, and of query and out.
@@ -134,10 +141,9 @@ impl Case {
             bidirectional: self.bidirectional,
             soft_cap: self.soft_cap,
             sinks: self.has_sinks.then(|| sinks.as_ptr().expose_provenance()),
-            slopes: self.has_slopes.then(|| slopes.as_ptr().expose_provenance()),
-            biases: self
-                .has_biases
-                .then(|| Biases { address: biases.as_ptr().expose_provenance(), width: self.biases_width() }),
+            slopes: (self.by_distance == ByDistance::Slopes).then(|| slopes.as_ptr().expose_provenance()),
+            relative_bias: (self.by_distance == ByDistance::RelativeBias)
+                .then(|| RelativeBias { address: biases.as_ptr().expose_provenance(), width: self.biases_width() }),
             query: rows_at(query.as_ptr().expose_provenance(), width),
             out: rows_at(out.as_mut_ptr().expose_provenance(), kv_heads * group * value_dim),
             value_dim,
@@ -176,6 +182,7 @@ impl Case {
         };
         let query = self.memory(false).query;
         let query = dtype::numbers(self.elements.query, &dtype::elements(self.elements.query, &query));
+        let biases = self.biases();
         let mut out = Vec::new();
         let mut before = 0;
         for &length in &self.lengths {
@@ -195,12 +202,16 @@ impl Case {
                     let held = |score: f64| {
                         self.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     };
-                    let slope = if self.has_slopes { f64::from(self.slopes()[head]) } else { 0.0 };
+                    let slope =
+                        if self.by_distance == ByDistance::Slopes { f64::from(self.slopes()[head]) } else { 0.0 };
                     let distance = |key: usize| f64::from(position.abs_diff(key) as u32);
-                    let biases = self.biases();
                     let bias = |key: usize| {
                         let middle = head * self.biases_width() + (self.biases_width() - LANES) / 2;
-                        if self.has_biases { f64::from(biases[middle + key - position]) } else { 0.0 }
+                        if self.by_distance == ByDistance::RelativeBias {
+                            f64::from(biases[middle + key - position])
+                        } else {
+                            0.0
+                        }
                     };
                     let score = |key: usize| held(0.3 * dot(key)) - slope * distance(key) + bias(key);
                     let scores: Vec<f64> = (first..end).map(score).collect();
@@ -226,7 +237,7 @@ impl Case {
 
     /// The biases of the heads by distance, only as many as the longest sequence needs.
     fn biases(&self) -> Vec<f32> {
-        (0..self.heads.0 * self.heads.1 * self.biases_width()).map(|at| number(self.seed + 4, at)).collect()
+        (0..self.heads.0 * self.heads.1 * self.biases_width()).map(|at| number(self.seed + 5, at)).collect()
     }
 
     fn biases_width(&self) -> usize {
@@ -257,7 +268,7 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
     let block_sizes = prop::sample::select(vec![1, 3, 16, 128, 1024]);
     let windows = prop::sample::select(vec![None, None, Some(1), Some(7), Some(64), Some(100)]);
     let seen = (windows, any::<bool>());
-    let by_distance = any::<(bool, bool)>();
+    let by_distance = prop::sample::select(vec![ByDistance::Nothing, ByDistance::Slopes, ByDistance::RelativeBias]);
     let layers = (seen, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>(), by_distance);
     let besides = prop::sample::select(vec![0, 0, 5, 32]);
     (heads, (block_sizes, besides), lengths, elements, layers, any::<u32>()).prop_map(
@@ -266,7 +277,7 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
             (block_size, beside),
             lengths,
             elements,
-            ((window, bidirectional), soft_cap, has_sinks, (has_slopes, has_biases)),
+            ((window, bidirectional), soft_cap, has_sinks, by_distance),
             seed,
         )| {
             Case {
@@ -278,8 +289,7 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
                 bidirectional,
                 soft_cap,
                 has_sinks,
-                has_slopes,
-                has_biases,
+                by_distance,
                 beside,
                 seed: seed.into(),
             }
@@ -356,8 +366,7 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
             bidirectional: false,
             soft_cap: window.map(|_| 5.0),
             has_sinks: head_dim == 64,
-            has_slopes: window == Some(7) || head_dim == 64,
-            has_biases: false,
+            by_distance: if window == Some(7) || head_dim == 64 { ByDistance::Slopes } else { ByDistance::Nothing },
             beside: 0,
             seed: 7,
         };
@@ -392,8 +401,7 @@ fn tokens_that_see_later_ones_are_the_same_alone_and_with_those_before() {
             bidirectional: true,
             soft_cap: None,
             has_sinks: false,
-            has_slopes: false,
-            has_biases: window.is_none(),
+            by_distance: if window.is_none() { ByDistance::RelativeBias } else { ByDistance::Nothing },
             beside: 0,
             seed: 7,
         };
@@ -423,8 +431,7 @@ fn what_lies_before_every_window_is_not_looked_at() {
             bidirectional: false,
             soft_cap: None,
             has_sinks: true,
-            has_slopes: false,
-            has_biases: false,
+            by_distance: ByDistance::Nothing,
             beside: 0,
             seed: 3,
         };
@@ -461,8 +468,7 @@ fn what_a_later_position_holds_is_not_looked_at() {
                 bidirectional: false,
                 soft_cap: None,
                 has_sinks: false,
-                has_slopes: false,
-                has_biases: false,
+                by_distance: ByDistance::Nothing,
                 beside: 0,
                 seed: 3,
             };

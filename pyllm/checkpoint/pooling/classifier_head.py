@@ -70,7 +70,6 @@ class ClassifierConfig(msgspec.Struct):
     problem_type: str | None = None
     classifier_pooling: Literal["cls", "mean"] | None = None
     classifier_activation: Literal["gelu"] = "gelu"
-    summary_activation: str | None = None
     norm_eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-5
     pooling: Any = None
     temperature: Any = None
@@ -78,14 +77,19 @@ class ClassifierConfig(msgspec.Struct):
     sentence_transformers: _OfSentenceTransformers | None = None
     sbert_ce_default_activation_function: str | None = None
 
+    @property
+    def named_activation(self) -> str | None:
+        """The class in torch that the files name."""
+        newer = self.sentence_transformers and self.sentence_transformers.activation_fn
+        return newer or self.sbert_ce_default_activation_function
+
     def activation(self, num_labels: int) -> ClassActivation:
         """The function that makes scores of the model's numbers; by default sigmoid for one class, else softmax.
 
         Raises:
             ConfigError: the files name another one.
         """
-        newer = self.sentence_transformers and self.sentence_transformers.activation_fn
-        if named := newer or self.sbert_ce_default_activation_function:
+        if named := self.named_activation:
             kind = named.rpartition(".")[2]
             if kind not in _ACTIVATIONS:
                 known = ", ".join(_ACTIVATIONS)
@@ -128,19 +132,24 @@ class LogitScoreConfig(msgspec.Struct):
     true_token_id: Annotated[int, msgspec.Meta(ge=0)]
     false_token_id: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
+    @property
+    def tokens(self) -> list[int]:
+        """Both, that for relevant documents last."""
+        return [token for token in (self.false_token_id, self.true_token_id) if token is not None]
+
 
 class ClassifierHead(NamedTuple):
     """The layers of a head, and the file's tensors with those of the head by the names of layers after pooling.
 
-    `labels` are the names of the classes, empty where the configuration has them. The head `is_of_text_model` where it
-    is one matrix.
+    `labels` are the names of the classes and `relevant_class` the index of that of relevant pairs, where a text model
+    answers with a token; else the configuration has them. `pooling` is what the model pools unless told otherwise.
     """
 
     layers: tuple[DenseSpec, ...]
     tensors: list[FileTensor]
     labels: tuple[str, ...] = ()
     relevant_class: int | None = None
-    is_of_text_model: bool = False
+    pooling: PoolingKind = "last"
 
     @property
     def num_labels(self) -> int:
@@ -153,10 +162,8 @@ def usual_activation(num_labels: int) -> ClassActivation:
     return "sigmoid" if num_labels == 1 else "softmax"
 
 
-def find_head(
-    tensors: Sequence[FileTensor], norm_epsilon: float, summary_activation: str | None = None
-) -> ClassifierHead:
-    """The head among a file's tensors; with the `summary_activation` gelu the one of ELECTRA where RoBERTa has tanh.
+def find_head(tensors: Sequence[FileTensor], norm_epsilon: float, is_electra: bool = False) -> ClassifierHead:
+    """The head among a file's tensors. That of ELECTRA has RoBERTa's names, and GELU (transformers).
 
     Raises:
         ConfigError: no known head is there.
@@ -181,18 +188,17 @@ def find_head(
                 renamed[tensor.name] = own
             if norm and (tensor := weights.get(f"{norm}.{kind}")) is not None:
                 renamed[tensor.name] = msgspec.structs.replace(tensor, name=dense_tensor(f"{index}.norm.{kind}"))
-        is_of_electra = layer.name == "classifier.dense" and summary_activation == "gelu"
         layers.append(
             DenseSpec(
                 in_features=columns,
                 out_features=rows,
                 bias=f"{name}.bias" in weights,
-                activation="gelu" if is_of_electra else layer.activation,
+                activation="gelu" if is_electra and layer.activation == "tanh" else layer.activation,
                 norm=NormSpec(epsilon=norm_epsilon, kind="layer", bias=f"{norm}.bias" in weights) if norm else None,
             )
         )
     named = [renamed.get(tensor.name, tensor) for tensor in tensors]
-    return ClassifierHead(tuple(layers), named, is_of_text_model=head[0].name == "score")
+    return ClassifierHead(tuple(layers), named, pooling="last" if head[0].name == "score" else "cls")
 
 
 def head_of_tokens(spec: ModelSpec, words: Mapping[int, str], tensors: list[FileTensor]) -> ClassifierHead:
@@ -207,7 +213,7 @@ def head_of_tokens(spec: ModelSpec, words: Mapping[int, str], tensors: list[File
         raise ConfigError(f"the model answers with a token, and has {text}: this is not supported")
     layer = DenseSpec(in_features=spec.hidden_size, out_features=len(tokens), tokens=tokens)
     labels = tuple(words[token] for token in tokens)
-    return ClassifierHead((layer,), tensors, labels, tokens.index([*words][-1]), is_of_text_model=True)
+    return ClassifierHead((layer,), tensors, labels, tokens.index([*words][-1]))
 
 
 def with_head(spec: ModelSpec, head: ClassifierHead) -> ModelSpec:
@@ -223,31 +229,34 @@ def with_head(spec: ModelSpec, head: ClassifierHead) -> ModelSpec:
     return msgspec.structs.replace(spec, is_classifier=True, tells_texts_apart=has_types)
 
 
-def classifier_config(fields: Mapping[str, Any], newer: Mapping[str, Any]) -> ClassifierConfig:
-    """The fields of a config.json; where it names no activation, that of a `newer` config_sentence_transformers.json.
+def classifier_config(fields: Mapping[str, Any], of_cross_encoder: Mapping[str, Any]) -> ClassifierConfig:
+    """The fields of a config.json; where it names no activation, that of config_sentence_transformers.json.
 
     Raises:
         ConfigError: one has a value that is not supported.
     """
     try:
-        return msgspec.convert({"sentence_transformers": newer, **fields}, ClassifierConfig)
+        config = msgspec.convert(fields, ClassifierConfig)
+        newer = msgspec.convert(of_cross_encoder, _OfSentenceTransformers)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: {error}") from None
+        raise ConfigError(f"config.json, or config_sentence_transformers.json: {error}") from None
+    return config if config.named_activation else msgspec.structs.replace(config, sentence_transformers=newer)
 
 
 def classifier_spec(config: ClassifierConfig, head: ClassifierHead, pair_template: str | None = None) -> EmbeddingSpec:
-    """The settings of a classifier: it pools the first token of an encoder, or the last of a text model.
+    """The settings of a classifier: it pools as config.json says, by default as its head does.
 
     Raises:
-        ConfigError: as `ClassifierConfig.activation`, or config.json names another number of classes.
+        ConfigError: as `ClassifierConfig.activation`, `label_names` and `text_model_pooling`.
     """
-    labels = head.labels or config.label_names(head.num_labels)
+    answers, number = head.relevant_class is not None, head.num_labels
+    labels = head.labels or config.label_names(number)
     return EmbeddingSpec(
-        pooling=config.text_model_pooling() if head.is_of_text_model else config.classifier_pooling or "cls",
+        pooling=config.text_model_pooling() if head.pooling == "last" else config.classifier_pooling or head.pooling,
         is_only_use=True,
         labels=labels,
-        activation=config.activation(head.num_labels),
-        relevant_class=_relevant(labels) if head.relevant_class is None else head.relevant_class,
+        activation=usual_activation(number) if answers else config.activation(number),
+        relevant_class=head.relevant_class if answers else _relevant(labels),
         pair_template=pair_template,
     )
 

@@ -120,7 +120,8 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
       trained to, so that their embeddings rank nothing.
     - `max_seq_length`: tokens of a text that the model is meant for, if its files say so; it may be able to more.
     - `labels`: the names of the classes of a classifier, which gives a number for each in place of an embedding;
-      `activation` makes scores of them. `relevant_class` is the one of pairs of texts that belong together, if any.
+      `activation` makes scores of them. `relevant_class` is the index of the class of pairs of texts that belong
+      together; None: the model scores no pairs.
     - `pair_template`: a text around a pair, with {query} and {document}, for models that need one.
     """
 

@@ -31,10 +31,10 @@ class Pairs(NamedTuple):
     @property
     def texts(self) -> Iterator[tuple[str, str]]:
         """The two texts of each pair."""
-        return zip(self.spread(self.firsts), self.seconds, strict=True)
+        return zip(self.for_each(self.firsts), self.seconds, strict=True)
 
-    def spread(self, of_firsts: Sequence[T]) -> Sequence[T]:
-        """The first text's share of each pair."""
+    def for_each(self, of_firsts: Sequence[T]) -> Sequence[T]:
+        """Repeat what belongs to the one first text for each pair."""
         return of_firsts if len(of_firsts) == len(self.seconds) else [*of_firsts] * len(self.seconds)
 
     def check(self) -> None:
@@ -57,18 +57,20 @@ class PairEncoder:
     """The encoder of one model's pairs. A chat template for the roles query and document replaces the model's own.
 
     Raises:
-        ConfigError: there is such a template, and it does more with the texts than to put them in their places.
+        ConfigError: there is such a template, and it does more with the texts than to put them in their places; or
+            there is none, and the tokenizer of a reranker joins no pairs.
     """
 
     def __init__(
         self, prompts: PromptEncoder, tokenizer: Tokenizer, model: ModelInfo, chat_template: ChatTemplate | None
     ) -> None:
         self._prompts = prompts
-        self._tokenizer = tokenizer
         self._model = model
         self._template = model.pair_template
         if model.labels and chat_template is not None:
             self._template = _of_pairs(chat_template) or model.pair_template
+        needs_frame = model.relevant_class is not None and self._template is None
+        self._frame = tokenizer.pair_frame if needs_frame else None
 
     async def encode_apart(self, pairs: Pairs, truncation: Truncation | None) -> list[Sequence[Sequence[int]]]:
         """The token ids of the first texts and of the second ones, each an input of its own; raises as `encode`."""
@@ -76,65 +78,66 @@ class PairEncoder:
         for name, texts in zip(pairs.names, pairs[:2], strict=True):
             with _about(name):
                 inputs = await self._prompts.encode_inputs(texts, truncation)
-                for index, tokens in enumerate(inputs):
-                    self._check_length(tokens, index, len(inputs))
+                self._check_lengths(inputs)
             encoded.append(inputs)
         return encoded
 
-    async def encode(self, pairs: Pairs, truncation: Truncation | None) -> list[PromptTokens]:
+    async def encode(self, pairs: Pairs, truncation: Truncation | None) -> Sequence[PromptTokens]:
         """The token ids of each pair, shortened by a `truncation`.
 
         Raises:
             RequestTooLargeError: a pair does not fit the context, and is not shortened.
             RequestError: a text is no Unicode, or what is around the texts leaves no room for them.
         """
-        if self._template is not None:
-            with _about(pairs.names[1]):
-                return await self._in_template(self._template, pairs, truncation)
-        too_long, encoded = None if truncation else refuse_input, []
-        for name, texts in zip(pairs.names, pairs[:2], strict=True):
-            with _about(name):
-                encoded.append(await self._prompts.encode(texts, False, too_long, "input"))
-        firsts, seconds = pairs.spread(encoded[0]), encoded[1]
-        num_tokens = sum(map(len, firsts)) + sum(map(len, seconds))
-        with _about(pairs.names[1]):
-            return await self._prompts.run(num_tokens, self._joined, firsts, seconds, truncation)
+        one, other = pairs.names
+        with _about(one):
+            of_query = await self._encoded(pairs.firsts, truncation)
+        with _about(other):
+            if self._template is not None:
+                encoded = await self._in_template(self._template, pairs, truncation)
+            else:
+                firsts, seconds = pairs.for_each(of_query), await self._encoded(pairs.seconds, truncation)
+                num_tokens = sum(map(len, firsts)) + sum(map(len, seconds))
+                encoded = await self._prompts.run(num_tokens, self._joined, firsts, seconds, truncation)
+            self._check_lengths(encoded)
+        return encoded
 
     def _joined(
         self, firsts: Sequence[PromptTokens], seconds: Sequence[PromptTokens], truncation: Truncation | None
     ) -> list[PromptTokens]:
-        frame, offset = self._tokenizer.pair_frame, self._model.second_text_offset
-        before, between, after = (_moved(part, offset) for part in frame.around)
+        assert self._frame is not None
+        frame, offset = self._frame, self._model.second_text_offset
+        before, between, after = (_packed(part, offset) for part in frame.around)
         joined = []
-        for index, pair in enumerate(zip(firsts, seconds, strict=True)):
+        for pair in zip(firsts, seconds, strict=True):
             first, second = pair if truncation is None else truncation.kept_of_pair(*pair, frame.num_tokens)
-            moved = _moved([(token, frame.second_type) for token in second], offset)
-            tokens = PromptTokens(before + array("i", first).tobytes() + between + moved + after)
-            self._check_length(tokens, index, len(seconds))
-            joined.append(tokens)
+            moved = _packed([(token, frame.second_type) for token in second], offset)
+            joined.append(PromptTokens(before + array("i", first).tobytes() + between + moved + after))
         return joined
 
     async def _in_template(self, template: str, pairs: Pairs, truncation: Truncation | None) -> list[PromptTokens]:
-        encoded = []
-        for index, (query, document) in enumerate(pairs.texts):
-            before, _, after = (part.replace(_QUERY, query) for part in template.partition(_DOCUMENT))
-            with RequestError.of_item(index, len(pairs.seconds)):
-                (tokens,) = await self._encoded([f"{before}{document}{after}"], truncation)
-                if truncation is not None and len(tokens) > truncation.limit:
-                    around, inner, end = await self._encoded([before, document, after], truncation)
-                    kept, _ = truncation.kept_of_pair(inner, (), len(around) + len(end))
-                    tokens = known_tokens([*around, *kept, *end], self._model.vocab_size, "input")
-            self._check_length(tokens, index, len(pairs.seconds))
-            encoded.append(tokens)
+        before, _, after = template.partition(_DOCUMENT)
+        framed = [
+            [before.replace(_QUERY, query), document, after.replace(_QUERY, query)] for query, document in pairs.texts
+        ]
+        encoded = await self._encoded(list(map("".join, framed)), truncation)
+        if truncation is None:
+            return encoded
+        for index, tokens in enumerate(encoded):
+            if len(tokens) > truncation.limit:
+                start, document, end = await self._encoded(framed[index], truncation)
+                kept, _ = truncation.kept_of_pair(document, (), len(start) + len(end))
+                encoded[index] = known_tokens([*start, *kept, *end], self._model.vocab_size, "input")
         return encoded
 
-    async def _encoded(self, texts: list[str], truncation: Truncation | None) -> list[PromptTokens]:
+    async def _encoded(self, texts: Sequence[str], truncation: Truncation | None) -> list[PromptTokens]:
         return await self._prompts.encode(texts, False, None if truncation else refuse_input, "input")
 
-    def _check_length(self, tokens: Sequence[int], index: int, number: int) -> None:
-        if len(tokens) > self._model.max_model_len:
-            with RequestError.of_item(index, number):
-                raise refuse_input(len(tokens), self._model)
+    def _check_lengths(self, encoded: Sequence[Sequence[int]]) -> None:
+        for index, tokens in enumerate(encoded):
+            if len(tokens) > self._model.max_model_len:
+                with RequestError.of_item(index, len(encoded)):
+                    raise refuse_input(len(tokens), self._model)
 
 
 def _of_pairs(chat_template: ChatTemplate) -> str | None:
@@ -160,7 +163,7 @@ def _of_pairs(chat_template: ChatTemplate) -> str | None:
     return plain
 
 
-def _moved(tokens: Iterable[tuple[int, int]], offset: int) -> bytes:
+def _packed(tokens: Iterable[tuple[int, int]], offset: int) -> bytes:
     """Packed ids of tokens with their types: those of type 1 are `offset` further on."""
     return array("i", (token + kind * offset for token, kind in tokens)).tobytes()
 

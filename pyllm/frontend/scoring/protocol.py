@@ -15,7 +15,7 @@ TopN = Annotated[int, declared("Answer with so many documents, the best; 0 for a
 
 
 class ScoringRequest(Struct, kw_only=True):
-    """The fields that all routes share. With `use_activation` false scores are the numbers that a classifier gives."""
+    """The fields that all routes share. With `use_activation` false scores are a classifier's logits."""
 
     model: str | None = None
     truncate_prompt_tokens: TruncatePromptTokens | None = None

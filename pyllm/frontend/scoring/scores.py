@@ -25,18 +25,15 @@ def class_scores(numbers: Vector, activation: str) -> list[float]:
     return list(numbers)
 
 
-def relevance(numbers: Vector, model: ModelInfo, use_activation: bool = True) -> float:
-    """The score of a pair that a reranker gives; without `use_activation` the number that a sigmoid makes it of.
-
-    Of two classes this is the difference of their numbers.
-    """
+def relevance(numbers: Vector, model: ModelInfo, use_activation: bool) -> float:
+    """The score of a pair that a reranker gives; without `use_activation` its logit, of two classes the difference."""
     assert model.relevant_class is not None
     if use_activation:
         return class_scores(numbers, model.class_activation)[model.relevant_class]
     return numbers[model.relevant_class] - (numbers[1 - model.relevant_class] if len(numbers) == 2 else 0)
 
 
-def likeness(one: Vector, other: Vector) -> float:
+def cosine_similarity(one: Vector, other: Vector) -> float:
     """The cosine of the angle between two embeddings, which have length 1."""
     return math.fsum(map(mul, one, other))
 
@@ -57,8 +54,8 @@ class PairScorer(Protocol):
         """Take the result of a prompt; they come in any order."""
 
 
-def pair_scorer(model: ModelInfo, encoder: PairEncoder, pairs: Pairs, use_activation: bool = True) -> PairScorer:
-    """The scorer of some pairs: by the classes of a reranker, or by the likeness of embeddings.
+def pair_scorer(model: ModelInfo, encoder: PairEncoder, pairs: Pairs, use_activation: bool) -> PairScorer:
+    """The scorer of some pairs: by the classes of a reranker, or by the cosine similarity of embeddings.
 
     Raises:
         RequestError: the texts make no pairs. The model has several classes, of which none says that two texts belong
@@ -66,17 +63,17 @@ def pair_scorer(model: ModelInfo, encoder: PairEncoder, pairs: Pairs, use_activa
     """
     pairs.check()
     if model.relevant_class is not None:
-        return RelevanceScorer(model, encoder, pairs, use_activation)
+        return CrossEncoderScorer(model, encoder, pairs, use_activation)
     if model.labels:
         text = f"{model.name} has {len(model.labels)} classes, and scores no pairs of texts: use /classify"
         raise RequestError(text, "model")
     if not model.is_for_embeddings:
         text = f"{model.name} generates text, and its embeddings rank nothing: use a reranker or an embedding model"
         raise RequestError(text, "model")
-    return LikenessScorer(encoder, pairs)
+    return EmbeddingScorer(encoder, pairs)
 
 
-class RelevanceScorer:
+class CrossEncoderScorer:
     """Scores by a reranker, which reads both texts of a pair together."""
 
     def __init__(self, model: ModelInfo, encoder: PairEncoder, pairs: Pairs, use_activation: bool) -> None:
@@ -96,7 +93,7 @@ class RelevanceScorer:
         self.scores[index] = relevance(vector, self._model, self._use_activation)
 
 
-class LikenessScorer:
+class EmbeddingScorer:
     """Scores by the embeddings of the texts, each of which is embedded once."""
 
     def __init__(self, encoder: PairEncoder, pairs: Pairs) -> None:
@@ -126,7 +123,7 @@ class LikenessScorer:
         for number in self._numbers[text]:
             one, other = map(self._vectors.get, self._both[number])
             if one is not None and other is not None:
-                self.scores[number] = likeness(one, other)
+                self.scores[number] = cosine_similarity(one, other)
 
 
 def _sigmoid(number: float) -> float:

@@ -17,7 +17,7 @@ class PagedAttention:
     """The attention of one layer, over this rank's heads; query and key may be normalised, and the cache scaled.
 
     `sinks` are the logits of this rank's heads that take a share of the softmax, `slopes` the slopes of these heads,
-    `biases` their numbers by distance; all are float32. A layer that reads the keys and values of another one has
+    `relative_bias` their bias by distance; all are float32. A layer that reads the keys and values of another one has
     neither of its own, and calls no hooks.
     """
 
@@ -30,7 +30,7 @@ class PagedAttention:
         *,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
-        biases: Tensor | None = None,
+        relative_bias: Tensor | None = None,
     ) -> None:
         self._layer = layer
         self._kv_source = spec.kv_source
@@ -43,7 +43,7 @@ class PagedAttention:
             soft_cap=spec.soft_cap,
             sinks=sinks,
             slopes=slopes,
-            biases=biases,
+            relative_bias=relative_bias,
             value_start=spec.value_start,
             value_size=spec.value_size,
         )

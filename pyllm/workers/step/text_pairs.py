@@ -11,7 +11,7 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 
 
 class TextPairs(NamedTuple):
-    """The ids of second texts are `vocab_size` further on, as in `ModelSpec.num_token_ids`.
+    """The ids of second texts are `vocab_size` further on, see `ModelSpec.second_text_offset`.
 
     They have rows of the position embedding of their own, `offset` further on, which include their type.
     """

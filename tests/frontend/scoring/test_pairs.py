@@ -138,9 +138,9 @@ async def test_long_texts_are_refused_or_shortened(joining: Tokenizer, plain: To
     for own in (encoder(joining), encoder(plain, pair_template=TEMPLATE)):
         with pytest.raises(RequestTooLargeError, match="at least"):
             await encoded(own, QUERY, long)
-        with pytest.raises(RequestTooLargeError, match=r"your data_1 has|your input has") as raised:
+        with pytest.raises(RequestTooLargeError, match="context length") as raised:
             await encoded(own, long, QUERY)
-        assert raised.value.parameter in {"data_1", "data_2"}
+        assert raised.value.parameter == "data_1"
         text = end * (MODEL.max_model_len - 2)  # It fits alone.
         with pytest.raises(RequestTooLargeError, match=r"^data_2\[1\]: .* has \d+ tokens"):
             await own.encode(Pairs(["x"], ["y", text]), None)
@@ -149,9 +149,10 @@ async def test_long_texts_are_refused_or_shortened(joining: Tokenizer, plain: To
 
 async def test_a_text_that_is_no_unicode_is_refused_by_its_field(joining: Tokenizer, plain: Tokenizer) -> None:
     for own in (encoder(joining), encoder(plain, pair_template=TEMPLATE)):
-        with pytest.raises(RequestError, match="not valid Unicode") as raised:
-            await own.encode(Pairs([QUERY], ["x", "\ud800"]), None)
-        assert raised.value.parameter == "data_2"
+        for texts, name in ((([QUERY], ["x", "\ud800"]), "data_2"), ((["\ud800"], ["x"]), "data_1")):
+            with pytest.raises(RequestError, match="not valid Unicode") as raised:
+                await own.encode(Pairs(*texts), None)
+            assert raised.value.parameter == name
 
 
 def test_pairs_are_bounded() -> None:
@@ -161,8 +162,8 @@ def test_pairs_are_bounded() -> None:
         Pairs([text], ["", "", "", "four"]).check()
 
 
-async def test_a_tokenizer_that_makes_no_pairs_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_makes_no_pairs_is_refused(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizers.byte_level()
     tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$B:1 $A", special_tokens=[])
     with pytest.raises(ConfigError, match="does not join two texts one after the other"):
-        await encoded(encoder(tiny_tokenizers.load(tokenizer, tmp_path)))
+        encoder(tiny_tokenizers.load(tokenizer, tmp_path))

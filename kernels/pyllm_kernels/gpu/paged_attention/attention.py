@@ -37,6 +37,8 @@ def paged_attention(
 ) -> Tensor:
     if query.dtype is torch.bfloat16 and key_cache.dtype is not torch.float8_e4m3fn and not query.is_cuda:
         raise ValueError("Triton's interpreter gets bfloat16 dot products wrong: use float32 or float16, or a GPU")
+    if layer.relative_bias is not None:
+        raise ValueError("a relative position bias is not there in Triton: use the backend cpu, or sdpa for attention")
     tasks = metadata.tasks
     if tasks is None:
         dtypes = dtype_name(query.dtype), dtype_name(key_cache.dtype)

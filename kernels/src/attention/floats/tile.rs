@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::product::{Product, VECTORS};
 use crate::attention::cells::Ahead;
-use crate::attention::{Biases, TILE};
+use crate::attention::{RelativeBias, TILE};
 use crate::kv_layer::KvLayer;
 use crate::vector::{Kernel, LANES, Storage, Vector};
 
@@ -112,9 +112,8 @@ pub(super) struct Tile {
     pub(super) soft_cap: Option<f32>,
     /// The slope of each head of the group.
     pub(super) slopes: Option<*const f32>,
-    pub(super) biases: Option<Biases>,
-    /// The first head of the group.
-    pub(super) first_head: usize,
+    /// The bias of each head of the group.
+    pub(super) relative_bias: Option<RelativeBias>,
 }
 
 /// `total += partial`, for some pairs.
@@ -290,17 +289,14 @@ impl Tile {
                 if let Some(cap) = self.soft_cap {
                     hold_below::<V>(cap, scores, &seen);
                 }
+                let (token, head) = self.token_and_head(pair + row);
                 if let Some(slopes) = self.slopes {
-                    let (token, head) = self.token_and_head(pair + row);
                     #[expect(clippy::cast_precision_loss, reason = "no sequence is as long as 2^24")]
                     let own = (self.position + token) as f32 - self.first as f32;
                     lower_by_distance::<V>(slopes.add(head).read_unaligned(), own, scores, &seen);
                 }
-                if let Some(biases) = self.biases {
-                    let (token, head) = self.token_and_head(pair + row);
-                    let of_head = biases.of_head(self.first_head + head);
-                    let of_first = of_head.wrapping_add(self.first).wrapping_sub(self.position + token);
-                    add_numbers::<V>(of_first, scores, &seen);
+                if let Some(bias) = self.relative_bias {
+                    add_bias::<V>(bias.from(head, self.position + token, self.first), scores, &seen);
                 }
                 self.weigh::<V>(pair + row, scores, &seen);
             }
@@ -445,16 +441,16 @@ unsafe fn lower_by_distance<V: Vector>(slope: f32, own: f32, scores: *mut f32, s
     }
 }
 
-/// Add the numbers of a tile's positions to a row of scores.
+/// Add the bias of a tile's positions to a row of scores.
 ///
 /// # Safety
 ///
-/// See `Kernel::run`; the vectors are valid, also those of the numbers.
+/// See `Kernel::run`; the vectors are valid, also those of the bias.
 #[inline(always)]
-unsafe fn add_numbers<V: Vector>(numbers: *const f32, scores: *mut f32, seen: &Range<usize>) {
+unsafe fn add_bias<V: Vector>(bias: *const f32, scores: *mut f32, seen: &Range<usize>) {
     for at in vectors_of(seen) {
         // SAFETY: as the caller promises.
-        unsafe { V::load(scores.add(at)).add(V::load(numbers.wrapping_add(at))).store(scores.add(at)) };
+        unsafe { V::load(scores.add(at)).add(V::load(bias.wrapping_add(at))).store(scores.add(at)) };
     }
 }
 
