@@ -58,7 +58,7 @@ pub(crate) struct PagedAttention {
     pub(crate) sinks: Option<usize>,
     /// Address of each head's slope, by which a score falls for each position of distance, float32 [heads].
     pub(crate) slopes: Option<usize>,
-    /// What is added to scores by distance.
+    /// The bias of scores by distance.
     pub(crate) relative_bias: Option<RelativeBias>,
     /// A row is a token: its heads, one after the other. Query and out have the same dtype.
     pub(crate) query: Matrix,

@@ -247,14 +247,14 @@ def _family(config: Config, may_be_other: bool) -> Family | None:
 
 
 class _Asked(NamedTuple):
-    """How a text model is asked about a pair of texts, by its files or as a known reranker."""
+    """The question to a text model about a pair of texts: its tokens by the files, or those of a known reranker."""
 
     score: LogitScoreConfig | None
     reranker: Reranker | None
 
 
 def _asked(folder: Path, family: Family) -> _Asked | None:
-    """How a text model is asked; None where it generates text. In older downloads only the folder's name tells."""
+    """The question to a text model; None where it generates text. In older downloads only the folder's name tells."""
     parts = folder.parts
     in_cache = parts[-2:-1] == ("snapshots",)  # models--OWNER--NAME/snapshots/COMMIT, in the cache of the hub
     name = (parts[-3] if in_cache else folder.name).lower().replace("_", "-")

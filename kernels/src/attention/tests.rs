@@ -24,7 +24,7 @@ struct Case {
     seed: u64,
 }
 
-/// What changes scores by distance.
+/// The change of scores by distance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ByDistance {
     Nothing,
