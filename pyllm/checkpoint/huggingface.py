@@ -70,7 +70,7 @@ GENERATION_CONFIG = "generation_config.json"
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # Name parts that peft gives to an adapter's tensors and to the layers that it changes.
 _OF_ADAPTERS = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.", "base_model.model.")
-_CROSS_ENCODER = "config_sentence_transformers.json"
+_CROSS_ENCODER, _TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
 _ADAPTER = (
     "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
     "`save_pretrained`) and give that folder"
@@ -109,14 +109,15 @@ def read_huggingface(
     asked = None if family is None or is_classifier else _asked(folder, family)
     if family is not None and (is_classifier or asked is not None):
         spec = family.spec(text)
-        head, embedding = _read_head(folder, spec, fields, gathered.tensors, asked)
+        tokenizer = tokenizer or read_huggingface_tokenizer(folder)
+        head, embedding = _read_head(folder, fields, asked, spec, tokenizer, tensors=gathered.tensors)
         spec, of_head = with_head(spec, head), gathered._replace(tensors=head.tensors)
         mapped = _map_to_family(family.tensors, spec, of_head, files, has_head)._replace(classifier=embedding)
     elif family is not None:
         files += _gather_dense(dense, gathered, len(files))
         spec = with_dense(family.spec(text), list(dense.values()))
         mapped = _map_to_family(family.tensors, spec, gathered, files, has_head)
-    elif is_classifier:
+    elif is_classifier or any(module.name == "LogitScore" for module in _modules(folder)):
         raise ConfigError(f"{folder}: classifiers are not supported where transformers computes the model")
     elif dense:
         raise ConfigError(f"{folder}: Dense modules are not supported where transformers computes the model")
@@ -141,7 +142,7 @@ def read_dummy(
         ConfigError: a file is missing or damaged, or the model is quantised or of no family.
     """
     fields, has_head, is_classifier = read_model_config(folder, overrides)
-    if is_classifier:
+    if is_classifier or any(module.name == "LogitScore" for module in _modules(folder)):
         raise ConfigError(f"{folder} is a classifier, whose head is found by its weights: dummy weights have none")
     config = Config(fields)
     if read_quantization_config(config) is not None:
@@ -265,23 +266,35 @@ def _asked(folder: Path, family: Family) -> _Asked | None:
 
 
 def _read_head(
-    folder: Path, spec: ModelSpec, fields: Mapping[str, Any], tensors: list[FileTensor], asked: _Asked | None
+    folder: Path,
+    fields: Mapping[str, Any],
+    asked: _Asked | None,
+    spec: ModelSpec,
+    tokenizer: TokenizerFiles,
+    *,
+    tensors: list[FileTensor],
 ) -> tuple[ClassifierHead, EmbeddingSpec]:
     """The head of a classifier, or of a text model that is `asked`, and the settings of its scores."""
     classes = classifier_config(fields, read_json(folder / _CROSS_ENCODER, dict[str, Any], optional=True))
-    template = None if asked is None or asked.reranker is None else asked.reranker.template
     words = classes.classifier_from_token if asked is None else asked.reranker and asked.reranker.words
+    ids = read_vocabulary(tokenizer) if words or asked is not None else {}
     if asked is not None and asked.score is not None:
-        spellings = {index: token for token, index in read_vocabulary(folder).items()}
-        head = head_of_tokens(spec, {token: spellings.get(token, str(token)) for token in asked.score.tokens}, tensors)
-    elif words:
-        ids = read_vocabulary(folder)
-        if missing := [word for word in words if word not in ids]:
+        spellings, tokens = {index: token for token, index in ids.items()}, asked.score.tokens
+    else:
+        if missing := [word for word in words or () if word not in ids]:
             raise ConfigError(f"{folder}: the tokenizer has no token {missing[0]!r}, with which the model answers")
-        head = head_of_tokens(spec, {ids[word]: word for word in words}, tensors)
+        tokens = [ids[word] for word in words or ()]
+        spellings = dict(zip(tokens, words or (), strict=True))
+    if len(set(tokens)) < len(tokens):
+        raise ConfigError(f"{folder}: the token {tokens[0]} is for relevant documents and for others")
+    if tokens:
+        head = head_of_tokens(spec, {token: spellings.get(token, str(token)) for token in tokens}, tensors)
     else:
         head = find_head(tensors, classes.norm_eps, spec.architecture.startswith("Electra"))
-    return head, classifier_spec(classes, head, template)
+    variables = read_json(folder / _TRANSFORMER, TransformerConfig, optional=True).processing_kwargs.chat_template
+    template = None if asked is None or asked.reranker is None else asked.reranker.template
+    embedding = classifier_spec(classes, head, template)
+    return head, msgspec.structs.replace(embedding, pair_variables=variables)
 
 
 def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, files: Sequence[str]) -> ModelSpec:
@@ -356,7 +369,7 @@ def _embedding(folder: Path, fields: Mapping[str, Any], is_encoder: bool) -> Emb
     pooling = next((module.path for module in modules if module.name == "Pooling"), "1_Pooling")
     return embedding_spec(
         modules,
-        read_json(folder / "sentence_bert_config.json", TransformerConfig, optional=True),
+        read_json(folder / _TRANSFORMER, TransformerConfig, optional=True),
         read_json(folder / pooling / "config.json", PoolingConfig, optional=True),
         matryoshka,
         is_encoder,

@@ -17,6 +17,7 @@ import msgspec
 from pyllm.checkpoint import vocabularies
 from pyllm.checkpoint.cache import CacheError, cache_folder, temporary_folder, write_file
 from pyllm.checkpoint.json_files import read_json, refuse_pointer
+from pyllm.checkpoint.pooling.embedding_config import TransformerConfig
 from pyllm.checkpoint.types import TokenizerFiles
 from pyllm.checkpoint.vocabularies.folder_tokenizer import (
     VOCABULARY_FILES,
@@ -135,13 +136,14 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
     )
 
 
-def read_vocabulary(folder: Path) -> dict[str, int]:
-    """The ids of the tokens in a folder's tokenizer.json.
+def read_vocabulary(files: TokenizerFiles) -> dict[str, int]:
+    """The id of each token, also of added ones.
 
     Raises:
-        ConfigError: there is no such file, or it is damaged.
+        ConfigError: the file is damaged.
     """
-    return read_json(folder / "tokenizer.json", _TokenizerJson).model.ids()
+    document = read_json(Path(files.path), _TokenizerJson)
+    return document.model.ids() | {token.content: token.id for token in document.added_tokens}
 
 
 def _build(folder: Path, options: _TokenizerConfig, special: _SpecialTokens) -> tuple[Path, _SpecialTokens]:
@@ -302,16 +304,22 @@ def _keep(content: bytes, key: hashlib.blake2b) -> Path:
 def _chat_templates(folder: Path, options: _TokenizerConfig) -> tuple[str | None, str | None]:
     """The chat template, and the one for requests with tools, as transformers takes them.
 
-    Files of their own replace those of tokenizer_config.json; chat_template.json is what earlier processors saved.
+    Files of their own replace those of tokenizer_config.json; chat_template.json is what earlier processors saved. A
+    reranker may name another template than the default one.
     """
-    file, tool_file = folder / "chat_template.jinja", folder / "additional_chat_templates/tool_use.jinja"
+    path = folder / "sentence_bert_config.json"
+    name = read_json(path, TransformerConfig, optional=True).processing_kwargs.chat_template.get("chat_template")
+    file, tool_file = (
+        folder / ("chat_template.jinja" if each == "default" else f"additional_chat_templates/{each}.jinja")
+        for each in (name or "default", "tool_use")
+    )
     given = options.chat_template
     if given is None and not file.is_file():
         given = read_json(folder / "chat_template.json", _ProcessorTemplate, optional=True).chat_template
     several = [_NamedTemplate("default", given)] if isinstance(given, str) else given or ()
     named = {each.name: each.template for each in several}
     return (
-        _template_text(file) if file.is_file() else named.get("default"),
+        _template_text(file) if file.is_file() else named.get(name or "default"),
         _template_text(tool_file) if tool_file.is_file() else named.get("tool_use"),
     )
 

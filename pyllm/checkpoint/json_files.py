@@ -20,6 +20,8 @@ def read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
     Raises:
         ConfigError: the file is missing, damaged or a Git LFS pointer.
     """
+    if "\0" in str(path):
+        raise ConfigError(f"cannot read {path}: a path has no NUL")
     if optional and not path.is_file():
         return kind()
     try:

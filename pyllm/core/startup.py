@@ -254,6 +254,7 @@ def _model_info(
         class_activation=embedding.activation,
         relevant_class=embedding.relevant_class,
         pair_template=embedding.pair_template,
+        pair_variables=embedding.pair_variables,
         second_text_offset=spec.second_text_offset,
         model_impl="native" if spec.transformers is None else "transformers",
         prefix_hash=engine.cache.prefix_hash,

@@ -373,6 +373,8 @@ class AsyncEngine:
         assert self._pairs is not None
         pairs = Pairs(_listed("data_1", data_1), _listed("data_2", data_2))
         scorer = pair_scorer(client.model, self._pairs, pairs, use_activation)
+        if truncate_prompt_tokens is not None:
+            truncate_prompt_tokens = integer("truncate_prompt_tokens", truncate_prompt_tokens)
         prompts = await scorer.prompts(truncation_from(truncate_prompt_tokens, None, 0, client.model))
         scheduling = await self._loras.chosen(scheduling, lora_request)
 

@@ -26,7 +26,7 @@ def _with_linear_rope(config: Config) -> Config:
         return config
     scaling.refuse_unless(mixed_b=None)
     factor, theta = scaling.positive("factor"), config.positive("rope_theta")
-    size = config.integer("hidden_size") // config.integer("num_attention_heads")
+    size = config.integer("hidden_size") // config.integer("num_attention_heads") or 1
     config = config.replaced(rope_theta=theta * factor)
     return config.with_section("rope_scaling", type="linear", factor=factor ** (2 / size))
 

@@ -138,8 +138,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     - `kv_cache_tokens`: the length of the longest sequence that fits into the KV cache.
     - `kv_windows`: for each group of layers with its own KV blocks, how far back it reads; None: to the first token.
-    - `labels`, `relevant_class` and `pair_template` are as in `EmbeddingSpec`; `class_activation` (sigmoid, softmax or
-      identity) makes scores of a classifier's logits.
+    - `labels`, `relevant_class`, `pair_template` and `pair_variables` are as in `EmbeddingSpec`; `class_activation`
+      (sigmoid, softmax or identity) makes scores of a classifier's logits.
     - `second_text_offset`: added to the ids of a pair's second text; 0 where the model does not tell texts apart.
     """
 
@@ -177,6 +177,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     weights_version: str = ""  # a digest of the weights; empty for those that the engine was started with
     relevant_class: int | None = None
     pair_template: str | None = None
+    pair_variables: dict[str, Any] = {}
     second_text_offset: int = 0
 
 

@@ -60,6 +60,17 @@ def test_bert_tells_the_texts_of_a_pair_apart(tmp_path: Path, options: dict[str,
     assert np.abs(np.subtract(alone, wanted)).min() > 1e-3
 
 
+def test_an_empty_text_before_the_second_one_is_scored_and_ends_no_worker(tmp_path: Path) -> None:
+    """Nothing stands before a first text without tokens, so that the sequence begins with the second one."""
+    folder = Path(write_tiny_classifier(tmp_path / "bert", "bert-classifier"))
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": None}))
+    with LLM(str(folder), **OPTIONS, distributed_executor_backend="uni") as llm:
+        (found,) = llm.score("", ["b"])
+    (wanted,) = activated(expected("bert-classifier", [98], [1]))
+    assert found.outputs.score == pytest.approx(wanted, abs=1e-5)
+
+
 @pytest.mark.parametrize("name", CLASSIFIERS_IN_GGUF)
 def test_gguf_files_give_the_scores_of_llama_cpp(name: str) -> None:
     with LLM(str(FOLDER / f"{name}.gguf"), **OPTIONS, distributed_executor_backend="uni") as llm:
@@ -202,10 +213,39 @@ def test_words_or_tokens_say_what_a_text_model_answers(tmp_path: Path) -> None:
         with LLM(str(folder), **OPTIONS, distributed_executor_backend="uni") as llm:
             given = llm.classify(PROMPTS, pooling_params=PoolingParams(use_activation=False))
         np.testing.assert_allclose([output.outputs.probs for output in given], numbers, atol=1e-4)
-    for token, text in ((300, "only 264 tokens, not 300"), (-1, "true_token_id")):
-        (folder / "1_LogitScore/config.json").write_text(json.dumps({"true_token_id": token}))
+    for tokens, text in (
+        ({"true_token_id": 300}, "only 264 tokens, not 300"),
+        ({"true_token_id": -1}, "true_token_id"),
+        ({"true_token_id": 7, "false_token_id": 7}, "the token 7 is for relevant documents and for others"),
+    ):
+        (folder / "1_LogitScore/config.json").write_text(json.dumps(tokens))
         with pytest.raises(ConfigError, match=text):
             read_checkpoint(str(folder))
+    for options in ({"has_dummy_weights": True}, {"implementation": "transformers"}):
+        with pytest.raises(ConfigError, match="classifier"):
+            read_checkpoint(str(folder), **options)
+    (folder / "modules.json").write_text(json.dumps([modules[0], modules[1] | {"path": "a\0b"}]))
+    with pytest.raises(ConfigError, match="a path has no NUL"):
+        read_checkpoint(str(folder))
+
+
+def test_added_tokens_may_be_answers(tmp_path: Path) -> None:
+    folder = write_tiny_classifier(tmp_path / "model", RERANKER)
+    overrides = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["<|end|>"]}
+    assert read_checkpoint(folder, overrides=overrides).spec.dense[0].tokens == (257,)
+
+
+def test_sentence_transformers_names_the_template_and_its_variables(tmp_path: Path) -> None:
+    folder = Path(write_tiny_classifier(tmp_path / "model", "qwen3-classifier"))
+    roles = "{% for role in ('query', 'document') %}{{ (messages | selectattr('role', 'eq', role) | first).content }};"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/score.jinja").write_text("{{ task }}" + roles + "{% endfor %}")
+    given = {"chat_template": "score", "add_generation_prompt": True, "task": "T:"}
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"processing_kwargs": {"chat_template": given}}))
+    with LLM(str(folder), **OPTIONS, distributed_executor_backend="uni") as llm:
+        (found,) = llm.score("a", "b")
+        (wanted,) = llm.classify([llm.get_tokenizer().encode("T:a;b;", add_special_tokens=False)])
+    assert found.outputs.score == wanted.outputs.probs[0]
 
 
 def test_a_chat_template_with_a_query_and_a_document_is_that_of_pairs(tmp_path: Path) -> None:

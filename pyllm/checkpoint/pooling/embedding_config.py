@@ -5,7 +5,7 @@ https://sbert.net/docs/package_reference/sentence_transformer/models.html and ll
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -60,11 +60,20 @@ class PoolingConfig(msgspec.Struct):
         return self.pooling_mode or "+".join(names) or usual
 
 
+class _ProcessingKwargs(msgspec.Struct):
+    chat_template: dict[str, Any] = {}
+
+
 class TransformerConfig(msgspec.Struct):
-    """The fields of sentence_bert_config.json, which is of all that sentence-transformers runs, with its defaults."""
+    """The fields of sentence_bert_config.json, which is of all that sentence-transformers runs, with its defaults.
+
+    `processing_kwargs.chat_template` are arguments of `apply_chat_template`, also the name `chat_template` of another
+    template than the default one.
+    """
 
     max_seq_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     do_lower_case: bool = False
+    processing_kwargs: _ProcessingKwargs = msgspec.field(default_factory=_ProcessingKwargs)
 
 
 class DenseConfig(msgspec.Struct):
@@ -122,7 +131,8 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     - `labels`: the names of the classes of a classifier, which gives a number for each in place of an embedding;
       `activation` makes scores of them. `relevant_class` is the index of the class of pairs of texts that belong
       together; None: the model scores no pairs.
-    - `pair_template`: a text around a pair, with {query} and {document}, for models that need one.
+    - `pair_template`: a text around a pair, with {query} and {document}, for models that need one. `pair_variables` are
+      those of a chat template that is put around a pair.
     """
 
     pooling: PoolingKind = "last"
@@ -135,6 +145,7 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     activation: ClassActivation = "identity"
     relevant_class: int | None = None
     pair_template: str | None = None
+    pair_variables: dict[str, Any] = {}
 
 
 def embedding_spec(

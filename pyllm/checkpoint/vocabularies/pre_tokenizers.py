@@ -165,7 +165,6 @@ PRE_TOKENIZERS = {
     "gpt-2": PreTokenizer(_GPT2),
     "phi-2": PreTokenizer(_GPT2),
     "roberta-bpe": PreTokenizer(_GPT2),
-    **dict.fromkeys(("jina-v2-de", "jina-v2-es", "jina-de", "jina-es"), PreTokenizer(_GPT2)),
     "mpt": PreTokenizer(_GPT2, normalizer=_NFC),
     "olmo": PreTokenizer(_GPT2, normalizer=_NFC),  # OLMo 1; later ones have dbrx
     "exaone4": PreTokenizer(_GPT2),

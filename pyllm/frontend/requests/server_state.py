@@ -102,7 +102,7 @@ class ServerState:
         self.chat = ChatPreprocessor(self.prompts, tokenizer, chat_template, server)
         self.sampler = sampler or ProcessSampler(lambda: [os.getpid()])
         self.crash_folder = crash_folder
-        self.request_log = RequestLog(server, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False))
+        self.request_log = RequestLog(server, self._text_of)
         self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
         self.answer_thread = ThreadPoolExecutor(1, "pyllm-answers")  # one, as each may hold up the event loop for 5 ms
         self.draining = False
@@ -152,6 +152,11 @@ class ServerState:
             crash_folder=config.flight_recorder_dir,
             ask_reload=ask_reload,
         )
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        # The ids of a pair's second text are further on.
+        tokens = [token % self.client.model.vocab_size for token in tokens]
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     @property
     def http(self) -> HttpCounts:

@@ -1,9 +1,9 @@
 """Pairs of texts as token ids: as the tokenizer joins them, or in a reranker's own template."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyllm.client.prompt_tokens import PromptTokens, known_tokens
 from pyllm.client.submission import refuse_input
@@ -17,6 +17,9 @@ from pyllm.wire.messages import ModelInfo
 # Of all pairs of a request, whose query counts once for each document.
 MAX_CHARACTERS = 1 << 25
 _QUERY, _DOCUMENT = "{query}", "{document}"
+_MARKS = ("\x00query\x00", "\x00document\x00")
+# Whatever a template may do with a text would change these: trim, escape, cut, change the case.
+_PROBES = tuple(f" <Ab&'\"{name}\n{{{{ x }}}}" + 1000 * "Long " for name in ("One", "Other"))
 
 T = TypeVar("T")
 
@@ -68,9 +71,11 @@ class PairEncoder:
         self._model = model
         self._template = model.pair_template
         if model.labels and chat_template is not None:
-            self._template = _of_pairs(chat_template) or model.pair_template
+            self._template = _of_pairs(chat_template, model.pair_variables) or model.pair_template
         needs_frame = model.relevant_class is not None and self._template is None
         self._frame = tokenizer.pair_frame if needs_frame else None
+        if self._frame is not None and model.second_text_offset and not self._frame.has_types_of_bert:
+            raise ConfigError("the tokenizer gives pairs other token types than 0 and 1, which are not supported")
 
     async def encode_apart(self, pairs: Pairs, truncation: Truncation | None) -> list[Sequence[Sequence[int]]]:
         """The token ids of the first texts and of the second ones, each an input of its own; raises as `encode`."""
@@ -92,6 +97,8 @@ class PairEncoder:
         one, other = pairs.names
         with _about(one):
             of_query = await self._encoded(pairs.firsts, truncation)
+            if truncation is None:
+                self._check_lengths(of_query)
         with _about(other):
             if self._template is not None:
                 encoded = await self._in_template(self._template, pairs, truncation)
@@ -111,7 +118,7 @@ class PairEncoder:
         joined = []
         for pair in zip(firsts, seconds, strict=True):
             first, second = pair if truncation is None else truncation.kept_of_pair(*pair, frame.num_tokens)
-            moved = _packed([(token, frame.second_type) for token in second], offset)
+            moved = _packed([(token, frame.types[1]) for token in second], offset)
             joined.append(PromptTokens(before + array("i", first).tobytes() + between + moved + after))
         return joined
 
@@ -123,12 +130,20 @@ class PairEncoder:
         encoded = await self._encoded(list(map("".join, framed)), truncation)
         if truncation is None:
             return encoded
-        for index, tokens in enumerate(encoded):
-            if len(tokens) > truncation.limit:
-                start, document, end = await self._encoded(framed[index], truncation)
-                kept, _ = truncation.kept_of_pair(document, (), len(start) + len(end))
-                encoded[index] = known_tokens([*start, *kept, *end], self._model.vocab_size, "input")
+        long = [index for index, tokens in enumerate(encoded) if len(tokens) > truncation.limit]
+        parts = await self._encoded([part for index in long for part in framed[index]], truncation)
+        cut = await self._prompts.run(sum(map(len, parts)), self._cut, parts, truncation)
+        for index, tokens in zip(long, cut, strict=True):
+            encoded[index] = tokens
         return encoded
+
+    def _cut(self, parts: Sequence[PromptTokens], truncation: Truncation) -> list[PromptTokens]:
+        """Pairs of three parts each: what is before a document, the document, which loses tokens, what is after it."""
+        cut = []
+        for before, document, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            kept, _ = truncation.kept_of_pair(document, (), len(before) + len(after))
+            cut.append(known_tokens([*before, *kept, *after], self._model.vocab_size, "input"))
+        return cut
 
     async def _encoded(self, texts: Sequence[str], truncation: Truncation | None) -> list[PromptTokens]:
         return await self._prompts.encode(texts, False, None if truncation else refuse_input, "input")
@@ -140,7 +155,7 @@ class PairEncoder:
                     raise refuse_input(len(tokens), self._model)
 
 
-def _of_pairs(chat_template: ChatTemplate) -> str | None:
+def _of_pairs(chat_template: ChatTemplate, variables: Mapping[str, Any]) -> str | None:
     """The text of a template around a query and a document; None where it knows no such roles.
 
     Most rerankers made of text models still have the template of that model, which is not meant for pairs.
@@ -148,19 +163,21 @@ def _of_pairs(chat_template: ChatTemplate) -> str | None:
     roles = ("query", "document")
     if not all(f"'{role}'" in chat_template.source or f'"{role}"' in chat_template.source for role in roles):
         return None
-    texts = []
-    for query, document in ((_QUERY, _DOCUMENT), (f" {_QUERY}\n", f"\n{_DOCUMENT} ")):
-        messages = [{"role": role, "content": text} for role, text in zip(roles, (query, document), strict=True)]
+    adds_prompt, texts = bool(variables.get("add_generation_prompt", True)), []
+    for contents in (_MARKS, _PROBES):
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         try:
-            texts.append(chat_template.render(messages))
+            texts.append(chat_template.render(messages, adds_prompt, variables=variables))
         except RequestError as error:
             raise ConfigError(f"{error}; they were a query and a document, whose roles it names") from None
-    plain, padded = texts
-    if plain.replace(_QUERY, f" {_QUERY}\n").replace(_DOCUMENT, f"\n{_DOCUMENT} ") != padded:
+    marked, probed = texts
+    if not all(mark in marked for mark in _MARKS) or marked.count(_MARKS[1]) != 1:
+        raise ConfigError("the chat template has the roles query and document, but not their texts, the document once")
+    if marked.replace(_MARKS[0], _PROBES[0]).replace(_MARKS[1], _PROBES[1]) != probed:
         raise ConfigError("the chat template changes the query or the document, which is not supported for pairs")
-    if plain.count(_DOCUMENT) != 1:
-        raise ConfigError(f"the chat template has the document {plain.count(_DOCUMENT)} times, and must have it once")
-    return plain
+    if _QUERY in marked or _DOCUMENT in marked:
+        raise ConfigError(f"the chat template has {_QUERY} or {_DOCUMENT} in its own text, which is not supported")
+    return marked.replace(_MARKS[0], _QUERY).replace(_MARKS[1], _DOCUMENT)
 
 
 def _packed(tokens: Iterable[tuple[int, int]], offset: int) -> bytes:

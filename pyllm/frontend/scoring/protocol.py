@@ -111,7 +111,7 @@ class ScoreAnswer(Struct):
 class ClassifyRequest(ScoringRequest, kw_only=True):
     """`POST /classify`. `input` is a text or token ids, or a list of either."""
 
-    input: str | list[str | int | list[int]]
+    input: str | list[str | int | list[int]] | None = None
     add_special_tokens: bool | None = True
 
     messages: Annotated[list[Any] | None, unsupported_field("input, a text as the chat template would write it")] = None

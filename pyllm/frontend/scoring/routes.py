@@ -102,6 +102,8 @@ def _classify_route(state: ServerState) -> Route:
     )
     async def classify(request: Request, data: JSONBody[ClassifyRequest]) -> ASGIApp:
         context = await _begin(state, request, data)
+        if data.input is None:
+            raise RequestError("input is missing: give a text or token ids, or a list of either", "input")
         inputs = split_prompts(data.input, "input", MAX_INPUTS)
         refuse_classes(model := state.client.model)
         scheduling, truncation = _limits(state, context, data)

@@ -29,18 +29,24 @@ _MOST_TEXTS = 1 << 18  # of tokens that are kept; the largest vocabularies have 
 
 
 class PairFrame(NamedTuple):
-    """The special tokens before, between and after two texts, each with its type (BERT); `second_type` is the second's.
+    """The special tokens before, between and after two texts, each with its token type, and the types of both texts.
 
     A text in a pair has the tokens that it has alone.
     """
 
     around: tuple[Sequence[tuple[int, int]], ...]
-    second_type: int
+    types: tuple[int, int]
 
     @property
     def num_tokens(self) -> int:
         """The number of special tokens."""
         return sum(map(len, self.around))
+
+    @property
+    def has_types_of_bert(self) -> bool:
+        """Whether all types are 0 or 1, and that of the first text 0."""
+        kinds = {kind for part in self.around for _, kind in part}
+        return self.types[0] == 0 and kinds | {self.types[1]} <= {0, 1}
 
 
 class Tokenizer:
@@ -108,13 +114,15 @@ class Tokenizer:
         Raises:
             ConfigError: the tokenizer joins no two texts, or in another order.
         """
-        (encoding,) = self._tokenizer.encode_batch([("a", "a")])
+        # Some vocabularies have no token for an "a".
+        pairs = self._tokenizer.encode_batch([(text, text) for text in ("a", "A", "0", "the", "\u4e00")])
+        encoding = next((pair for pair in pairs if {0, 1} <= {*pair.sequence_ids}), pairs[0])
         texts, tokens = encoding.sequence_ids, list(zip(encoding.ids, encoding.type_ids, strict=True))
         first, second = ([index for index, text in enumerate(texts) if text == which] for which in (0, 1))
         if not first or not second or first[-1] > second[0]:
             raise ConfigError("the tokenizer does not join two texts one after the other, so it makes no pairs")
         around = tokens[: first[0]], tokens[first[-1] + 1 : second[0]], tokens[second[-1] + 1 :]
-        return PairFrame(around, encoding.type_ids[second[0]])
+        return PairFrame(around, (encoding.type_ids[first[0]], encoding.type_ids[second[0]]))
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of the text's tokens, by which a text that is far too long is refused without encoding it."""

@@ -92,9 +92,10 @@ class Pooler:
         chunks, num_states = [], len(rows)
         for row in np.flatnonzero((kinds == POOLING_CODES["mean"]) | (kinds == POOLING_CODES["cls"])).tolist():
             is_mean = bool(kinds[row] == POOLING_CODES["mean"])
-            first = int(host.query_starts[row])
-            stop = int(host.query_starts[row + 1]) if is_mean else first + 1
-            slot, position = int(host.slots[row]), int(host.positions[first])
+            first, end = map(int, host.query_starts[row : row + 2])
+            stop = end if is_mean else first + 1
+            # Those of the plan may be moved by the token's type.
+            slot, position = int(host.slots[row]), int(host.sequence_lengths[row]) - (end - first)
             chunks.append(_Chunk(row, slot, num_states, stop - first, position, is_mean, bool(ends[row])))
             wanted.append(np.arange(first, stop, dtype=np.int64))
             num_states += stop - first

@@ -115,6 +115,9 @@ OF_CHATS = "{% for message in messages %}{{ message['role'] }}: {{ message['cont
 async def test_a_chat_template_for_pairs_replaces_that_of_the_model(plain: Tokenizer) -> None:
     wanted = plain.encode(f"{QUERY} {DOCUMENT}!", add_special_tokens=False)
     assert await encoded(encoder(plain, BY_ROLES, pair_template=TEMPLATE)) == wanted
+    variables = {"add_generation_prompt": False, "task": "Rank"}
+    wanted = plain.encode(f"Rank {QUERY} {DOCUMENT}", add_special_tokens=False)
+    assert await encoded(encoder(plain, f"{{{{ task }}}} {BY_ROLES}", pair_variables=variables)) == wanted
     for chat_template in (OF_CHATS, None):
         own = encoder(plain, chat_template, pair_template=TEMPLATE)
         assert await encoded(own, "x", "y") == plain.encode("Is y of x, x?", add_special_tokens=False)
@@ -124,7 +127,12 @@ async def test_a_chat_template_for_pairs_replaces_that_of_the_model(plain: Token
     ("template", "text"),
     [
         (BY_ROLES.replace("{{ query }}", "{{ query | trim }}"), "changes the query or the document"),
-        (BY_ROLES.replace("{{ query }}", "{{ document }}"), "has the document 2 times"),
+        (BY_ROLES.replace("{{ query }}", "{{ query | lower }}"), "changes the query or the document"),
+        (BY_ROLES.replace("{{ document }}", "{{ document | e }}"), "changes the query or the document"),
+        (BY_ROLES.replace("{{ document }}", "{{ document[:40] }}"), "changes the query or the document"),
+        (BY_ROLES.replace("{{ query }}", "{{ document }}"), "not their texts, the document once"),
+        (BY_ROLES.replace("{{ query }}", "{{ query[0].text }}"), "not their texts"),
+        (BY_ROLES + "{query}", r"has \{query\} or \{document\} in its own text"),
         (BY_ROLES + "{{ raise_exception('no such role') }}", "no such role; they were a query"),
     ],
 )
@@ -153,6 +161,24 @@ async def test_a_text_that_is_no_unicode_is_refused_by_its_field(joining: Tokeni
             with pytest.raises(RequestError, match="not valid Unicode") as raised:
                 await own.encode(Pairs(*texts), None)
             assert raised.value.parameter == name
+
+
+async def test_each_text_that_is_too_long_is_named(joining: Tokenizer, plain: Tokenizer) -> None:
+    end = tiny_tokenizers.SPECIAL[0]
+    for own in (encoder(joining), encoder(plain, pair_template=TEMPLATE)):
+        with pytest.raises(RequestTooLargeError, match=r"^data_1\[1\]: ") as raised:
+            await own.encode(Pairs(["x", end * (MODEL.max_model_len + 1)], ["y", "z"]), None)
+        assert raised.value.parameter == "data_1"
+
+
+def test_other_token_types_are_refused(tmp_path: Path) -> None:
+    for pair in ("$A $B:2", "$A:1 $B:1"):
+        tokenizer = tiny_tokenizers.byte_level()
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair=pair, special_tokens=[])
+        loaded = tiny_tokenizers.load(tokenizer, tmp_path)
+        encoder(loaded)
+        with pytest.raises(ConfigError, match="other token types than 0 and 1"):
+            encoder(loaded, second_text_offset=OFFSET)
 
 
 def test_pairs_are_bounded() -> None:

@@ -147,6 +147,8 @@ async def test_classes_have_names_and_scores(tokenizer: Tokenizer) -> None:
         (CLASSIFIER, "/v1/rerank", {"query": "x", "documents": ["x"]}, "model", "has 4 classes"),
         ({"is_for_embeddings": False}, "/v1/rerank", {"query": "x", "documents": ["x"]}, "model", "generates text"),
         ({}, "/classify", {"input": "x"}, "model", "has no classes"),
+        (CLASSIFIER, "/classify", {}, "input", "input is missing"),
+        (CLASSIFIER, "/classify", {"messages": [{"role": "user", "content": "x"}]}, "messages", "input, a text"),
     ],
 )
 async def test_other_requests_are_refused(
