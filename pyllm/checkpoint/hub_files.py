@@ -11,6 +11,8 @@ import msgspec
 from pyllm.checkpoint.gguf_header import part_names
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_name import HubName, is_within
+from pyllm.checkpoint.pooling.classifier_head import CROSS_ENCODER_CONFIG
+from pyllm.checkpoint.pooling.embedding_config import SENTENCE_BERT_CONFIG
 from pyllm.checkpoint.vocabularies.folder_tokenizer import VOCABULARY_FILES
 from pyllm.errors import ConfigError
 
@@ -20,12 +22,12 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 _TOKENIZER = (
     *("config.json", "generation_config.json", "tokenizer*.json", "added_tokens.json", "special_tokens_map.json"),
-    *("*chat_template*", "additional_chat_templates/tool_use.jinja"),
+    *("*chat_template*", "additional_chat_templates/*.jinja"),
 )
-# Files beside the weights: those that the readers read, and those of embedding models.
+# Files beside the weights: those that the readers read, and those of embedding models and rerankers.
 _DESCRIPTIONS = (
-    *(*_TOKENIZER, INDEX, "modules.json", "sentence_bert_config.json", "*_Pooling/config.json"),
-    *("*_Dense/config.json", f"*_Dense/{WEIGHTS}"),
+    *(*_TOKENIZER, INDEX, "modules.json", SENTENCE_BERT_CONFIG, CROSS_ENCODER_CONFIG),
+    *("*_Pooling/config.json", "*_LogitScore/config.json", "*_Dense/config.json", f"*_Dense/{WEIGHTS}"),
 )
 # Quantizations that llama.cpp prefers where none is asked for, and name parts of GGUF files that are no models.
 _PREFERRED = ("Q4_K_M", "Q8_0")

@@ -76,6 +76,14 @@ def test_layers_after_pooling_are_fetched_with_a_model() -> None:
     assert sorted(set(fetched)) == sorted(files)
 
 
+def test_the_files_that_make_a_text_model_a_reranker_are_fetched() -> None:
+    files = ["config.json", "model.safetensors", "modules.json", "1_LogitScore/config.json"]
+    files += ["config_sentence_transformers.json", "chat_template.jinja", "additional_chat_templates/score.jinja"]
+    fetched: list[str] = []
+    collect(parse_hub_name("a/b"), [*files, "README.md"], lambda file: Path(fetched.append(file) or file))
+    assert sorted(set(fetched)) == sorted(files)
+
+
 def test_without_a_preferred_quantisation_the_first_whole_file_is_taken() -> None:
     name = parse_hub_name("a/b")
     assert choose_gguf(name, ["m-Q2_K-00001-of-00002.gguf", "m-Q6_K.gguf", "m-Q5_0.gguf"]) == "m-Q5_0.gguf"

@@ -22,6 +22,8 @@ from pyllm.families.spec import DenseActivation, DenseSpec, ModelSpec, NormSpec,
 from pyllm.families.tensor_map import dense_tensor
 from pyllm.families.tensors import FileTensor
 
+CROSS_ENCODER_CONFIG = "config_sentence_transformers.json"
+
 
 class _Layer(NamedTuple):
     """The name of a linear layer, what follows it, and the name of its norm."""
@@ -239,7 +241,7 @@ def classifier_config(fields: Mapping[str, Any], of_cross_encoder: Mapping[str, 
         config = msgspec.convert(fields, ClassifierConfig)
         newer = msgspec.convert(of_cross_encoder, _OfSentenceTransformers)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json, or config_sentence_transformers.json: {error}") from None
+        raise ConfigError(f"config.json, or {CROSS_ENCODER_CONFIG}: {error}") from None
     return config if config.named_activation else msgspec.structs.replace(config, sentence_transformers=newer)
 
 

@@ -13,6 +13,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.spec import DenseActivation, DenseSpec, ModelSpec, Shape
 from pyllm.families.tensor_map import dense_tensor
 
+SENTENCE_BERT_CONFIG = "sentence_bert_config.json"
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
 """llama.cpp's pooling types, in the order of their numbers."""
@@ -170,7 +171,7 @@ def embedding_spec(
             raise ConfigError(f"modules.json: Dense after {before or 'nothing'} is not supported, only after Pooling")
     if transformer.do_lower_case:
         text = "do_lower_case is not supported: set it to false, and let the tokenizer's normalizer do it"
-        raise ConfigError(f"sentence_bert_config.json: {text}")
+        raise ConfigError(f"{SENTENCE_BERT_CONFIG}: {text}")
     sizes = tuple(sorted(matryoshka.matryoshka_dimensions or ()))
     is_matryoshka = bool(sizes or matryoshka.is_matryoshka)
     kind = _kind(pooling.mode("mean" if is_encoder else "last"))
