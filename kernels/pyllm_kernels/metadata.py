@@ -62,6 +62,13 @@ class AttentionLayer:
     value_start: int = 0
     value_size: int | None = None
 
+    @property
+    def middle_of_bias(self) -> int:
+        """The index of the distance 0 in the relative bias."""
+        assert self.relative_bias is not None
+        width: int = self.relative_bias.shape[1]
+        return (width - RELATIVE_BIAS_PADDING) // 2
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionTasks:

@@ -15,6 +15,7 @@ from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer, r
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.pooling.classifier_head import (
+    CROSS_ENCODER_CONFIG,
     ClassifierHead,
     LogitScoreConfig,
     classifier_config,
@@ -24,6 +25,7 @@ from pyllm.checkpoint.pooling.classifier_head import (
     with_head,
 )
 from pyllm.checkpoint.pooling.embedding_config import (
+    SENTENCE_BERT_CONFIG,
     DenseConfig,
     EmbeddingSpec,
     MatryoshkaConfig,
@@ -70,7 +72,6 @@ GENERATION_CONFIG = "generation_config.json"
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # Name parts that peft gives to an adapter's tensors and to the layers that it changes.
 _OF_ADAPTERS = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.", "base_model.model.")
-_CROSS_ENCODER, _TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
 _ADAPTER = (
     "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
     "`save_pretrained`) and give that folder"
@@ -117,7 +118,7 @@ def read_huggingface(
         files += _gather_dense(dense, gathered, len(files))
         spec = with_dense(family.spec(text), list(dense.values()))
         mapped = _map_to_family(family.tensors, spec, gathered, files, has_head)
-    elif is_classifier or any(module.name == "LogitScore" for module in _modules(folder)):
+    elif is_classifier or _logit_score(folder) is not None:
         raise ConfigError(f"{folder}: classifiers are not supported where transformers computes the model")
     elif dense:
         raise ConfigError(f"{folder}: Dense modules are not supported where transformers computes the model")
@@ -142,7 +143,7 @@ def read_dummy(
         ConfigError: a file is missing or damaged, or the model is quantised or of no family.
     """
     fields, has_head, is_classifier = read_model_config(folder, overrides)
-    if is_classifier or any(module.name == "LogitScore" for module in _modules(folder)):
+    if is_classifier or _logit_score(folder) is not None:
         raise ConfigError(f"{folder} is a classifier, whose head is found by its weights: dummy weights have none")
     config = Config(fields)
     if read_quantization_config(config) is not None:
@@ -260,9 +261,13 @@ def _asked(folder: Path, family: Family) -> _Asked | None:
     in_cache = parts[-2:-1] == ("snapshots",)  # models--OWNER--NAME/snapshots/COMMIT, in the cache of the hub
     name = (parts[-3] if in_cache else folder.name).lower().replace("_", "-")
     reranker = family.reranker if family.reranker is not None and family.reranker.name in name else None
-    path = next((module.path for module in _modules(folder) if module.name == "LogitScore"), None)
-    score = None if path is None else read_json(folder / path / "config.json", LogitScoreConfig)
+    score = _logit_score(folder)
     return None if score is None and reranker is None else _Asked(score, reranker)
+
+
+def _logit_score(folder: Path) -> LogitScoreConfig | None:
+    path = next((module.path for module in _modules(folder) if module.name == "LogitScore"), None)
+    return None if path is None else read_json(folder / path / "config.json", LogitScoreConfig)
 
 
 def _read_head(
@@ -275,26 +280,42 @@ def _read_head(
     tensors: list[FileTensor],
 ) -> tuple[ClassifierHead, EmbeddingSpec]:
     """The head of a classifier, or of a text model that is `asked`, and the settings of its scores."""
-    classes = classifier_config(fields, read_json(folder / _CROSS_ENCODER, dict[str, Any], optional=True))
-    words = classes.classifier_from_token if asked is None else asked.reranker and asked.reranker.words
-    ids = read_vocabulary(tokenizer) if words or asked is not None else {}
-    if asked is not None and asked.score is not None:
-        spellings, tokens = {index: token for token, index in ids.items()}, asked.score.tokens
-    else:
-        if missing := [word for word in words or () if word not in ids]:
-            raise ConfigError(f"{folder}: the tokenizer has no token {missing[0]!r}, with which the model answers")
-        tokens = [ids[word] for word in words or ()]
-        spellings = dict(zip(tokens, words or (), strict=True))
-    if len(set(tokens)) < len(tokens):
-        raise ConfigError(f"{folder}: the token {tokens[0]} is for relevant documents and for others")
-    if tokens:
-        head = head_of_tokens(spec, {token: spellings.get(token, str(token)) for token in tokens}, tensors)
+    classes = classifier_config(fields, read_json(folder / CROSS_ENCODER_CONFIG, dict[str, Any], optional=True))
+    if answers := _answers(folder, asked, classes.classifier_from_token, tokenizer):
+        head = head_of_tokens(spec, answers, tensors)
     else:
         head = find_head(tensors, classes.norm_eps, spec.architecture.startswith("Electra"))
-    variables = read_json(folder / _TRANSFORMER, TransformerConfig, optional=True).processing_kwargs.chat_template
+    variables = read_json(
+        folder / SENTENCE_BERT_CONFIG, TransformerConfig, optional=True
+    ).processing_kwargs.chat_template
     template = None if asked is None or asked.reranker is None else asked.reranker.template
     embedding = classifier_spec(classes, head, template)
     return head, msgspec.structs.replace(embedding, pair_variables=variables)
+
+
+def _answers(
+    folder: Path, asked: _Asked | None, given: Sequence[str] | None, tokenizer: TokenizerFiles
+) -> dict[int, str]:
+    """The tokens with which a text model answers, that for relevant documents last; none where it has a head.
+
+    Without a question the `given` words are the answers, if there are any.
+    """
+    words = given if asked is None else asked.reranker and asked.reranker.words
+    score = None if asked is None else asked.score
+    if not words and score is None:
+        return {}
+    ids = read_vocabulary(tokenizer)
+    if score is not None:
+        spellings = {index: token for token, index in ids.items()}
+        answers = [(token, spellings.get(token, str(token))) for token in score.tokens]
+    elif missing := [word for word in words or () if word not in ids]:
+        raise ConfigError(f"{folder}: the tokenizer has no token {missing[0]!r}, with which the model answers")
+    else:
+        answers = [(ids[word], word) for word in words or ()]
+    found = dict(answers)
+    if len(found) < len(answers):
+        raise ConfigError(f"{folder}: the token {answers[0][0]} is for relevant documents and for others")
+    return found
 
 
 def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, files: Sequence[str]) -> ModelSpec:
@@ -369,7 +390,7 @@ def _embedding(folder: Path, fields: Mapping[str, Any], is_encoder: bool) -> Emb
     pooling = next((module.path for module in modules if module.name == "Pooling"), "1_Pooling")
     return embedding_spec(
         modules,
-        read_json(folder / _TRANSFORMER, TransformerConfig, optional=True),
+        read_json(folder / SENTENCE_BERT_CONFIG, TransformerConfig, optional=True),
         read_json(folder / pooling / "config.json", PoolingConfig, optional=True),
         matryoshka,
         is_encoder,

@@ -17,7 +17,7 @@ import msgspec
 from pyllm.checkpoint import vocabularies
 from pyllm.checkpoint.cache import CacheError, cache_folder, temporary_folder, write_file
 from pyllm.checkpoint.json_files import read_json, refuse_pointer
-from pyllm.checkpoint.pooling.embedding_config import TransformerConfig
+from pyllm.checkpoint.pooling.embedding_config import SENTENCE_BERT_CONFIG, TransformerConfig
 from pyllm.checkpoint.types import TokenizerFiles
 from pyllm.checkpoint.vocabularies.folder_tokenizer import (
     VOCABULARY_FILES,
@@ -307,8 +307,8 @@ def _chat_templates(folder: Path, options: _TokenizerConfig) -> tuple[str | None
     Files of their own replace those of tokenizer_config.json; chat_template.json is what earlier processors saved. A
     reranker may name another template than the default one.
     """
-    path = folder / "sentence_bert_config.json"
-    name = read_json(path, TransformerConfig, optional=True).processing_kwargs.chat_template.get("chat_template")
+    transformer = read_json(folder / SENTENCE_BERT_CONFIG, TransformerConfig, optional=True)
+    name = transformer.processing_kwargs.chat_template.get("chat_template")
     file, tool_file = (
         folder / ("chat_template.jinja" if each == "default" else f"additional_chat_templates/{each}.jinja")
         for each in (name or "default", "tool_use")

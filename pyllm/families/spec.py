@@ -825,12 +825,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_positions(self) -> int:
-        """Rows of the position embedding: where texts are told apart those of each text of a pair, types included."""
+        """Rows of the position embedding; twice as many if texts are told apart, as a row includes the token type."""
         return self.positions * (1 + self.tells_texts_apart)
 
     @property
     def second_text_offset(self) -> int:
-        """The number added to the ids of a pair's second text, where texts are told apart, so that no type travels."""
+        """The number added to the ids of a pair's second text if texts are told apart: no token types are sent."""
         return self.vocab_size if self.tells_texts_apart else 0
 
     @property

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyllm_kernels.metadata import RELATIVE_BIAS_PADDING, AttentionLayer, AttentionMetadata
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
 
 def paged_attention(
@@ -74,8 +74,7 @@ def _attend_by_scores(query: Tensor, keys: Tensor, values: Tensor, layer: Attent
     if layer.slopes is not None:
         scores = scores - layer.slopes[:, None, None] * distances.abs()
     if layer.relative_bias is not None:
-        middle = (layer.relative_bias.shape[1] - RELATIVE_BIAS_PADDING) // 2
-        scores = scores + layer.relative_bias[:, middle + distances]
+        scores = scores + layer.relative_bias[:, layer.middle_of_bias + distances]
     scores = scores.masked_fill_(~seen, -torch.inf)
     if layer.sinks is not None:
         scores = torch.cat((scores, layer.sinks[:, None, None].expand(heads, queries, 1)), dim=-1)

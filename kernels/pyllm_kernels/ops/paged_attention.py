@@ -3,7 +3,7 @@
 import numpy as np
 
 from pyllm_kernels import _cpu, graph
-from pyllm_kernels.metadata import RELATIVE_BIAS_PADDING, AttentionLayer, AttentionMetadata, AttentionShape
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
 from pyllm_kernels.op import op
 from pyllm_kernels.tensors import Array, Floats, Tensor, softmax, widened
 
@@ -56,11 +56,11 @@ def paged_attention(
     float32, bfloat16 and float16, but no fp8.
 
     Token j of a row of Q queries and L cached tokens is at position L - Q + j, attends to the positions up to its own,
-    or to later ones, too (`layer.bidirectional`), and its keys are in the cache already. Query head h reads KV head `h
-    // (heads // kv_heads)`. `layer` has the scale, window and cap of scores, sinks, slopes and relative bias; softmax
-    and sums are float32. Block-table entries before every window of a row are not read. A row's result does not depend
-    on other rows; only on a GPU without `batch_invariant` in the metadata, the grouping of its positions in the sums
-    does.
+    or to later ones, too (`layer.bidirectional`), and its keys are in the cache already. Query head h reads KV head
+    `h // (heads // kv_heads)`. `layer` has the scale, window and cap of scores, sinks, slopes and relative bias;
+    softmax and sums are float32. Block-table entries before every window of a row are not read. A row's result does not
+    depend on other rows; only on a GPU without `batch_invariant` in the metadata, the grouping of its positions in the
+    sums does.
     """
     out = graph.empty((*query.shape[:2], layer.value_size or query.shape[2]), query)
     _cpu.ops.paged_attention(query, key_cache, value_cache, metadata, layer, out)
@@ -92,8 +92,9 @@ def _attend(query: Array, keys: Array, values: Array, layer: AttentionLayer) -> 
     if layer.slopes is not None:
         scores = scores - layer.slopes.reshape(kv_heads, -1, 1, 1) * np.abs(distances)
     if layer.relative_bias is not None:
-        middle = (layer.relative_bias.shape[1] - RELATIVE_BIAS_PADDING) // 2
-        scores = scores + layer.relative_bias[:, middle + distances].reshape(kv_heads, -1, *distances.shape)
+        scores = scores + layer.relative_bias[:, layer.middle_of_bias + distances].reshape(
+            kv_heads, -1, *distances.shape
+        )
     scores = np.where(_seen(queries, length, layer), scores, -np.inf)
     if layer.sinks is not None:
         sinks = layer.sinks.reshape(kv_heads, -1, 1, 1)
